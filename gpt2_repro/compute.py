@@ -1,0 +1,99 @@
+"""Pure arithmetic of a training run: batches from a token budget, the schedule, parameters, FLOPs, sizes."""
+
+import dataclasses
+import math
+
+from gpt2_repro.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+    """How a fixed number of tokens per optimizer step is spread over processes and micro-batches."""
+
+    tokens_per_step: int
+    sequence_length: int
+    micro_batch_size: int  # rows per process in one forward pass
+    num_processes: int
+    gradient_accumulation_steps: int
+    max_steps: int
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.tokens_per_step // self.sequence_length
+
+    @property
+    def total_tokens(self) -> int:
+        """Target tokens of the whole run."""
+        return self.max_steps * self.tokens_per_step
+
+
+def plan_batches(
+    *,
+    tokens_per_step: int,
+    sequence_length: int,
+    micro_batch_size: int,
+    num_processes: int,
+    total_tokens: int = 0,
+    max_steps: int = 0,
+) -> BatchPlan:
+    """Derive accumulation and steps. `max_steps`, where given, replaces `total_tokens`.
+
+    Raises UserError, with the nearest choices that work, where tokens per step do not divide.
+    """
+    if min(tokens_per_step, sequence_length, micro_batch_size, num_processes) < 1:
+        raise UserError("tokens_per_step, sequence_length and per_device_train_batch_size must be at least 1")
+    tokens_per_pass = micro_batch_size * sequence_length * num_processes
+    accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
+    if rest or not accumulation:
+        below = max(1, accumulation) * tokens_per_pass
+        choices = sorted({below, below + tokens_per_pass})
+        fitting = nearest_micro_batch(tokens_per_step, sequence_length, micro_batch_size, num_processes)
+        mend = f"--per_device_train_batch_size {fitting} or " if fitting else ""
+        raise UserError(
+            f"{tokens_per_step:,} tokens per step do not divide by {micro_batch_size} rows x {sequence_length} tokens "
+            f"x {num_processes} processes = {tokens_per_pass:,}: use {mend}--tokens_per_step "
+            + " or ".join(str(choice) for choice in choices)
+        )
+    steps = max_steps if max_steps > 0 else total_tokens // tokens_per_step
+    if steps < 1:
+        raise UserError(f"total_tokens {total_tokens:,} is less than one step of {tokens_per_step:,} tokens")
+    return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, steps)
+
+
+def nearest_micro_batch(tokens_per_step: int, sequence_length: int, wanted: int, num_processes: int) -> int | None:
+    """The micro-batch nearest to `wanted` (the smaller of two) that divides a step, or None if none does."""
+    rows, rest = divmod(tokens_per_step, sequence_length * num_processes)
+    if rest or not rows:
+        return None
+    return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: (abs(n - wanted), n))
+
+
+def learning_rate_factor(step: int, *, warmup_steps: int, max_steps: int, final_factor: float = 0.0) -> float:
+    """The learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a cosine.
+
+    The formula of llm.c (llmc/schedulers.h): (step+1)/warmup, so the first update already moves.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    decay = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+
+
+def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
+    """Parameters of a GPT-2 with tied embeddings: 124,439,808 for 12 layers of 768 with 50,257 ids."""
+    block = 12 * n_embd**2 + 13 * n_embd
+    return vocab_size * n_embd + n_positions * n_embd + n_layer * block + 2 * n_embd
+
+
+def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
+    """Training FLOPs per token: 6N + 12LCT (PaLM, appendix B, as nanoGPT counts them).
+
+    `parameters`: those that multiply, so without position embeddings. 855 MFLOP for the 124M model with 50,257 ids.
+    llm.c counts causal attention once, 6N + 6LCT, and all parameters: 803 MFLOP; an MFU by its formula is 6 % lower.
+    """
+    return 6 * parameters + 12 * n_layer * n_embd * sequence_length
+
+
+def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
+    """Size of a `checkpoint-N` in bytes: fp32 master, m and v, the model twice (engine's and safetensors')."""
+    return parameters * (12 + 2 * (2 if bf16 else 4))

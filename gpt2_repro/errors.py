@@ -1,0 +1,15 @@
+"""What a user did wrong, in one line that also says what to type instead."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake that the user can mend. Entry stories print it as one line and exit with code 2."""
+
+
+def did_you_mean(word: str, valid: Iterable[str]) -> str:
+    """The end of a message about an unknown `word`: the nearest of the `valid` ones, or all of them if none is near."""
+    choices = sorted(set(valid))
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"valid are: {', '.join(choices)}"

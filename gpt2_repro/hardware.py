@@ -1,0 +1,131 @@
+"""Which accelerators are here and what they can do. An unknown GPU has no peak, so it gets no MFU, never a guess."""
+
+import dataclasses
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from gpt2_repro.errors import UserError
+
+
+# Dense bf16 peaks in FLOP/s from NVIDIA's data sheets, by a part of the name that the driver reports; first match wins.
+PEAK_FLOPS = {
+    "H200": 989.4e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989.4e12,
+    "A100": 312e12,
+    "RTX 4090": 165.2e12,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """What the run computes on."""
+
+    kind: str  # "cuda" or "cpu"
+    name: str
+    count: int
+    peak_flops: float | None  # dense bf16 FLOP/s of one device; None where unknown
+    memory_bytes: int | None
+
+
+def peak_flops(name: str) -> float | None:
+    """Dense bf16 FLOP/s of a GPU by its name, None for one that is not in the table."""
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
+    """The visible CUDA devices, or the CPU where there are none or `use_cpu` says so."""
+    import torch
+
+    if torch.cuda.is_available() and not use_cpu:
+        properties = torch.cuda.get_device_properties(0)
+        return Accelerator(
+            "cuda", properties.name, torch.cuda.device_count(), peak_flops(properties.name), properties.total_memory
+        )
+    return Accelerator("cpu", platform.processor() or platform.machine(), os.cpu_count() or 1, None, None)
+
+
+def choose_device(*, use_cpu: bool, cpu_without_asking: bool) -> bool:
+    """Whether to train on the CPU.
+
+    Raises UserError where an NVIDIA device is present and torch cannot use it, and where there is no GPU and nobody
+    chose the CPU.
+    """
+    import torch
+
+    if use_cpu:
+        return True
+    if torch.cuda.is_available():
+        return False
+    driver = None if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else nvidia_driver()
+    if driver is not None:
+        cuda = torch.version.cuda
+        wheel = f"built for CUDA {cuda}" if cuda else "built without CUDA"
+        mend = "update the driver or install a torch built for an older CUDA" if cuda else "install a torch with CUDA"
+        raise UserError(
+            f"an NVIDIA device is here (driver {driver}) and torch {torch.__version__}, {wheel}, cannot use it: "
+            f"{mend}, or type --use_cpu to train on the CPU"
+        )
+    if not cpu_without_asking:
+        raise UserError("there is no GPU here: type --use_cpu to train on the CPU all the same")
+    return True
+
+
+def check_processes(num_processes: int) -> None:
+    """Raise UserError where a machine has fewer GPUs than processes."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if num_processes > gpus:
+        raise UserError(
+            f"{num_processes} processes and {gpus} GPU{'s' if gpus != 1 else ''}: type --num_processes {gpus} after "
+            "`accelerate launch`"
+        )
+
+
+def choose_bf16(asked: bool, *, use_cpu: bool) -> tuple[bool, str]:
+    """Whether to multiply in bf16, and why. Raises UserError for a GPU that cannot."""
+    import torch
+
+    if not asked:
+        return False, "fp32, as the recipe says"
+    if use_cpu:
+        if cpu_multiplies_bf16():
+            return True, "bf16 with fp32 masters: this CPU has bf16 instructions"
+        return False, "fp32: this CPU has no bf16 instructions and would emulate them slowly"
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError(f"{torch.cuda.get_device_name()} cannot multiply in bf16: type --bf16 false to train in fp32")
+    return True, "bf16 with fp32 masters"
+
+
+def nvidia_driver() -> str | None:
+    """The NVIDIA driver's version, 'unknown' where a device is there but nvidia-smi is not, None without a device."""
+    command = shutil.which("nvidia-smi")
+    if command:
+        query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        if found.returncode == 0 and found.stdout.strip():
+            return found.stdout.split()[0]
+    return "unknown" if Path("/dev/nvidia0").exists() else None
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether this CPU has bf16 matrix instructions (AVX512-BF16, AMX, or Arm's BF16); elsewhere bf16 is emulated."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    words = set(flags.split())
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def demo_processes() -> int:
+    """Processes for `make demo`: the largest power of two of the visible GPUs, or 2 on a CPU, 1 without DeepSpeed."""
+    accelerator = find_accelerator()
+    if accelerator.kind == "cuda":
+        return 1 << (accelerator.count.bit_length() - 1)
+    return 2 if platform.system() == "Linux" else 1
