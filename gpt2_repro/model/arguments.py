@@ -1,0 +1,26 @@
+"""The recipe section `model:`: the shape of the network and how it computes."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass
+class ModelArguments:
+    """A GPT-2 by its shape. The defaults are the 124M model of the paper as llm.c trains it."""
+
+    n_layer: int = dataclasses.field(default=12, metadata={"help": "Transformer blocks."})
+    n_head: int = dataclasses.field(default=12, metadata={"help": "Attention heads in a block."})
+    n_embd: int = dataclasses.field(default=768, metadata={"help": "Width of the residual stream."})
+    dropout: float = dataclasses.field(
+        default=0.0, metadata={"help": "Dropout of embeddings, attention and residuals; transformers' default is 0.1."}
+    )
+    pad_vocab_to_multiple_of: int = dataclasses.field(
+        default=128,
+        metadata={
+            "help": "Rows of the embedding while training: 50,257 becomes 50,304. Padding ids are never predicted."
+        },
+    )
+    attn_implementation: Literal["auto", "flash_attention_2", "causal_sdpa", "eager"] = dataclasses.field(
+        default="auto",
+        metadata={"help": "auto is flash_attention_2 where flash-attn works, else torch's SDPA without a mask."},
+    )

@@ -1,0 +1,106 @@
+"""From a recipe's section to a model that is ready to be trained."""
+
+import importlib.metadata
+import importlib.util
+import logging
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, PreTrainedTokenizerBase
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.pretraining import make_pretraining
+
+
+logger = logging.getLogger(__name__)
+
+
+def build_config(
+    args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
+) -> GPT2Config:
+    """The training configuration: padded vocabulary, fused GELU, no cache. `tokenizer` gives the special ids."""
+    if args.n_embd % args.n_head:
+        raise UserError(f"--n_embd {args.n_embd} does not divide by --n_head {args.n_head}")
+    multiple = max(1, args.pad_vocab_to_multiple_of)
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id} if tokenizer else {}
+    config = GPT2Config(
+        vocab_size=-(-vocab_size // multiple) * multiple,
+        n_positions=sequence_length,
+        n_layer=args.n_layer,
+        n_head=args.n_head,
+        n_embd=args.n_embd,
+        resid_pdrop=args.dropout,
+        embd_pdrop=args.dropout,
+        attn_pdrop=args.dropout,
+        # gelu_new by another name: one kernel instead of eight (transformers activations.py).
+        activation_function="gelu_pytorch_tanh",
+        use_cache=False,
+        **special,
+    )
+    config.true_vocab_size = vocab_size
+    return config
+
+
+def build_model(config: GPT2Config, *, attention: str) -> PreTrainedModel:
+    """A model with fresh fp32 weights and the pre-training forward, initialised from torch's global seed."""
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    return make_pretraining(model, vocab_size=config.true_vocab_size)
+
+
+def count_parameters(config: GPT2Config) -> int:
+    """Parameters of the model of this configuration, tied ones once, without allocating it."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config).num_parameters()
+
+
+def choose_attention(asked: str, *, cuda: bool, bf16: bool) -> tuple[str, str]:
+    """The attention implementation and the reason for it.
+
+    Raises UserError where flash_attention_2 is asked for and cannot run.
+    """
+    if asked in ("causal_sdpa", "eager"):
+        return asked, "as asked"
+    obstacle = _flash_obstacle(cuda=cuda, bf16=bf16)
+    if asked == "flash_attention_2":
+        if obstacle:
+            raise UserError(f"flash_attention_2 cannot be used: {obstacle}; use --attn_implementation auto")
+        return asked, "as asked"
+    if obstacle:
+        return "causal_sdpa", f"torch's SDPA without a mask, because {obstacle}"
+    return "flash_attention_2", f"flash-attn {importlib.metadata.version('flash-attn')} agrees with SDPA"
+
+
+def _flash_obstacle(*, cuda: bool, bf16: bool) -> str | None:
+    if not cuda:
+        return "there is no GPU"
+    if importlib.util.find_spec("flash_attn") is None:
+        return "flash-attn is not installed (requirements-gpu.txt)"
+    if not bf16:
+        return "it computes in bf16 and this run does not"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "this GPU is older than Ampere"
+    try:
+        difference = _flash_difference()
+    except (ImportError, RuntimeError) as error:
+        return f"it fails on this machine ({str(error).splitlines()[0]})"
+    # bf16 keeps 8 bits: outputs and gradients of unit scale agree to a few parts in a hundred, wrong ones do not.
+    return None if difference < 0.05 else f"it differs from SDPA by {difference:.3f}"
+
+
+def _flash_difference() -> float:
+    """Largest difference of flash_attention_2 and SDPA, in output and gradient, relative to the largest value."""
+    config = GPT2Config(
+        n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    ids = torch.arange(256, device="cuda").view(2, 128) % 512
+    results: list[list[Any]] = []
+    state = torch.random.get_rng_state()
+    for implementation in ("flash_attention_2", "sdpa"):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=implementation)
+        hidden = model.cuda().base_model(ids, use_cache=False).last_hidden_state
+        hidden.square().mean().backward()
+        results.append([hidden.float(), model.base_model.h[0].attn.c_attn.weight.grad.float()])
+    torch.random.set_rng_state(state)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))

@@ -1,0 +1,63 @@
+"""Load what training or anyone else saved: plain fp32 models from safetensors, never pickles, never remote code."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.pretraining import plain_config, plain_model
+
+
+def resolve_checkpoint(name: str) -> str:
+    """The folder or Hub id that `name` means; a run directory means its `final/`.
+
+    Raises UserError for a local folder that is no checkpoint and for a path that is not there.
+    """
+    path = Path(name)
+    if path.is_dir():
+        for folder in (path, path / "final"):
+            if (folder / "config.json").is_file():
+                return str(folder)
+        if (path / "recipe.yaml").is_file():
+            raise UserError(f"the run {name} has no final/ yet: name one of its checkpoints, {name}/checkpoint-N")
+        raise UserError(f"{name} is no checkpoint: name a final/, a checkpoint-N/, a run directory or a Hub id")
+    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "runs/")):
+        raise UserError(f"there is no checkpoint {name}: name a final/, a checkpoint-N/, a run directory or a Hub id")
+    return name
+
+
+def load_model(checkpoint: str) -> PreTrainedModel:
+    """The plain fp32 model of a folder or Hub id, in evaluation mode, with its true vocabulary.
+
+    Raises UserError where it cannot be fetched, has no safetensors, or its weights do not fit its configuration.
+    """
+    try:
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"cannot load {checkpoint}: {' '.join(str(error).split())[:300]}") from None
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if keys := sorted(loading[problem]):
+            raise UserError(f"cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)")
+    if hasattr(config, "true_vocab_size"):
+        return plain_model(config, model.state_dict())
+    return model.eval()
+
+
+def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub id. Raises UserError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{checkpoint} has no tokenizer that loads: {' '.join(str(error).split())[:300]}") from None
+
+
+def untrained_like(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
+    """The same architecture with fresh weights, without touching the global random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(plain_config(model.config), dtype=torch.float32).eval()
