@@ -1,0 +1,66 @@
+"""What a run would be, without running it: `train.py --dry_run`."""
+
+from gpt2_repro.compute import checkpoint_bytes, gpt2_parameters, plan_batches
+from gpt2_repro.compute import flops_per_token as count_flops
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.manifest import read_manifest
+from gpt2_repro.data.tokenizer import expected_vocab_size
+from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import PEAK_FLOPS
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.recipe import ParsedRecipe
+
+
+def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArguments) -> None:
+    """Print the resolved recipe and everything derived from it. Needs no data, no GPU, no launcher."""
+    training = recipe.values["training"]
+    vocabulary = expected_vocab_size(data_args.tokenizer)
+    if vocabulary is None:
+        vocabulary = read_manifest(data_args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")[
+            "vocab_size"
+        ]
+    multiple = max(1, model_args.pad_vocab_to_multiple_of)
+    padded = -(-vocabulary // multiple) * multiple
+    length = data_args.sequence_length
+    shape = {"n_layer": model_args.n_layer, "n_embd": model_args.n_embd, "n_positions": length}
+    parameters = gpt2_parameters(**shape, vocab_size=vocabulary)
+    trained = gpt2_parameters(**shape, vocab_size=padded)
+    flops = count_flops(
+        parameters=trained - length * model_args.n_embd,
+        n_layer=model_args.n_layer,
+        n_embd=model_args.n_embd,
+        sequence_length=length,
+    )
+
+    print(recipe.to_yaml())
+    print(
+        f"parameters        {parameters:,} ({trained:,} while training, vocabulary {vocabulary:,} padded to {padded:,})"
+    )
+    print(
+        f"tokens per step   {training['tokens_per_step']:,} = {training['tokens_per_step'] // length:,} rows x {length:,}"
+    )
+    for processes in (1, 2, 4, 8):
+        try:
+            plan = plan_batches(
+                tokens_per_step=training["tokens_per_step"],
+                sequence_length=length,
+                micro_batch_size=training["per_device_train_batch_size"],
+                num_processes=processes,
+                total_tokens=training["total_tokens"],
+                max_steps=training["max_steps"],
+            )
+        except UserError as error:
+            print(f"  on {processes} GPUs       {error}")
+            continue
+        print(
+            f"  on {processes} GPUs       {plan.micro_batch_size} rows x {processes} x "
+            f"{plan.gradient_accumulation_steps} accumulation steps"
+        )
+    steps = training["max_steps"] or training["total_tokens"] // training["tokens_per_step"]
+    tokens = steps * training["tokens_per_step"]
+    print(f"steps             {steps:,} = {tokens:,} tokens")
+    print(f"FLOPs             {flops / 1e6:,.1f} M a token (6N + 12LCT), {flops * tokens:.3g} in all")
+    hours = flops * tokens / (0.5 * PEAK_FLOPS["H100"]) / 3600
+    print(f"                  {hours:.1f} hours on one H100 at 50 % of its peak: arithmetic, not a measurement")
+    print(f"checkpoint        {checkpoint_bytes(trained, bf16=training['bf16']) / 1e9:.2f} GB each")
+    print(f"final             {parameters * 4 / 1e9:.2f} GB in fp32")

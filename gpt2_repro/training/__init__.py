@@ -1,0 +1,1 @@
+"""Training: arguments, the Trainer subclass, its callbacks, checkpoints and the run directory."""

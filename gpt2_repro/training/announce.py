@@ -1,0 +1,63 @@
+"""The record of a run before it starts: recipe.yaml, the facts of environment.json, and the same said in lines."""
+
+import dataclasses
+import logging
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gpt2_repro.compute import BatchPlan, flops_per_token
+from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.run_directory import describe_environment
+
+
+logger = logging.getLogger(__name__)
+
+
+def model_flops(model: PreTrainedModel, sequence_length: int) -> int:
+    """Training FLOPs per token of a GPT-2: its position embeddings are looked up, not multiplied."""
+    config = model.config
+    multiplied = model.num_parameters() - config.n_positions * config.n_embd
+    return flops_per_token(
+        parameters=multiplied, n_layer=config.n_layer, n_embd=config.n_embd, sequence_length=sequence_length
+    )
+
+
+def describe_run(
+    args: PretrainingArguments, plan: BatchPlan, model: PreTrainedModel, *, data: dict[str, Any], attention: str
+) -> dict[str, Any]:
+    """Everything a reader needs to know where this run's numbers come from."""
+    padding = (model.config.vocab_size - model.config.true_vocab_size) * model.config.n_embd
+    return describe_environment() | {
+        "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
+        "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
+        "parameters": model.num_parameters() - padding,
+        "flops_per_token": model_flops(model, plan.sequence_length),
+        "precision": "bf16" if args.bf16 else "fp32",
+        "attention": attention,
+        "seed": args.seed,
+        "data": data,
+    }
+
+
+def announce(environment: dict[str, Any]) -> None:
+    """Say what will be trained, in numbers that a person can check."""
+    plan, data = environment["plan"], environment["data"]
+    epochs = plan["total_tokens"] / max(1, data["counts"]["train"]["tokens"])
+    logger.info("model: %s parameters, attention %s", f"{environment['parameters']:,}", environment["attention"])
+    logger.info(
+        "batch: %s tokens a step = %s rows x %s tokens x %s processes x %s accumulation steps",
+        f"{plan['tokens_per_step']:,}",
+        plan["micro_batch_size"],
+        plan["sequence_length"],
+        plan["num_processes"],
+        plan["gradient_accumulation_steps"],
+    )
+    logger.info(
+        "length: %s steps = %s tokens, %.2f epochs of %s",
+        f"{plan['max_steps']:,}",
+        f"{plan['total_tokens']:,}",
+        epochs,
+        data["source"]["name"],
+    )

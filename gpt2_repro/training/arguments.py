@@ -1,0 +1,113 @@
+"""The recipe section `training:`: transformers' TrainingArguments with the recipe of llm.c as its defaults."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from transformers import TrainingArguments
+
+from gpt2_repro.recipe import TokenCount
+
+
+def _field(default: Any, help: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclasses.dataclass
+class PretrainingArguments(TrainingArguments):
+    """TrainingArguments for pre-training by a token budget.
+
+    gradient_accumulation_steps and max_steps are derived: see `resolve.resolve_arguments`.
+    """
+
+    output_dir: str | None = _field(None, "The run directory. (default: runs/ and the recipe's name)")
+    tokens_per_step: TokenCount = _field(
+        TokenCount(524_288), "Target tokens of one optimizer step, whatever the number of GPUs and the micro-batch."
+    )
+    total_tokens: TokenCount = _field(TokenCount(9_890_693_120), "Target tokens of the run; steps are derived.")
+    max_steps: int = _field(0, "Optimizer steps, in place of total_tokens: for smoke runs. 0 derives them.")
+    stop_at_step: int = _field(0, "Stop with a checkpoint after this step; the schedule stays. 0 goes to the end.")
+    per_device_train_batch_size: int = _field(64, "Rows of one forward pass on one device (micro-batch).")
+    learning_rate: float = _field(6e-4, "Peak learning rate.")
+    warmup_steps: int = _field(700, "Steps of linear warm-up; the first step already has 1/warmup_steps of the peak.")
+    final_learning_rate_fraction: float = _field(0.0, "Where the cosine ends, as a fraction of the peak.")
+    weight_decay: float = _field(0.1, "AdamW's decay of matrices and embeddings; biases and norms have none.")
+    adam_beta2: float = _field(0.95, "AdamW's second beta; transformers' default is 0.999.")
+    max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
+    bf16: bool = _field(True, "Multiply in bf16 with fp32 master weights; fp32 on CPUs without bf16 instructions.")
+    cpu_without_asking: bool = _field(False, "Train on the CPU where there is no GPU, without --use_cpu.")
+    eval_strategy: Literal["steps", "no"] = _field("steps", "Validate every eval_steps (steps) or never (no).")
+    eval_steps: int = _field(250, "Steps between validations; also before the first and after the last step.")
+    eval_on_start: bool = _field(True, "Validate before the first step.")
+    eval_tokens: TokenCount = _field(
+        TokenCount(10_485_760), "Validation tokens, whatever the number of GPUs; 0 takes the whole validation split."
+    )
+    per_device_eval_batch_size: int = _field(64, "Rows of one validation pass on one device.")
+    sample_tokens: int = _field(64, "Tokens sampled after each validation into samples.jsonl; 0 samples nothing.")
+    sample_prompt: str = _field("", "What samples continue; empty starts a document.")
+    logging_steps: int = _field(10, "Steps between lines of metrics.jsonl.")
+    logging_first_step: bool = _field(True, "Log the first step too.")
+    logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; True also syncs every micro-step.")
+    save_steps: int = _field(1000, "Steps between checkpoints.")
+    keep_checkpoints: int = _field(2, "Complete checkpoints to keep, the newest ones; 0 keeps all.")
+    train_sampling_strategy: Literal["random", "sequential"] = _field(
+        "random", "Order of the rows: shuffled by the seed, or as they lie in the folder."
+    )
+    dataloader_num_workers: int = _field(2, "Processes that read rows ahead, per device.")
+    ddp_find_unused_parameters: bool | None = _field(False, "DDP looks for parameters without gradient: none here.")
+    remove_unused_columns: bool = _field(False, "Must stay False: the collator reads its rows itself.")
+
+    refused: ClassVar[dict[str, str]] = {
+        "gradient_accumulation_steps": "it is derived from tokens_per_step",
+        "num_train_epochs": "a run is as long as total_tokens or max_steps",
+        "deepspeed": "name an accelerate config with --config_file accelerate_configs/zero1.yaml",
+        "fsdp": "the launcher's config file chooses the sharding",
+        "fsdp_config": "the launcher's config file chooses the sharding",
+        "parallelism_config": "the launcher's config file chooses the parallelism",
+        "accelerator_config": "batches are never dispatched or split",
+        "auto_find_batch_size": "it changes the micro-batch and with it the tokens per step",
+        "enable_jit_checkpoint": "it saves the wrong step under DeepSpeed and deadlocks on several ranks",
+        "load_best_model_at_end": "pre-training keeps the last weights",
+        "metric_for_best_model": "pre-training keeps the last weights",
+        "greater_is_better": "pre-training keeps the last weights",
+        "save_total_limit": "use keep_checkpoints, which counts complete checkpoints only",
+        "save_only_model": "a checkpoint is made to be resumed from",
+        "save_on_each_node": "rank 0 completes each checkpoint",
+        "hub_token": "it would be written into every checkpoint; set HF_TOKEN in the environment",
+        "push_to_hub": "train first, then push final/",
+        "hub_model_id": "train first, then push final/",
+        "hub_strategy": "train first, then push final/",
+        "hub_private_repo": "train first, then push final/",
+        "hub_always_push": "train first, then push final/",
+        "hub_revision": "train first, then push final/",
+        "use_liger_kernel": "it has no GPT-2 patch; the loss is already chunked",
+        "liger_kernel_config": "it has no GPT-2 patch; the loss is already chunked",
+        "remove_unused_columns": "the collator reads its rows itself",
+        "fp16": "it needs loss scaling that this recipe does not have; bf16 or fp32",
+        "fp16_full_eval": "validation computes as training does",
+        "bf16_full_eval": "validation computes as training does",
+        "lr_scheduler_type": "the schedule is llm.c's cosine; see final_learning_rate_fraction",
+        "lr_scheduler_kwargs": "the schedule is llm.c's cosine; see final_learning_rate_fraction",
+        "label_smoothing_factor": "the logged loss is the negative log-likelihood",
+        "neftune_noise_alpha": "it is a fine-tuning technique that changes the loss",
+        "label_names": "the collator names its labels",
+        "length_column_name": "rows are of one length",
+        "prediction_loss_only": "validation computes losses only",
+        "include_for_metrics": "validation computes losses only",
+        "batch_eval_metrics": "validation computes losses only",
+        "eval_accumulation_steps": "validation computes losses only",
+        "eval_do_concat_batches": "validation computes losses only",
+        "eval_use_gather_object": "validation computes losses only",
+        "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
+        "include_num_input_tokens_seen": "tokens are steps times tokens_per_step; counting syncs each micro-step",
+        "resume_from_checkpoint": "resuming is automatic: start the same command again",
+        "ignore_data_skip": "a resumed run never repeats rows",
+        "restore_callback_states_from_checkpoint": "resuming is automatic",
+        "dataloader_drop_last": "the sampler drops the rows that fill no step",
+        "do_train": "train.py trains",
+        "do_eval": "see eval_strategy",
+        "do_predict": "see evaluate.sh",
+        "gradient_checkpointing": "the name is now activation_checkpointing",
+        "gradient_checkpointing_kwargs": "the name is now activation_checkpointing_kwargs",
+        "use_cache": "training needs no cache; final/ has it on",
+        "local_rank": "the launcher sets it",
+    }

@@ -1,0 +1,57 @@
+"""The last act of a run: `final/`, a plain Hugging Face folder, and its model card."""
+
+import json
+import logging
+import shutil
+from typing import Any
+
+from gpt2_repro.model.pretraining import plain_model
+from gpt2_repro.training.engine import fp32_weights
+from gpt2_repro.training.trainer import PretrainingTrainer
+
+
+logger = logging.getLogger(__name__)
+
+
+def save_final(trainer: PretrainingTrainer) -> None:
+    """Write `final/` from the fp32 masters, whole or not at all, and call the run complete. Call it on all ranks."""
+    weights = fp32_weights(trainer.model)
+    if not trainer.is_world_process_zero():
+        return
+    run, model = trainer.run, plain_model(trainer.model.config, weights)
+    staged, final = run.path / "staging", run.path / "final"
+    shutil.rmtree(staged, ignore_errors=True)
+    model.save_pretrained(staged)
+    trainer.processing_class.save_pretrained(staged)
+    (staged / "README.md").write_text(_model_card(run.path.name, trainer.environment, run.read_status()))
+    shutil.rmtree(final, ignore_errors=True)
+    staged.rename(final)
+    run.write_status("complete")
+    logger.info("complete: %s", final)
+
+
+def _model_card(name: str, environment: dict[str, Any], status: dict[str, Any]) -> str:
+    plan, data = environment["plan"], environment["data"]
+    loss = status.get("eval_loss")
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {name}
+
+A GPT-2 of {environment["parameters"]:,} parameters, trained from scratch. One seed is one checkpoint, not a recipe.
+
+| | |
+| --- | --- |
+| tokens | {plan["total_tokens"]:,} in {plan["max_steps"]:,} steps of {plan["tokens_per_step"]:,} |
+| window | {plan["sequence_length"]} tokens |
+| data | {json.dumps(data["source"])} |
+| validation loss | {"not measured" if loss is None else f"{loss:.4f} nats per token"} |
+| precision | {environment["precision"]} |
+| seed | {environment["seed"]} |
+| versions | {", ".join(f"{name} {version}" for name, version in environment["versions"].items())} |
+| commit | {environment["commit"]} |
+
+`recipe.yaml` and `environment.json` of the run say the rest.
+"""

@@ -1,0 +1,51 @@
+"""What a person sees while a run goes on: one bar with the time left, and a line for each event."""
+
+from typing import Any
+
+from tqdm import tqdm
+from transformers import ProgressCallback
+
+
+class ProgressBar(ProgressCallback):
+    """transformers' bar, with readable lines, counting validation batches without a dataloader."""
+
+    def __init__(self, eval_batches: int) -> None:
+        super().__init__()
+        self.prediction_bar: tqdm | None = None
+        self.eval_batches = eval_batches
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(
+                total=state.max_steps, initial=state.global_step, desc="train", unit="step", dynamic_ncols=True
+            )
+        self.current_step = state.global_step
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            if self.prediction_bar is None:
+                self.prediction_bar = tqdm(
+                    total=self.eval_batches, desc="validate", unit="batch", leave=False, dynamic_ncols=True
+                )
+            self.prediction_bar.update(1)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.training_bar is not None and (line := format_event(logs or {})):
+            self.training_bar.write(f"step {state.global_step:>6}/{state.max_steps}  {line}")
+
+
+def format_event(event: dict[str, Any]) -> str:
+    """One event of metrics.jsonl for the terminal; '' for one that is no training or validation line."""
+    if "eval_loss" in event:
+        return f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
+    if "loss" not in event:
+        return ""
+    parts = [f"loss {event['loss']:.4f}", f"lr {event['learning_rate']:.2e}"]
+    if event.get("grad_norm") is not None:
+        parts.append(f"norm {event['grad_norm']:.3f}")
+    parts.append(f"{event.get('tokens_per_second', 0):,.0f} tok/s")
+    if "mfu" in event:
+        parts.append(f"mfu {event['mfu']:.1%}")
+    return "  ".join(parts)

@@ -1,0 +1,76 @@
+"""From what a recipe says to what this machine will do: device, precision, accumulation, steps."""
+
+import logging
+import os
+from typing import Any
+
+from gpt2_repro import hardware
+from gpt2_repro.compute import BatchPlan, plan_batches
+from gpt2_repro.errors import UserError
+from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.engine import prepare_deepspeed
+
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_arguments(
+    asked: dict[str, Any], *, sequence_length: int, run_name: str
+) -> tuple[PretrainingArguments, BatchPlan]:
+    """The arguments with everything derived, and the plan they follow.
+
+    Args:
+        asked: every field of PretrainingArguments as the recipe and the command line say it.
+        sequence_length: targets of a row.
+        run_name: names the run directory where none is asked for.
+
+    Raises UserError for a device that is not there or cannot be used, more processes than GPUs, tokens per step that
+    do not divide, and what transformers refuses.
+    """
+    use_cpu = hardware.choose_device(use_cpu=asked["use_cpu"], cpu_without_asking=asked["cpu_without_asking"])
+    if not use_cpu:
+        hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu)
+    plan = plan_batches(
+        tokens_per_step=asked["tokens_per_step"],
+        sequence_length=sequence_length,
+        micro_batch_size=asked["per_device_train_batch_size"],
+        num_processes=int(os.environ.get("WORLD_SIZE", "1")),
+        total_tokens=asked["total_tokens"],
+        max_steps=asked["max_steps"],
+    )
+    derived = {
+        "output_dir": asked["output_dir"] or f"runs/{run_name}",
+        "use_cpu": use_cpu,
+        "bf16": bf16,
+        "max_steps": plan.max_steps,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+    }
+    prepare_deepspeed(use_cpu=use_cpu)
+    try:
+        args = PretrainingArguments(**(asked | derived))
+    except ValueError as error:
+        raise UserError(" ".join(str(error).split())) from None
+    logger.info("precision: %s", precision)
+    return args, plan
+
+
+def trajectory_of(
+    args: PretrainingArguments, plan: BatchPlan, *, data: dict[str, Any], model: dict[str, Any]
+) -> dict[str, Any]:
+    """What a resumed run must share with the one that was saved, so that it is the same run."""
+    schedule = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm")
+    optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+    order = ("seed", "data_seed", "train_sampling_strategy")
+    shape = {key: value for key, value in model.items() if key != "attn_implementation"}
+    trajectory = {
+        "data": data["sha256"]["train"],
+        "tokens_per_step": plan.tokens_per_step,
+        "max_steps": plan.max_steps,
+        "bf16": args.bf16,
+        **shape,
+        **{name: getattr(args, name) for name in (*schedule, *optimizer, *order)},
+    }
+    if args.deepspeed_plugin is not None:
+        trajectory["num_processes"] = plan.num_processes  # ZeRO writes one shard a process
+    return trajectory

@@ -1,0 +1,41 @@
+"""Text that the model writes after each validation, in samples.jsonl."""
+
+import logging
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+
+from gpt2_repro.training.run_directory import RunDirectory
+
+
+logger = logging.getLogger(__name__)
+
+
+class Sampler(TrainerCallback):
+    """Samples on rank 0 from the raw model, without moving the random state of the training."""
+
+    def __init__(self, run: RunDirectory, tokenizer: PreTrainedTokenizerBase, *, prompt: str, num_tokens: int) -> None:
+        self.run = run
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        self.num_tokens = num_tokens
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not self.num_tokens:
+            return
+        start = self.tokenizer(self.prompt)["input_ids"] or [self.tokenizer.bos_token_id]
+        ids = torch.tensor([start], device=args.device)
+        room = model.config.max_position_embeddings - ids.shape[1]
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(args.seed + state.global_step)
+            written = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=min(self.num_tokens, room),
+                do_sample=True,
+                top_k=50,
+                pad_token_id=self.tokenizer.eos_token_id,
+            )
+        text = self.tokenizer.decode(written[0], skip_special_tokens=True)
+        self.run.append("samples.jsonl", {"step": state.global_step, "prompt": self.prompt, "text": text})

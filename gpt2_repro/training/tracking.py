@@ -1,0 +1,68 @@
+"""Tracking services report; they never ask for a login, and they never end a training."""
+
+import logging
+import netrc
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+
+logger = logging.getLogger(__name__)
+
+FAILURES_ALLOWED = 3
+
+
+def prepare_wandb(report_to: list[str], run: Path) -> None:
+    """Choose the offline mode where no key is configured, before anything could ask for one; keep files in the run."""
+    if "wandb" not in report_to:
+        return
+    os.environ.setdefault("WANDB_DIR", str(run))
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
+    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _key_in_netrc()):
+        os.environ["WANDB_MODE"] = "offline"
+        logger.info("wandb has no key: recording offline in %s/wandb; `wandb sync` uploads it later", run)
+
+
+def _key_in_netrc() -> bool:
+    try:
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+class Guarded(TrainerCallback):
+    """A reporting callback whose failures are logged, and which is left out after three of them."""
+
+    def __init__(self, callback: TrainerCallback) -> None:
+        self.callback = callback
+        self.failures = 0
+
+
+def _guarded_event(event: str) -> Any:
+    def call(self: Guarded, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.failures >= FAILURES_ALLOWED:
+            return
+        try:
+            getattr(self.callback, event)(args, state, control, **kwargs)
+        # Whatever a tracking service raises, a paid run goes on: metrics.jsonl has everything.
+        except Exception as error:
+            self.failures += 1
+            name = type(self.callback).__name__
+            last = "; it is left out from now on" if self.failures == FAILURES_ALLOWED else ""
+            logger.warning("%s failed in %s: %s: %s%s", name, event, type(error).__name__, error, last)
+
+    return call
+
+
+for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]:
+    setattr(Guarded, _event, _guarded_event(_event))
+
+
+def guard_reporting(trainer: Trainer) -> None:
+    """Put a guard around each reporting callback that Trainer built from report_to."""
+    callbacks = trainer.callback_handler.callbacks
+    for index, callback in enumerate(callbacks):
+        if type(callback).__module__ == "transformers.integrations.integration_utils":
+            callbacks[index] = Guarded(callback)

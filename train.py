@@ -1,0 +1,98 @@
+"""Pre-train a GPT-2 from a prepared folder. A run is a sentence: launcher, story, recipe, overrides.
+
+    accelerate launch --config_file accelerate_configs/zero1.yaml train.py
+    accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
+    python train.py recipes/demo.yaml
+    python train.py recipes/gpt2_124m.yaml --dry_run
+
+Start the same command again to resume; a finished run is left as it is.
+"""
+
+from typing import Any
+
+from gpt2_repro import entry
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.manifest import check_manifest, read_manifest
+from gpt2_repro.evaluation.arguments import EvaluationArguments
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.recipe import parse_recipe
+
+
+EXTRAS: dict[str, dict[str, Any]] = {
+    "dry_run": {"action": "store_true", "help": "Print the resolved recipe and what it derives, and stop."}
+}
+
+
+def main(argv: list[str]) -> None:
+    """Parse, check, build, train, save."""
+    from gpt2_repro.training.arguments import PretrainingArguments
+
+    sections = {
+        "data": DataArguments,
+        "model": ModelArguments,
+        "training": PretrainingArguments,
+        "evaluation": EvaluationArguments,
+    }
+    options = ("data", "model", "training")
+    recipe = parse_recipe(argv, sections=sections, options=options, description=__doc__, extras=EXTRAS)
+    data_args, model_args = DataArguments(**recipe.values["data"]), ModelArguments(**recipe.values["model"])
+    if recipe.extras.dry_run:
+        from gpt2_repro.dry_run import dry_run
+
+        return dry_run(recipe, data_args, model_args)
+
+    # Mistakes are answered here, before the rest of the stack is imported and anything is built.
+    prepare = f"python prepare_data.py {recipe.path}"
+    manifest = read_manifest(data_args.dataset_dir, prepare=prepare)
+    check_manifest(manifest, data_args, folder_typed="dataset_dir" in recipe.typed, prepare=prepare)
+
+    from gpt2_repro.training.resolve import resolve_arguments, trajectory_of
+    from gpt2_repro.training.run_directory import RunDirectory
+
+    length = data_args.sequence_length
+    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, run_name=recipe.path.stem)
+    main_process = args.process_index == 0
+    run = RunDirectory(str(args.output_dir))
+    if run.is_finished(plan.max_steps):
+        return print(f"{run.path} is already complete: {run.path}/final") if main_process else None
+    if main_process:
+        run.lock()
+        run.write_text("recipe.yaml", recipe.to_yaml(output_dir=args.output_dir))
+
+    from transformers import AutoTokenizer, set_seed
+
+    from gpt2_repro.data.prepared import open_splits
+    from gpt2_repro.model.build import build_config, build_model, choose_attention
+    from gpt2_repro.training.announce import announce, describe_run
+    from gpt2_repro.training.final import save_final
+    from gpt2_repro.training.trainer import PretrainingTrainer
+
+    train_rows, eval_rows = open_splits(
+        data_args.dataset_dir, manifest, eval_tokens=args.eval_tokens, sequence_length=length
+    )
+    tokenizer = AutoTokenizer.from_pretrained(f"{data_args.dataset_dir}/tokenizer")
+
+    set_seed(args.seed)
+    config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
+    attention, reason = choose_attention(model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16)
+    model = build_model(config, attention=attention)
+
+    environment = describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})")
+    announce(environment)
+    trainer = PretrainingTrainer(
+        model=model,
+        args=args,
+        train_dataset=train_rows,
+        eval_dataset=eval_rows,
+        processing_class=tokenizer,
+        plan=plan,
+        run=run,
+        environment=environment,
+        trajectory=trajectory_of(args, plan, data=manifest, model=recipe.values["model"]),
+    )
+    if trainer.fit():
+        save_final(trainer)
+
+
+if __name__ == "__main__":
+    entry.run(main)
