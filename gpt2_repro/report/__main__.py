@@ -1,0 +1,46 @@
+"""Curves, tables and samples of one or several runs, as one HTML file and a few lines here.
+
+    python -m gpt2_repro.report runs/demo
+    python -m gpt2_repro.report runs/gpt2_124m runs/gpt2_124m_edu -o report.html
+
+It reads the run folder only, so it also works on a run in progress, and on one copied from another machine.
+"""
+
+import argparse
+from pathlib import Path
+
+from gpt2_repro.entry import run as run_story
+from gpt2_repro.errors import UserError
+from gpt2_repro.report.read import read_run
+from gpt2_repro.report.summary import summary
+
+
+def main(argv: list[str]) -> None:
+    """Read the runs, write the page and each run's figures, say the outcome."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gpt2_repro.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, the --output_dir of train.py")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the page to write (default: RUN/report.html, for several runs report.html here)",
+    )
+    options = parser.parse_args(argv)
+    runs = [read_run(path) for path in options.runs]
+    output = options.output or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
+    if output.is_dir():
+        raise UserError(f"{output} is a folder: use -o {output / 'report.html'}")
+
+    # matplotlib takes a second to load; a mistyped path is told before.
+    from gpt2_repro.report.page import write_page
+
+    write_page(runs, output)
+    for run in runs:
+        print("\n".join(summary(run, output)))
+
+
+if __name__ == "__main__":
+    run_story(main)

@@ -1,0 +1,115 @@
+"""The key numbers of a run, and numbers as a person reads them, with their units."""
+
+import dataclasses
+import statistics
+from pathlib import Path
+
+from gpt2_repro.report.read import Run, is_number, mapping, points
+
+
+# What the manifest's reference models are called in full.
+REFERENCE_NAMES = {"bigram": "interpolated bigram"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """The numbers that stand at the head of a report; None where the run has not said."""
+
+    state: str
+    reason: str | None
+    updated: str | None
+    step: int | None
+    max_steps: int | None
+    tokens: int | None
+    total_tokens: int | None
+    validation_loss: float | None  # nats per token, the last one
+    tokens_per_second: float | None  # median over the steps
+    mfu: float | None  # median, a fraction of the peak
+    seconds: float | None
+    parameters: int | None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at the median speed; None unless the run goes on."""
+        if self.state != "running" or not self.tokens_per_second or self.total_tokens is None or self.tokens is None:
+            return None
+        return max(0, self.total_tokens - self.tokens) / self.tokens_per_second
+
+
+def facts(run: Run) -> Facts:
+    """Gather the key numbers, from run_status.json where it has them, otherwise from the last events."""
+    plan = mapping(run.environment.get("plan"))
+    last = run.training[-1] if run.training else {}
+    max_steps = run.status.get("max_steps", plan.get("max_steps"))
+    tokens_per_step = plan.get("tokens_per_step")
+    _, losses = points([run.status, *run.validation], "eval_loss")
+    _, speeds = points(run.training, "tokens_per_second")
+    _, mfus = points(run.training, "mfu")
+    return Facts(
+        state=run.status.get("state", "unknown"),
+        reason=run.status.get("reason"),
+        updated=run.status.get("updated"),
+        step=run.status.get("step", last.get("step")),
+        max_steps=max_steps,
+        tokens=run.status.get("tokens", last.get("tokens")),
+        total_tokens=max_steps * tokens_per_step if max_steps and tokens_per_step else None,
+        validation_loss=losses[-1] if losses else None,
+        tokens_per_second=statistics.median(speeds) if speeds else None,
+        mfu=statistics.median(mfus) if mfus else None,
+        seconds=run.status.get("seconds"),
+        parameters=run.environment.get("parameters"),
+    )
+
+
+def count(number: float | None) -> str:
+    """`9.89 B`, `124.4 M`, `16,384`; a dash for what is unknown."""
+    if number is None:
+        return "–"
+    if abs(number) >= 1e9:
+        return f"{number / 1e9:.2f} B"
+    if abs(number) >= 1e6:
+        return f"{number / 1e6:.1f} M"
+    return f"{number:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """`45 s`, `4 min 12 s`, `3 h 05 min`, `2 d 3 h`."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_rest = divmod(minutes, 60)
+    if not minutes:
+        return f"{rest} s"
+    if not hours:
+        return f"{minutes} min {rest:02} s"
+    if hours < 48:
+        return f"{hours} h {minutes_rest:02} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def loss_text(loss: float | None) -> str:
+    """A loss in nats per token, without its unit."""
+    return f"{loss:.3f}" if loss is not None and is_number(loss) else "–"
+
+
+def reference_name(name: str) -> str:
+    """A reference model's name in full."""
+    return REFERENCE_NAMES.get(name, name)
+
+
+def progress(numbers: Facts) -> str:
+    """`step 300 of 300, 2.5 M tokens`."""
+    if numbers.step is None:
+        return "no step logged"
+    of = f" of {numbers.max_steps:,}" if numbers.max_steps else ""
+    return f"step {numbers.step:,}{of}, {count(numbers.tokens)} tokens"
+
+
+def where_things_are(run: Run) -> dict[str, Path]:
+    """What a reader wants next beside the report; only what is there."""
+    files = {
+        "model": run.path / "final",
+        "metrics": run.path / "metrics.jsonl",
+        "evaluation": run.path / "evaluation" / "comparison.md",
+    }
+    return {name: path for name, path in files.items() if path.exists()}

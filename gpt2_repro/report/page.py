@@ -1,0 +1,69 @@
+"""The report as one HTML file that needs nothing beside it: figures inlined, no scripts, no fonts from elsewhere."""
+
+import base64
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.report.plots import Png, overlay_figure, run_figures
+from gpt2_repro.report.read import Run
+from gpt2_repro.report.tables import recipe_differences, run_table
+from gpt2_repro.report.view import view_run
+
+
+def write_page(runs: Sequence[Run], output: Path) -> None:
+    """Write the page to `output` and each run's figures to its folder `report/`, each file whole or not at all."""
+    labels = label_runs(runs)
+    views = []
+    for run, label in zip(runs, labels, strict=True):
+        figures = run_figures(run)
+        for name, cuts in figures.items():
+            _write(run.path / "report" / f"{name}.png", cuts["wide"])
+        inlined = {name: _figure(cuts) for name, cuts in figures.items()}
+        views.append(view_run(run, label) | {"figures": inlined})
+    several = len(runs) > 1
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html = environment.get_template("page.html.j2").render(
+        title=", ".join(labels),
+        runs=views,
+        overlay=_figure(overlay_figure(runs, labels)) if several and any(run.validation for run in runs) else None,
+        run_table=run_table(runs, labels) if several else None,
+        differences=recipe_differences(runs, labels) if several else None,
+        written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
+    )
+    _write(output, html.encode())
+
+
+def label_runs(runs: Sequence[Run]) -> list[str]:
+    """The name of each run's folder, or, where two share a name, the path from the folder that holds them all."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    paths = [run.path.resolve() for run in runs]
+    above = os.path.commonpath([path.parent for path in paths])
+    return [str(path.relative_to(above)) for path in paths]
+
+
+def _figure(cuts: Png) -> dict[str, str]:
+    return {cut: base64.b64encode(png).decode() for cut, png in cuts.items()}
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write beside `path` and rename: a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; name another file with -o report.html") from None

@@ -1,0 +1,161 @@
+"""A run folder as it lies on disk, finished or not. Everything that the report shows comes through here."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import yaml
+
+from gpt2_repro.errors import UserError, did_you_mean
+
+
+RECORD_FILES = ("metrics.jsonl", "run_status.json", "environment.json", "recipe.yaml")
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run has written so far; a file that is not there yet is empty here."""
+
+    path: Path
+    recipe_text: str
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+    status: dict[str, Any]
+    training: list[Row]  # one per step, in order
+    validation: list[Row]
+    samples: list[Row]
+    comparison: dict[str, Any]
+    broken_lines: int  # of metrics.jsonl, without a last one cut short by a kill
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def reference_losses(self) -> dict[str, float]:
+        """Losses of count models on the validation text, in nats per token, by the model's name."""
+        losses = mapping(mapping(self.environment.get("data")).get("reference_losses"))
+        return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
+
+    @property
+    def non_finite_steps(self) -> list[int]:
+        """The steps whose training loss was no finite number."""
+        return [row["step"] for row in self.training if not is_number(row["loss"])]
+
+    def missing(self) -> dict[str, str]:
+        """What is not there yet, by the part of the report that needs it, in a sentence."""
+        final = self.path / "final"
+        evaluate = f"Not evaluated yet: bash evaluate.sh {final}"
+        reasons = {
+            "training": (self.training, "No training step is logged yet (metrics.jsonl)."),
+            "validation": (self.validation, "No validation loss is logged yet (metrics.jsonl)."),
+            "samples": (self.samples, "No samples are written yet (samples.jsonl)."),
+            "evaluation": (
+                self.comparison.get("rows"),
+                evaluate if final.is_dir() else "There is no final/ to evaluate yet; it is written when the run ends.",
+            ),
+            "recipe": (self.recipe_text, "There is no recipe.yaml."),
+            "environment": (self.environment, "There is no environment.json."),
+            "status": (self.status, "There is no run_status.json."),
+        }
+        return {part: sentence for part, (value, sentence) in reasons.items() if not value}
+
+
+def read_run(path: Path) -> Run:
+    """Read the run folder `path`. Raises UserError, with what to type instead, where it is none."""
+    if not is_run(path):
+        raise UserError(_no_run(path))
+    events, broken_lines = _read_lines(path / "metrics.jsonl")
+    samples, _ = _read_lines(path / "samples.jsonl")
+    recipe_file = path / "recipe.yaml"
+    recipe_text = recipe_file.read_text() if recipe_file.is_file() else ""
+    try:
+        recipe = yaml.safe_load(recipe_text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{recipe_file} is not YAML, mend or delete it: {' '.join(str(error).split())}") from None
+    return Run(
+        path=path,
+        recipe_text=recipe_text,
+        recipe=mapping(recipe),
+        environment=_read_object(path / "environment.json"),
+        status=_read_object(path / "run_status.json"),
+        training=_last_per_step(row for row in events if "loss" in row),
+        validation=_last_per_step(row for row in events if any(key.startswith("eval_") for key in row)),
+        samples=list({(row.get("step"), row.get("prompt")): row for row in samples}.values()),
+        comparison=_read_object(path / "evaluation" / "comparison.json"),
+        broken_lines=broken_lines,
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run has written its record into `path`."""
+    return any((path / name).is_file() for name in RECORD_FILES)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether `value` is a finite number; a null or NaN in the record is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """`value` where it is a mapping, otherwise an empty one: a part of the record that is not there."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def points(rows: Sequence[Row], key: str, *, x: str = "step") -> tuple[list[float], list[float]]:
+    """The finite values of `key` and the `x` that they belong to."""
+    pairs = [(row[x], row[key]) for row in rows if is_number(row.get(x)) and is_number(row.get(key))]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _no_run(path: Path) -> str:
+    """The message for a path that is no run: the run that it lies in, or the nearest one there is."""
+    what = "is no run folder (it holds no metrics.jsonl)" if path.exists() else "is not there"
+    around = next((parent for parent in path.parents if is_run(parent)), None)
+    if around:
+        return f"{path} {what}, but it lies in one: python -m gpt2_repro.report {around}"
+    places = (path, path.parent, Path("runs"))
+    runs = {str(run) for place in places if place.is_dir() for run in place.iterdir() if is_run(run)}
+    if not runs:
+        return f"{path} {what}: name the --output_dir of a train.py run, as in python -m gpt2_repro.report runs/demo"
+    return f"{path} {what}: {did_you_mean(str(path), runs)}"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return mapping(json.loads(path.read_text()))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON, mend or delete it: {error}") from None
+
+
+def _read_lines(path: Path) -> tuple[list[Row], int]:
+    """The objects of a JSON-lines file and how many lines before the last are broken.
+
+    A killed run leaves a last line cut short, and one resumed from it may have written on in that same line.
+    """
+    # Only "\n" ends a line: splitlines() would also cut a sample's text at a U+2028.
+    lines = path.read_text(errors="replace").split("\n") if path.is_file() else []
+    rows, broken = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            rows.append(mapping(json.loads(line)))
+        except json.JSONDecodeError:
+            broken.append(number)
+    return rows, sum(number < len(lines) for number in broken)
+
+
+def _last_per_step(rows: Iterable[Row]) -> list[Row]:
+    """One row per step, in order: a resumed run repeats steps, and what it wrote last is what happened."""
+    merged: dict[int, Row] = {}
+    for row in rows:
+        if is_number(row.get("step")):
+            merged[row["step"]] = merged.get(row["step"], {}) | row
+    return [merged[step] for step in sorted(merged)]

@@ -1,0 +1,34 @@
+"""The report in a few lines for the terminal."""
+
+from pathlib import Path
+
+from gpt2_repro.report.facts import duration, facts, loss_text, progress, reference_name, where_things_are
+from gpt2_repro.report.read import Run
+from gpt2_repro.report.tables import aligned, comparison_table
+
+
+def summary(run: Run, page: Path) -> list[str]:
+    """State, loss beside its references, speed, evaluation, and where everything is, each path on its own line."""
+    numbers = facts(run)
+    lines = [f"{run.name}: {numbers.state}, {progress(numbers)}"]
+    if numbers.reason:
+        lines.append(f"  {numbers.reason}")
+    if run.non_finite_steps:
+        lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
+    if numbers.validation_loss is not None:
+        references = sorted(run.reference_losses.items(), key=lambda item: item[1])
+        beside = ", ".join(f"{reference_name(name)} {loss_text(loss)}" for name, loss in references)
+        lines.append(
+            f"  validation loss {loss_text(numbers.validation_loss)} nats/token" + (f"; {beside}" if beside else "")
+        )
+    if numbers.tokens_per_second is not None:
+        lines.append(f"  median {numbers.tokens_per_second:,.0f} tokens/s, {duration(numbers.seconds)} wall time")
+    if run.comparison.get("rows"):
+        lines += ["", *(f"  {line}" for line in aligned(comparison_table(run.comparison))), ""]
+        if run.comparison.get("limit"):
+            lines.append(
+                f"  only the first {run.comparison['limit']} examples of each task: no published number compares"
+            )
+    lines += [f"  {sentence}" for sentence in run.missing().values()]
+    places = where_things_are(run) | {"report": page}
+    return lines + [f"  {name:<11}{path}" for name, path in places.items()]

@@ -1,0 +1,139 @@
+"""Tables of the report as rows of cells, for the page and the terminal alike."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gpt2_repro.report.facts import count, duration, facts, loss_text
+from gpt2_repro.report.read import Run, is_number, mapping
+
+
+# Smaller differences than this many standard errors are no finding.
+STDERRS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A text, and how it is set: "number", "better", "worse", "even" or "" for plain text."""
+
+    text: str
+    kind: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    headers: list[str]
+    rows: list[list[Cell]]
+
+
+def comparison_table(comparison: dict[str, Any]) -> Table:
+    """Every task's value ± standard error by model, and each model's difference to the baseline."""
+    names = [model["name"] for model in comparison["models"]]
+    baseline = comparison.get("baseline") or ""
+    judged = [name for name in names if baseline and name != baseline]
+    rows = []
+    for row in comparison["rows"]:
+        values = mapping(row["values"])
+        decimals = _decimals(row)
+        direction = {True: " ↑", False: " ↓", None: ""}[row["higher_is_better"]]
+        cells = [Cell(row["task"]), Cell(f"{row['metric']}{direction}")]
+        cells += [Cell(_value_text(mapping(values.get(name)), decimals), "number") for name in names]
+        cells += [_difference(row, name, baseline, decimals) for name in judged]
+        rows.append(cells)
+    differences = [f"{name} − baseline" if len(judged) > 1 else "difference" for name in judged]
+    return Table(["task", "metric", *names, *differences], rows)
+
+
+def count_table(manifest: dict[str, Any]) -> Table:
+    """Documents, tokens and rows of each split, as the manifest counts them."""
+    splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
+    splits = {name: counts for name, counts in splits.items() if counts}
+    columns = list(dict.fromkeys(key for counts in splits.values() for key in counts))
+    rows = [[Cell(name), *(_plain(counts.get(key)) for key in columns)] for name, counts in splits.items()]
+    return Table(["split", *columns], rows)
+
+
+def validation_table(run: Run) -> Table:
+    """Every validation, with the further sets and scores that were logged with it."""
+    keys = list(dict.fromkeys(key for row in run.validation for key in row if key not in ("step", "time")))
+    rows = [[_plain(row["step"]), *(_plain(row.get(key)) for key in keys)] for row in run.validation]
+    return Table(["step", *(f"{key} (nats/token)" if key.endswith("loss") else key for key in keys)], rows)
+
+
+def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    """The key numbers of several runs, one run a row."""
+    rows = []
+    for label, numbers in zip(labels, map(facts, runs), strict=True):
+        speed = f"{numbers.tokens_per_second:,.0f}" if numbers.tokens_per_second is not None else "–"
+        texts = [count(numbers.step), count(numbers.tokens), count(numbers.parameters)]
+        texts += [loss_text(numbers.validation_loss), speed, duration(numbers.seconds)]
+        rows.append([Cell(label), Cell(numbers.state), *(Cell(text, "number") for text in texts)])
+    units = ["step", "tokens", "parameters", "validation loss (nats/token)", "tokens/s (median)", "time"]
+    return Table(["run", "state", *units], rows)
+
+
+def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
+    """The recipe keys on which the runs do not agree."""
+    recipes = [{key: json.dumps(value, default=str) for key, value in flatten(run.recipe).items()} for run in runs]
+    keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
+    rows = [[key, *(recipe.get(key, "–") for recipe in recipes)] for key in keys]
+    return Table(["key", *labels], [[Cell(text) for text in row] for row in rows if len(set(row[1:])) > 1])
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def aligned(table: Table) -> list[str]:
+    """The table as lines of text, numbers to the right."""
+    lines = [[Cell(header, row.kind) for header, row in zip(table.headers, table.rows[0], strict=True)], *table.rows]
+    widths = [max(len(line[column].text) for line in lines) for column in range(len(table.headers))]
+    return ["  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _pad(cell: Cell, width: int) -> str:
+    return cell.text.rjust(width) if cell.kind == "number" else cell.text.ljust(width)
+
+
+def _decimals(row: dict[str, Any]) -> int:
+    """Four for accuracies and losses, two for perplexities."""
+    values = [mapping(value).get("value") for value in mapping(row["values"]).values()]
+    return 4 if max((abs(value) for value in values if is_number(value)), default=0) < 10 else 2
+
+
+def _value_text(value: dict[str, Any], decimals: int) -> str:
+    if not is_number(value.get("value")):
+        return "–"
+    stderr = f" ± {value['stderr']:.{decimals}f}" if is_number(value.get("stderr")) else ""
+    return f"{value['value']:,.{decimals}f}{stderr}"
+
+
+def _difference(row: dict[str, Any], name: str, baseline: str, decimals: int) -> Cell:
+    """The signed difference and, in words, whether it is better: by more than the error of the two values."""
+    difference = mapping(row.get("difference")).get(name)
+    if not is_number(difference):
+        return Cell("–")
+    errors = [mapping(mapping(row["values"]).get(model)).get("stderr") for model in (name, baseline)]
+    error = math.hypot(*(stderr for stderr in errors if is_number(stderr)))
+    sign = "+" if difference >= 0 else "−"
+    text = f"{sign}{abs(difference):,.{decimals}f}"
+    if row["higher_is_better"] is None:
+        return Cell(text)
+    if difference == 0 or abs(difference) <= STDERRS * error:
+        return Cell(f"{text} ≈ within error", "even")
+    better = (difference > 0) == row["higher_is_better"]
+    return Cell(f"{text} ▲ better", "better") if better else Cell(f"{text} ▼ worse", "worse")
+
+
+def _plain(value: object) -> Cell:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Cell(f"{value:,}", "number")
+    if isinstance(value, float):
+        return Cell(f"{value:.4f}", "number")
+    return Cell("–" if value is None else str(value))

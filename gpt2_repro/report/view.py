@@ -1,0 +1,126 @@
+"""What the page shows of one run, as the words and tables that its template sets."""
+
+import dataclasses
+import json
+from typing import Any
+
+from gpt2_repro.report.facts import (
+    Facts,
+    count,
+    duration,
+    facts,
+    loss_text,
+    progress,
+    reference_name,
+    where_things_are,
+)
+from gpt2_repro.report.read import Row, Run, mapping
+from gpt2_repro.report.tables import comparison_table, count_table, flatten, validation_table
+
+
+STATE_MARKS = {"complete": "✓", "running": "●", "stopped": "■", "failed": "✕"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """One key number: what it is, the number, its unit or what it is measured against."""
+
+    label: str
+    value: str
+    note: str
+
+
+def view_run(run: Run, label: str) -> dict[str, Any]:
+    """What the template shows of one run."""
+    numbers = facts(run)
+    newest = max((row.get("step", 0) for row in run.samples), default=0)
+    return {
+        "label": label,
+        "run": run,
+        "numbers": numbers,
+        "mark": STATE_MARKS.get(numbers.state, "?"),
+        "progress": progress(numbers),
+        "left": duration(numbers.seconds_left) if numbers.seconds_left is not None else None,
+        "tiles": _tiles(run, numbers),
+        "references": [(reference_name(name), loss_text(loss)) for name, loss in run.reference_losses.items()],
+        "validation": validation_table(run),
+        "samples": [row for row in run.samples if row.get("step", 0) == newest],
+        "samples_step": newest,
+        "comparison": comparison_table(run.comparison) if run.comparison.get("rows") else None,
+        "data": _data_rows(run),
+        "counts": count_table(mapping(run.environment.get("data"))),
+        "environment": _environment_rows(run),
+        "environment_json": json.dumps(run.environment, indent=2, ensure_ascii=False),
+        "missing": run.missing(),
+        "files": [{"key": name, "value": path} for name, path in where_things_are(run).items()],
+    }
+
+
+def _tiles(run: Run, numbers: Facts) -> list[Tile]:
+    loss, bigram = numbers.validation_loss, run.reference_losses.get("bigram")
+    tiles = [Tile("Validation loss", loss_text(loss), "nats per token")]
+    if loss is not None and bigram is not None:
+        word = "below" if loss < bigram else "above"
+        note = f"nats per token, {word} its {loss_text(bigram)}"
+        tiles.append(Tile(f"vs {reference_name('bigram')}", f"{loss - bigram:+.3f}".replace("-", "−"), note))
+    of = f"of {count(numbers.total_tokens)} planned" if numbers.total_tokens else "tokens"
+    tiles.append(Tile("Tokens seen", count(numbers.tokens), of))
+    tiles.append(Tile("Parameters", count(numbers.parameters), "as trained"))
+    tiles.append(Tile("Time", duration(numbers.seconds), "wall time"))
+    if numbers.tokens_per_second is not None:
+        tiles.append(Tile("Speed", f"{numbers.tokens_per_second:,.0f}", "tokens/s, median"))
+    if numbers.mfu is not None:
+        tiles.append(Tile("MFU", f"{numbers.mfu:.1%}", "of the peak FLOP/s, median"))
+    return tiles
+
+
+def _data_rows(run: Run) -> list[Row]:
+    """The manifest's entries; counts and reference losses have places of their own."""
+    manifest = mapping(run.environment.get("data"))
+    entries = {key: value for key, value in manifest.items() if key not in ("counts", "reference_losses")}
+    return [{"key": key, "value": _text(value)} for key, value in flatten(entries).items()]
+
+
+def _environment_rows(run: Run) -> list[Row]:
+    """Everything in environment.json but the data; accelerator and plan as a sentence, then the versions."""
+    environment = run.environment
+    rows = {key: value for key, value in environment.items() if key not in ("data", "versions", "accelerator", "plan")}
+    if "flops_per_token" in rows:
+        rows["flops_per_token"] = count(rows["flops_per_token"])
+    rows |= {"accelerator": _accelerator(mapping(environment.get("accelerator")))}
+    rows |= {"tokens per step": _plan(mapping(environment.get("plan")))}
+    rows |= mapping(environment.get("versions"))
+    return [
+        {"key": key.replace("_", " "), "value": _text(value)}
+        for key, value in flatten(rows).items()
+        if value is not None
+    ]
+
+
+def _accelerator(accelerator: Row) -> str | None:
+    """`2 × NVIDIA H100 80GB HBM3 (cuda), 80 GiB and 989 TFLOP/s each`."""
+    if not accelerator:
+        return None
+    capacities = []
+    if accelerator.get("memory_bytes"):
+        capacities.append(f"{accelerator['memory_bytes'] / 2**30:,.0f} GiB")
+    if accelerator.get("peak_flops"):
+        capacities.append(f"{accelerator['peak_flops'] / 1e12:,.0f} TFLOP/s")
+    each = f", {' and '.join(capacities)} each" if capacities else ""
+    return f"{accelerator.get('count', 1)} × {accelerator.get('name')} ({accelerator.get('kind')}){each}"
+
+
+def _plan(plan: Row) -> str | None:
+    if not plan:
+        return None
+    rows = (
+        f"{plan['micro_batch_size']:,} rows × {plan['sequence_length']:,} tokens × {plan['num_processes']:,} processes"
+    )
+    steps = f"{plan['gradient_accumulation_steps']:,} accumulation steps"
+    return f"{rows} × {steps} = {plan['tokens_per_step']:,} tokens"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
