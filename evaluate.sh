@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Scores checkpoints and a baseline with lm-evaluation-harness, by one command for all, and prints one table.
+#   bash evaluate.sh runs/gpt2_124m                                       # its final/ beside openai-community/gpt2
+#   bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag --device cuda:1
+#   bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=python3
+if [[ -z "${VIRTUAL_ENV:-}" && -x "$root/.venv/bin/python" ]]; then python="$root/.venv/bin/python"; fi
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+exec "${PYTHON:-$python}" -m gpt2_repro.evaluation "$@"

@@ -1,0 +1,110 @@
+"""The recipe section `evaluation:` and the command line of evaluate.sh."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from gpt2_repro.errors import UserError, did_you_mean
+
+
+@dataclasses.dataclass
+class EvaluationArguments:
+    """Which tasks, beside which model, in which window."""
+
+    tasks: list[str] = dataclasses.field(
+        default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
+        metadata={
+            "help": "Tasks of lm-evaluation-harness, and two on the run's own validation documents: last_word and "
+            "document_perplexity."
+        },
+    )
+    baseline: str = dataclasses.field(
+        default="openai-community/gpt2",
+        metadata={
+            "help": "The model to stand beside: a Hub id, a folder, untrained (the same model with fresh weights), "
+            "or none."
+        },
+    )
+    max_length: int = dataclasses.field(
+        default=1024,
+        metadata={"help": "Window in tokens; never more than every compared model was trained on."},
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argparse parser whose complaints are UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument ") + "; see bash evaluate.sh --help")
+
+
+def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
+    """The command line. The fields of EvaluationArguments are None where they were not typed.
+
+    Raises UserError for unknown options and impossible values.
+    """
+    parser = _Parser(
+        prog="bash evaluate.sh",
+        usage="%(prog)s CHECKPOINT... [--key value ...]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "checkpoints",
+        nargs="*",
+        metavar="CHECKPOINT",
+        help="A run (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id.",
+    )
+    recipe = parser.add_argument_group("recipe section evaluation (of the checkpoint's run, or these defaults)")
+    for field in dataclasses.fields(EvaluationArguments):
+        default = getattr(EvaluationArguments(), field.name)
+        shown = " ".join(default) if isinstance(default, list) else default
+        recipe.add_argument(
+            f"--{field.name}",
+            type=_count if isinstance(default, int) else str,
+            nargs="+" if isinstance(default, list) else None,
+            help=f"{field.metadata['help']} (default: {shown})",
+        )
+    parser.add_argument(
+        "--local_data", type=Path, metavar="DIR", help="Task data as jsonl files, and the prepared folder: no network."
+    )
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="Documents per task, to try a command; never a score."
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation, or evaluations/<checkpoint>."
+    )
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: the first GPU if there is one.")
+    parser.add_argument(
+        "--batch_size", type=_count, metavar="N", help="Rows per forward pass. Default: 32 on a GPU, 4 on a CPU."
+    )
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        raise UserError(f"there is no option {flag}: {did_you_mean(flag, known)}")
+    if not options.checkpoints:
+        raise UserError("no checkpoint is named: type one first, as in bash evaluate.sh runs/gpt2_124m")
+    if options.tasks is not None:
+        options.tasks = [task for word in options.tasks for task in word.split(",") if task]
+    return options
+
+
+def with_options(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
+    """The section with what was typed in place of what the recipe says."""
+    names = [field.name for field in dataclasses.fields(EvaluationArguments)]
+    typed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    settings = dataclasses.replace(section, **typed)
+    if not settings.tasks or settings.max_length < 1:
+        raise UserError("evaluation needs at least one task and a max_length of at least 1 token")
+    return dataclasses.replace(settings, tasks=list(dict.fromkeys(settings.tasks)))
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number

@@ -1,0 +1,88 @@
+"""The data of the project's own two tasks: whole documents, and passages in LAMBADA's form, scored on the last word.
+
+In LAMBADA the last word stands in the passage before in 84 % of the cases, so a model can find it by reading; here it
+always does. Of the words that qualify near a passage's end the longest is taken: the first would mostly be "the".
+"""
+
+import json
+import string
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from gpt2_repro.errors import UserError
+
+
+NUM_PASSAGES = 200
+SHORTEST, LONGEST = 40, 60  # words
+SHORTEST_TARGET = 3  # letters
+# Room for documents that are too short to give a passage.
+MAX_DOCUMENTS = 10 * NUM_PASSAGES
+# About as much text as WikiText-2's test split, 1.29 MB: minutes on a CPU.
+MAX_BYTES = 1_300_000
+
+Item = TypeVar("Item")
+
+
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
+    """`count` items spread over the sequence, in order; all of them where there are no more."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def read_documents(path: Path) -> list[str]:
+    """The documents of a file of {"text": document} lines; blank ones are left out."""
+    documents = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                text = json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f'line {number} of {path} is not {{"text": "a document"}}') from None
+            if text.strip():
+                documents.append(text)
+    if not documents:
+        raise UserError(f"{path} holds no document")
+    return documents
+
+
+def documents_to_score(documents: Sequence[str]) -> list[str]:
+    """As many of the documents, spread evenly, as make about MAX_BYTES of text."""
+    num_bytes = sum(len(document.encode()) for document in documents)
+    return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
+
+
+def cut_passages(documents: Sequence[str]) -> list[str]:
+    """Up to NUM_PASSAGES passages, spread over the documents. The same documents give the same passages.
+
+    Every document gives its first passage before any gives its second.
+    """
+    passages: list[str] = []
+    sources = [passages_of(document) for document in evenly(documents, MAX_DOCUMENTS)]
+    while sources and len(passages) < NUM_PASSAGES:
+        found = [(source, passage) for source in sources if (passage := next(source, None)) is not None]
+        passages += evenly([passage for _, passage in found], NUM_PASSAGES - len(passages))
+        sources = [source for source, _ in found]
+    return passages
+
+
+def passages_of(document: str) -> Iterator[str]:
+    """The passages of one document, one after another: 40 to 60 words that end in one of the words before it."""
+    words = document.split()
+    start = 0
+    while start + SHORTEST <= len(words):
+        end = _passage_end(words[start : start + LONGEST])
+        if end is not None:
+            yield " ".join(words[start : start + end])
+        start += end or LONGEST
+
+
+def _passage_end(window: Sequence[str]) -> int | None:
+    """How many words of the window make a passage, None if no word can be its last."""
+    bare = [word.strip(string.punctuation) for word in window]
+    candidates = [
+        end
+        for end in range(SHORTEST, len(window) + 1)
+        if window[end - 1].isalpha() and len(window[end - 1]) >= SHORTEST_TARGET and window[end - 1] in bare[: end - 1]
+    ]
+    return max(candidates, key=lambda end: len(window[end - 1]), default=None)

@@ -1,0 +1,131 @@
+"""The call of lm-evaluation-harness: one loaded model, one fixed way to score it."""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import nvidia_driver
+
+
+# The standard error of LAMBADA's perplexity is the one bootstrapped number. From 100,000 resamples, the harness's
+# default, it takes minutes; from 1,000 it is known to 2 %, which is more than the table shows.
+BOOTSTRAP_ITERATIONS = 1000
+
+
+def choose_device(name: str | None) -> str:
+    """The named device, or the first GPU, or the CPU. Raises UserError for one that does not work."""
+    import torch
+
+    if name is None:
+        if torch.cuda.is_available():
+            return "cuda"
+        if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and (driver := nvidia_driver()):
+            raise UserError(
+                f"an NVIDIA device is here (driver {driver}) and torch {torch.__version__} cannot use it: install a "
+                "torch that fits the driver, or type --device cpu"
+            )
+        return "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {name} does not work here ({reason}): type cpu, cuda or cuda:N") from None
+    return name
+
+
+def evaluate_model(
+    model: Any,
+    tokenizer: Any,
+    *,
+    tasks: Sequence[str],
+    task_folder: Path | None,
+    max_length: int,
+    batch_size: int,
+    device: str,
+    limit: int | None,
+    seed: int,
+) -> dict[str, Any]:
+    """Score a model object in float32 and return the harness's results, without samples, as plain JSON values.
+
+    Args:
+        task_folder: what `write_task_files` wrote; its tasks win over the stock ones of the same name.
+        max_length: window in tokens. Longer requests lose tokens on the left, so it is the same for all models
+            of one table.
+        limit: documents per task, None for all.
+
+    Raises UserError where a task's data cannot be fetched.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.utils import handle_non_serializable
+
+    for name in ("lm_eval", "transformers.tokenization_utils_base"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # The bootstrap would fork this process, weights and all, once for each core of the machine.
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    # The harness prints progress; stdout belongs to the table.
+    with contextlib.redirect_stdout(sys.stderr):
+        scorer = _scorer_class()(
+            pretrained=model.float().to(device),
+            tokenizer=tokenizer,
+            max_length=max_length,
+            batch_size=batch_size,
+        )
+        try:
+            results = simple_evaluate(
+                model=scorer,
+                tasks=list(tasks),
+                task_manager=_task_manager(task_folder, tuple(tasks)),
+                batch_size=batch_size,
+                device=device,
+                limit=limit,
+                bootstrap_iters=BOOTSTRAP_ITERATIONS,
+                log_samples=False,
+                random_seed=seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
+            )
+        except ConnectionError as error:
+            raise UserError(f"{error}: mend the network, or type --local_data DIR with the tasks' files") from None
+    model.to("cpu")  # the next model gets the whole device
+    return json.loads(json.dumps(results, default=handle_non_serializable))
+
+
+@functools.cache
+def _scorer_class() -> Any:
+    """HFLM with one progress bar for the windows of whole documents, where lm_eval 0.4.13 draws one for each batch."""
+    from lm_eval.models.huggingface import HFLM
+    from tqdm import tqdm
+
+    class Scorer(HFLM):
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            with tqdm(desc="Running rolling loglikelihood", unit=" windows", disable=disable_tqdm) as self.windows:
+                return super().loglikelihood_rolling(requests, disable_tqdm=True)
+
+        def _loglikelihood_tokens(
+            self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
+        ) -> list[tuple[float, bool]]:
+            if override_bs is not None:  # only rolling windows come in batches of their own
+                self.windows.update(len(requests))
+                disable_tqdm = True
+            return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+
+    return Scorer
+
+
+@functools.cache
+def _task_manager(task_folder: Path | None, tasks: tuple[str, ...]) -> Any:
+    """The harness's index of tasks. Its 14,000 stock tasks take ten seconds to read: only where one is asked for."""
+    from lm_eval.tasks import TaskManager
+
+    local = {path.stem for path in task_folder.glob("*.yaml")} if task_folder else set()
+    return TaskManager(
+        include_path=str(task_folder) if task_folder else None, include_defaults=not local.issuperset(tasks)
+    )

@@ -1,0 +1,85 @@
+"""Where a checkpoint comes from: its run, the window and the tokens it was trained on, and its name in a table."""
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.recipe import load_sections
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """What is known of a checkpoint without loading it."""
+
+    name: str
+    source: str  # a folder or a Hub id
+    run: Path | None
+    sequence_length: int | None  # tokens; None outside a run
+    tokens_trained: int | None
+
+    def window(self, num_positions: int) -> int:
+        """The tokens it was trained to see at once: its positions, or its run's shorter sequences."""
+        return min(num_positions, self.sequence_length or num_positions)
+
+
+def common_window(asked: int, windows: Mapping[str, int]) -> int:
+    """The widest window up to `asked` that every model was trained on.
+
+    Beyond it GPT-2 reads position embeddings that are missing, or were never trained.
+    """
+    name = min(windows, key=lambda model: windows[model])
+    if windows[name] < asked:
+        logger.warning("window %d tokens in place of %d: %s was trained on no more", windows[name], asked, name)
+    return min(asked, windows[name])
+
+
+def trace(source: str) -> Provenance:
+    """The provenance of a folder or Hub id. A checkpoint belongs to the run in whose folder it lies."""
+    folder = Path(source)
+    run = folder.parent if (folder.parent / "recipe.yaml").is_file() and folder.is_dir() else None
+    if run is None:
+        return Provenance(name=source.rstrip("/"), source=source, run=None, sequence_length=None, tokens_trained=None)
+    shown = run if run.name else run.resolve().name
+    length = load_sections(run / "recipe.yaml").get("data", {}).get("sequence_length")
+    return Provenance(
+        name=f"{folder.name} ({shown})",
+        source=source,
+        run=run,
+        sequence_length=None if length is None else int(length),
+        tokens_trained=_tokens_trained(folder, run),
+    )
+
+
+def default_output_dir(first: Provenance) -> Path:
+    """Beside the first checkpoint's run, or under evaluations/ for a model without one."""
+    return first.run / "evaluation" if first.run else Path("evaluations") / file_name(Path(first.source).name)
+
+
+def file_name(name: str, suffix: str = "") -> str:
+    """A model's name as a file name."""
+    return re.sub(r"[^\w.]+", "-", name).strip("-.") + suffix
+
+
+def _tokens_trained(folder: Path, run: Path) -> int | None:
+    if folder.name == "final":
+        return _read(run / "run_status.json", "tokens")
+    step = _read(folder / "trainer_state.json", "global_step")
+    tokens_per_step = _read(run / "environment.json", "plan", "tokens_per_step")
+    return None if step is None or tokens_per_step is None else step * tokens_per_step
+
+
+def _read(path: Path, *keys: str) -> Any:
+    """A value of a JSON file, None where the file or the key is missing."""
+    if not path.is_file():
+        return None
+    value = json.loads(path.read_text())
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

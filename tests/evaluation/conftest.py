@@ -1,0 +1,59 @@
+"""A tiny tokenizer, a tiny random GPT-2 and a handful of documents, for the tests of evaluation."""
+
+import random
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+
+WORDS = ["river", "stone", "light", "garden", "winter", "letter", "music", "story", "the", "and", "was", "with", "old"]
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[str]:
+    """Documents of 30 to 300 words with sentences, commas and line breaks."""
+    source = random.Random(0)
+    texts = []
+    for length in (30, 90, 130, 180, 240, 300):
+        words = [source.choice(WORDS) + source.choice(["", "", "", ",", ".", ".\n"]) for _ in range(length)]
+        texts.append(" ".join(words).replace("\n ", "\n"))
+    # What a template or WikiText's detokenizer would change.
+    return [*texts, "[ 'river' , " + " ".join(WORDS * 5) + " @-@ ( {{ stone }} ) 's ]\n"]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of 300 ids, as GPT-2's is one of 50,257."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(documents, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    end = tokenizer.eos_token_id
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=128, n_embd=32, n_layer=2, n_head=2, bos_token_id=end, eos_token_id=end
+    )
+    network = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        # Large enough weights that guesses depend on the context and differ from word to word.
+        for parameter in network.parameters():
+            parameter.mul_(4)
+    return network
+
+
+@pytest.fixture(autouse=True)
+def private_dataset_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")
