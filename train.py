@@ -55,9 +55,6 @@ def main(argv: list[str]) -> None:
     run = RunDirectory(str(args.output_dir))
     if run.is_finished(plan.max_steps):
         return print(f"{run.path} is already complete: {run.path}/final") if main_process else None
-    if main_process:
-        run.lock()
-        run.write_text("recipe.yaml", recipe.to_yaml(output_dir=args.output_dir))
 
     from transformers import AutoTokenizer, set_seed
 
@@ -77,6 +74,9 @@ def main(argv: list[str]) -> None:
     attention, reason = choose_attention(model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16)
     model = build_model(config, attention=attention)
 
+    if main_process:
+        run.lock()
+        run.write_text("recipe.yaml", recipe.to_yaml(output_dir=args.output_dir))
     environment = describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})")
     announce(environment)
     trainer = PretrainingTrainer(

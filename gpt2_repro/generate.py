@@ -4,25 +4,14 @@ python -m gpt2_repro.generate runs/demo/final --prompt "The meaning of"
 python -m gpt2_repro.generate openai-community/gpt2 --prompt "The meaning of" --num_samples 3 --temperature 0.8
 """
 
-import argparse
-
 from gpt2_repro import entry
-from gpt2_repro.errors import UserError, did_you_mean
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message}; see --help")
+from gpt2_repro.commandline import CommandParser
+from gpt2_repro.errors import UserError
 
 
 def main(argv: list[str]) -> None:
     """Load, sample, print."""
-    parser = _Parser(
-        prog="python -m gpt2_repro.generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser(prog="python -m gpt2_repro.generate", description=__doc__)
     parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
     parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to write. (default: %(default)s)")
@@ -30,10 +19,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest. (default: %(default)s)")
     parser.add_argument("--top_k", type=int, default=50, help="Sample from the k likeliest. (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=42, help="(default: %(default)s)")
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        options = [option for action in parser._actions for option in action.option_strings]
-        raise UserError(f"there is no option {unknown[0]}: {did_you_mean(unknown[0], options)}")
+    args = parser.parse(argv)
     if args.max_new_tokens < 1 or args.num_samples < 1 or args.temperature < 0 or args.top_k < 1:
         raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1, --temperature at least 0")
 

@@ -179,8 +179,8 @@ def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type) ->
 def _to_tokens(keys: Mapping[str, Any]) -> list[str]:
     tokens: list[str] = []
     for key, value in keys.items():
-        if value is None:
-            continue
+        if value is None or value == []:
+            continue  # nothing is said: the default holds
         values = value if isinstance(value, list) else [value]
         tokens += [f"--{key}", *(json.dumps(v) if isinstance(v, dict) else str(v) for v in values)]
     return tokens

@@ -64,7 +64,7 @@ class LocalFile(SourceFile):
             if "text" not in table.schema_arrow.names:
                 raise UserError(f"{path} has no column `text`: it has {', '.join(table.schema_arrow.names)}")
             rows, done = table.metadata.num_rows, 0
-            for batch in table.iterbatches(BATCH_DOCUMENTS, columns=["text"]):
+            for batch in table.iter_batches(BATCH_DOCUMENTS, columns=["text"]):
                 done += len(batch)
                 yield [text or "" for text in batch.column(0).to_pylist()], done / rows
 

@@ -16,11 +16,12 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import MANIFEST, request_of
 from gpt2_repro.data.ngram import MAX_TOKENS, reference_losses
 from gpt2_repro.data.packing import leftover_tokens
-from gpt2_repro.data.rows import read_rows, write_durably, write_rows
+from gpt2_repro.data.rows import read_rows, write_rows
 from gpt2_repro.data.sources import Source, open_source
 from gpt2_repro.data.staging import StagedFile, is_held_out, tokenize_files
 from gpt2_repro.data.tokenizer import Encoder, save_tokenizer, tokenizer_hash, train_tokenizer
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
 
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def prepare(args: DataArguments, *, num_proc: int) -> dict[str, Any]:
         manifest = _write_folder(folder, args, source, staged, encoder)
         shutil.copytree(staging / "tokenizer", folder / "tokenizer")
         manifest = {"request": request, "tokenizer_sha256": tokenizer_hash(folder / "tokenizer")} | manifest
-        write_durably(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
         folder.rename(target)
     shutil.rmtree(staging)
     return manifest

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tqdm import tqdm
 
 from gpt2_repro.data.packing import pack_rows
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
 
 
 ROWS_PER_SHARD = 2**17  # 268 MB at 1,025 ids of 2 bytes
@@ -53,7 +53,7 @@ def write_rows(
     described = json.loads(state.read_text())
     described["_data_files"] = [{"filename": name} for name in shards]
     described["_fingerprint"] = digest.hexdigest()[:16]
-    write_durably(state, json.dumps(described, indent=2))
+    write_whole(state, json.dumps(described, indent=2))
     return total, digest.hexdigest(), largest
 
 
@@ -76,11 +76,3 @@ def verify(dataset_dir: str, manifest: dict[str, Any]) -> None:
             digest.update(rows[start : start + 4096]["input_ids"].astype(dtype).tobytes())
         if digest.hexdigest() != expected:
             raise UserError(f"{dataset_dir}/{split} does not hold what its manifest says: prepare it anew")
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a small file and wait until it is on the disk."""
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

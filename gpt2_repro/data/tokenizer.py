@@ -36,18 +36,19 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
 
 def _download_tokenizer(name: str) -> list[Path]:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     found = []
     for file in TOKENIZER_FILES:
         try:
             found.append(Path(hf_hub_download(name, file)))
-        except EntryNotFoundError:
-            continue
-        except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            # Offline, a file that was never fetched and one that does not exist look alike: only the first must be.
+            absent = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
+            if absent or found:
+                continue
             raise UserError(
-                f"the tokenizer {name} is no local folder and cannot be fetched ({reason}): "
+                f"the tokenizer {name} is no local folder and cannot be fetched ({str(error).strip().splitlines()[0]}): "
                 "name a local folder with --tokenizer FOLDER"
             ) from None
     return found

@@ -7,6 +7,7 @@ bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_per
 """
 
 import dataclasses
+import json
 import logging
 from typing import Any
 
@@ -15,10 +16,11 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
 from gpt2_repro.evaluation.comparison import ComparedModel, compare
 from gpt2_repro.evaluation.harness import choose_device, evaluate_model
-from gpt2_repro.evaluation.output import stamp, write_json, write_text
 from gpt2_repro.evaluation.provenance import Provenance, common_window, default_output_dir, file_name, trace
+from gpt2_repro.evaluation.stamp import stamp
 from gpt2_repro.evaluation.table import to_markdown
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, write_task_files
+from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import read_section
 
 
@@ -66,13 +68,13 @@ def main(argv: list[str]) -> None:
             limit=options.limit,
             seed=SEED,
         )
-        write_json(output / "lm_eval" / file_name(known.name, ".json"), results[known.name])
+        write_whole(output / "lm_eval" / file_name(known.name, ".json"), json.dumps(results[known.name], indent=2))
 
     columns = [ComparedModel(of.name, of.source, model.num_parameters(), of.tokens_trained) for of, model, _ in models]
     comparison = compare(results, baseline, models=columns, max_length=max_length, limit=options.limit, **stamp(argv))
     table = to_markdown(comparison)
-    write_json(output / "comparison.json", comparison)
-    write_text(output / "comparison.md", table)
+    write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
+    write_whole(output / "comparison.md", table)
     print(f"\n{table}\nWritten: {output / 'comparison.md'}, {output / 'comparison.json'}, {output / 'lm_eval'}/")
 
 

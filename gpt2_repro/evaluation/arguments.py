@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.commandline import CommandParser
+from gpt2_repro.errors import UserError
 
 
 @dataclasses.dataclass
@@ -33,24 +33,13 @@ class EvaluationArguments:
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are UserErrors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument ") + "; see bash evaluate.sh --help")
-
-
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
     """The command line. The fields of EvaluationArguments are None where they were not typed.
 
     Raises UserError for unknown options and impossible values.
     """
-    parser = _Parser(
-        prog="bash evaluate.sh",
-        usage="%(prog)s CHECKPOINT... [--key value ...]",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = CommandParser(
+        prog="bash evaluate.sh", usage="%(prog)s CHECKPOINT... [--key value ...]", description=description
     )
     parser.add_argument(
         "checkpoints",
@@ -81,11 +70,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument(
         "--batch_size", type=_count, metavar="N", help="Rows per forward pass. Default: 32 on a GPU, 4 on a CPU."
     )
-    options, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-        raise UserError(f"there is no option {flag}: {did_you_mean(flag, known)}")
+    options = parser.parse(argv)
     if not options.checkpoints:
         raise UserError("no checkpoint is named: type one first, as in bash evaluate.sh runs/gpt2_124m")
     if options.tasks is not None:

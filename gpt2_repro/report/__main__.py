@@ -6,9 +6,9 @@
 It reads the run folder only, so it also works on a run in progress, and on one copied from another machine.
 """
 
-import argparse
 from pathlib import Path
 
+from gpt2_repro.commandline import CommandParser
 from gpt2_repro.entry import run as run_story
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.read import read_run
@@ -17,9 +17,7 @@ from gpt2_repro.report.summary import summary
 
 def main(argv: list[str]) -> None:
     """Read the runs, write the page and each run's figures, say the outcome."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gpt2_repro.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, the --output_dir of train.py")
     parser.add_argument(
         "-o",
@@ -28,7 +26,7 @@ def main(argv: list[str]) -> None:
         metavar="FILE",
         help="the page to write (default: RUN/report.html, for several runs report.html here)",
     )
-    options = parser.parse_args(argv)
+    options = parser.parse(argv)
     runs = [read_run(path) for path in options.runs]
     output = options.output or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
     if output.is_dir():

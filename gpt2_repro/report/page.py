@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
 from gpt2_repro.report.plots import Png, overlay_figure, run_figures
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import recipe_differences, run_table
@@ -59,11 +60,7 @@ def _figure(cuts: Png) -> dict[str, str]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write beside `path` and rename: a reader sees the old file or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(path)
+        write_whole(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; name another file with -o report.html") from None

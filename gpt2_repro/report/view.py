@@ -62,6 +62,8 @@ def _tiles(run: Run, numbers: Facts) -> list[Tile]:
     if loss is not None and bigram is not None:
         word = "below" if loss < bigram else "above"
         note = f"nats per token, {word} its {loss_text(bigram)}"
+        if (unigram := run.reference_losses.get("unigram")) is not None:
+            note += f"; unigram {loss_text(unigram)}"
         tiles.append(Tile(f"vs {reference_name('bigram')}", f"{loss - bigram:+.3f}".replace("-", "−"), note))
     of = f"of {count(numbers.total_tokens)} planned" if numbers.total_tokens else "tokens"
     tiles.append(Tile("Tokens seen", count(numbers.tokens), of))

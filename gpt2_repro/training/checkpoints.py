@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
 
 
 MANIFEST = "manifest.json"
@@ -25,10 +26,7 @@ def seal(folder: Path, *, trajectory: dict[str, Any]) -> None:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
             files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": digest}
-    with (folder / MANIFEST).open("w") as file:
-        json.dump({"trajectory": trajectory, "files": files}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(folder / MANIFEST, json.dumps({"trajectory": trajectory, "files": files}, indent=1))
 
 
 def publish(staged: Path, target: Path) -> None:

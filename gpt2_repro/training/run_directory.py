@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
 
 
 STATUS = "run_status.json"
@@ -68,9 +69,7 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""
-        partial = self.path / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, self.path / name)
+        write_whole(self.path / name, text)
 
     def append(self, name: str, event: dict[str, Any]) -> None:
         """Add one event to a .jsonl file."""

@@ -29,8 +29,8 @@ from gpt2_repro.training.engine import describe_engine
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.samples import Sampler
-from gpt2_repro.training.stopping import StopAtStep
-from gpt2_repro.training.tracking import guard_reporting
+from gpt2_repro.training.stopping import LastStep
+from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
 
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class PretrainingTrainer(Trainer):
         trajectory: dict[str, Any],
         **kwargs: Any,
     ) -> None:
+        prepare_wandb(kwargs["args"].report_to, run.path)
         super().__init__(data_collator=collate_rows, **kwargs)
         self.plan = plan
         self.run = run
@@ -84,7 +85,7 @@ class PretrainingTrainer(Trainer):
                 num_tokens=self.args.sample_tokens,
             )
         )
-        self.add_callback(StopAtStep(self.args.stop_at_step))
+        self.add_callback(LastStep(self.args.stop_at_step))
 
     def fit(self) -> bool:
         """Train from the newest complete checkpoint, or from the start; whether the last step was reached."""

@@ -1,0 +1,55 @@
+# make demo           fresh machine -> environment -> data -> training -> evaluation -> report   (FRESH=1 trains anew)
+# make test           fresh machine -> environment -> linters, types, tests
+
+SHELL := /bin/bash
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.yaml
+# An installed torch (a pod image's, for this driver) is kept: the environment then sees the system's packages.
+SYSTEM_TORCH := $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
+
+.PHONY: help demo test style quality
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \(make \)/\1/p' Makefile
+
+$(VENV)/.installed: requirements.txt
+	python3 -m venv $(SYSTEM_TORCH) $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+# A demo that is there is only reported again; an interrupted one is taken up where it stopped.
+demo: $(VENV)/.installed
+	@if [[ -n "$(FRESH)" ]]; then rm -rf runs/demo; fi
+	@if [[ ! -f runs/demo/evaluation/comparison.json ]]; then $(MAKE) --no-print-directory runs/demo/evaluation/comparison.json; fi
+	@$(PYTHON) -m gpt2_repro.report runs/demo
+
+runs/demo/evaluation/comparison.json:
+	$(PYTHON) prepare_data.py recipes/demo.yaml
+	@processes=$$($(PYTHON) -c "from gpt2_repro.hardware import demo_processes; print(demo_processes())"); \
+	if [[ "$$(uname)" == Linux ]]; then \
+	  echo "$(LAUNCH) --num_processes $$processes train.py recipes/demo.yaml"; \
+	  $(LAUNCH) --num_processes "$$processes" train.py recipes/demo.yaml; \
+	else \
+	  echo "DeepSpeed needs Linux: one process without it"; \
+	  $(PYTHON) train.py recipes/demo.yaml; \
+	fi
+	bash evaluate.sh runs/demo/final --local_data data/demo
+
+style: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+quality: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/shellcheck $$(git ls-files '*.sh') .ci/run
+	$(VENV)/bin/mypy
+
+test: quality
+	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest

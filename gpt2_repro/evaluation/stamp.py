@@ -1,0 +1,19 @@
+"""The stamp that the files of an evaluation carry."""
+
+import datetime
+import shlex
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+
+LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
+
+
+def stamp(argv: Sequence[str]) -> dict[str, Any]:
+    """What was run, when and with which libraries."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": f"bash evaluate.sh {shlex.join(argv)}",
+        "versions": {library: version(library) for library in LIBRARIES},
+    }

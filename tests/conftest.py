@@ -1,0 +1,143 @@
+"""What every test stands on: real documents made here, a prepared folder, a tiny recipe, the commands as typed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+
+ROOT = Path(__file__).parents[1]
+REAL_DATA = Path(os.environ.get("GPT2_REPRO_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+TINY = {
+    "data": {
+        "source": "files",
+        "tokenizer": "train:300",
+        "sequence_length": 32,
+        "split": "hash",
+        "validation_fraction": 0.1,
+        "validation_text": True,
+    },
+    "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "pad_vocab_to_multiple_of": 64},
+    "training": {
+        "tokens_per_step": 256,
+        "max_steps": 8,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "warmup_steps": 3,
+        "use_cpu": True,
+        "bf16": False,
+        "eval_tokens": 0,
+        "eval_steps": 4,
+        "per_device_eval_batch_size": 4,
+        "logging_steps": 1,
+        "save_steps": 4,
+        "sample_tokens": 8,
+        "dataloader_num_workers": 0,
+    },
+    "evaluation": {"tasks": ["document_perplexity"], "baseline": "untrained"},
+}
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Public data that is no part of the project; the test is skipped where it is absent."""
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"no real data in {REAL_DATA}: set GPT2_REPRO_TEST_DATA")
+    return REAL_DATA
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[str]:
+    """Documents of 20 to 200 words of a small language, with what tends to break: empty, special and odd ones."""
+    source = random.Random(1)
+    words = ["".join(source.choices("abcdefghij", k=source.randint(2, 6))) for _ in range(80)]
+    texts = [" ".join(source.choices(words, k=source.randint(20, 200))) for _ in range(120)]
+    return [*texts, "", "spelled <|endoftext|> out", "naïve 日本語 🙂"]
+
+
+@pytest.fixture(scope="session")
+def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The documents in two jsonl files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    paths = [folder / "a.jsonl", folder / "b.jsonl"]
+    for path, part in zip(paths, (documents[:50], documents[50:]), strict=True):
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    return paths
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe of a run of seconds on a prepared folder."""
+    from gpt2_repro.data.arguments import DataArguments
+    from gpt2_repro.data.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("tiny")
+    recipe = json.loads(json.dumps(TINY))
+    recipe["data"] |= {"data_files": [str(path) for path in corpus], "dataset_dir": str(folder / "data")}
+    prepare(DataArguments(**recipe["data"]), num_proc=1)
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+@pytest.fixture(scope="session")
+def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command as a user types it in the project's root: `python`, `launch N` (ZeRO-1) or `torchrun N` first."""
+
+    def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+        command, *rest = map(str, words)
+        python = [sys.executable]
+        if command == "launch":
+            count, *rest = rest
+            zero1 = ["--config_file", "accelerate_configs/zero1.yaml", "--num_processes", count]
+            python += ["-m", "accelerate.commands.launch", *zero1, "--main_process_port", "0"]
+        elif command == "torchrun":
+            count, *rest = rest
+            python += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", count]
+        elif command == "bash":
+            python = ["bash"]
+        settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable} | environment
+        process = subprocess.Popen(
+            [*python, *rest],
+            cwd=ROOT,
+            env=os.environ | settings,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the workers too, not only their launcher
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def train(tiny_recipe: Path, type_command: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Path]:
+    """Trains the tiny recipe with further options into a folder, by one process or a launcher; returns the folder."""
+
+    def run(output: Path, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:
+        done = type_command(*launcher, "train.py", tiny_recipe, "--output_dir", output, *options)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return output
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def events() -> Callable[[Path], list[dict]]:
+    """The lines of a run's metrics.jsonl."""
+    return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,221 @@
+"""A prepared folder is finished and verified, or absent; the same for any number of workers and any interruption."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import load_from_disk
+from transformers import AutoTokenizer
+
+from gpt2_repro.data import prepare as prepare_module
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.embedded import Docstrings, Topics
+from gpt2_repro.data.prepare import prepare
+from gpt2_repro.data.rows import verify
+from gpt2_repro.errors import UserError
+
+
+@pytest.fixture
+def arguments(corpus: list[Path], tmp_path: Path) -> Callable[..., DataArguments]:
+    def build(name: str = "out", **changes: object) -> DataArguments:
+        values = {
+            "data_files": [str(path) for path in corpus],
+            "tokenizer": "train:300",
+            "sequence_length": 32,
+            "validation_tokens": 500,
+            "dataset_dir": str(tmp_path / name),
+        }
+        return DataArguments(**(values | changes))
+
+    return build
+
+
+def rows(folder: str | Path, split: str) -> np.ndarray:
+    return load_from_disk(str(Path(folder, split))).with_format("numpy")["input_ids"][:]
+
+
+def test_the_folder_is_what_its_manifest_says(arguments, documents: list[str]) -> None:
+    args = arguments()
+    manifest = prepare(args, num_proc=1)
+    assert json.loads(Path(args.dataset_dir, "manifest.json").read_text()) == json.loads(json.dumps(manifest))
+    tokenizer = AutoTokenizer.from_pretrained(f"{args.dataset_dir}/tokenizer")
+    streams = {}
+    for split in ("train", "validation"):
+        table, counts = rows(args.dataset_dir, split), manifest["counts"][split]
+        assert table.shape == (counts["rows"], 33)
+        assert (table[1:, 0] == table[:-1, -1]).all()  # stride of one row
+        streams[split] = [*table[:, :-1].ravel(), table[-1, -1]]
+        assert len(streams[split]) + counts["dropped_tokens"] == counts["tokens"]
+        features = load_from_disk(f"{args.dataset_dir}/{split}").features["input_ids"]
+        assert (features.feature.dtype, features.length) == ("uint16", 33)
+    texts = [tokenizer.decode(stream).split("<|endoftext|>") for stream in streams.values()]
+    held_out = [text for text in texts[1] if text]
+    # llm.c's way: the first documents make the validation set, in order, each behind a separator.
+    assert held_out == documents[: len(held_out) - 1] + [held_out[-1]]
+    assert documents[len(held_out) - 1].startswith(held_out[-1])
+    counts = manifest["counts"]
+    assert sum(counts[split]["documents"] + counts[split]["empty_documents"] for split in counts) == len(documents)
+    assert sum(counts[split]["empty_documents"] for split in counts) == 1
+    assert max(max(stream) for stream in streams.values()) <= manifest["largest_id"] < manifest["vocab_size"] == 300
+    assert not Path(args.dataset_dir + ".staging").exists()
+
+
+def test_any_number_of_workers_gives_the_same_bytes(arguments) -> None:
+    one = prepare(arguments("one"), num_proc=1)
+    two = prepare(arguments("two"), num_proc=2)
+    assert one["sha256"] == two["sha256"] and one["counts"] == two["counts"]
+
+
+def test_an_interruption_changes_nothing_and_loses_nothing(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = prepare(arguments("whole"), num_proc=1)
+    args = arguments("cut")
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "write_rows", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(args, num_proc=1)
+    assert not Path(args.dataset_dir).exists()
+    staged = sorted(Path(args.dataset_dir + ".staging").glob("tokens-*.npz"))
+    assert len(staged) == 2
+    before = [path.stat().st_mtime_ns for path in staged]
+    staged[1].unlink()
+    taken_up = []
+    tokenize = prepare_module.tokenize_files
+    with monkeypatch.context() as patch:
+
+        def watched(*words, **named):
+            taken_up.append(staged[0].stat().st_mtime_ns == before[0])
+            return tokenize(*words, **named)
+
+        patch.setattr(prepare_module, "tokenize_files", watched)
+        assert prepare(args, num_proc=1)["sha256"] == whole["sha256"]
+    assert taken_up == [True]
+
+
+def test_a_finished_folder_is_found_again_and_another_request_refused(arguments) -> None:
+    args = arguments()
+    first = prepare(args, num_proc=1)
+    stamp = Path(args.dataset_dir, "manifest.json").stat().st_mtime_ns
+    assert prepare(args, num_proc=1) == json.loads(json.dumps(first))
+    assert Path(args.dataset_dir, "manifest.json").stat().st_mtime_ns == stamp
+    with pytest.raises(UserError, match="sequence_length 32, not 16"):
+        prepare(arguments(sequence_length=16), num_proc=1)
+
+
+def test_hash_split_is_by_document_and_disjoint(arguments, documents: list[str]) -> None:
+    args = arguments(split="hash", validation_fraction=0.2, validation_text=True)
+    manifest = prepare(args, num_proc=1)
+    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    held_out = [json.loads(line)["text"] for line in lines]
+    assert len(held_out) == manifest["counts"]["validation"]["documents"] and set(held_out) < set(documents)
+    assert 0.08 < len(held_out) / len(documents) < 0.35
+    reversed_files = arguments("other", split="hash", validation_fraction=0.2, validation_text=True)
+    reversed_files.data_files = reversed_files.data_files[1:]
+    prepare(reversed_files, num_proc=1)
+    again = Path(reversed_files.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    assert set(again) < set(lines)  # a document's place is its own, whatever else there is
+
+
+def test_max_tokens_cuts_at_a_document(arguments) -> None:
+    manifest = prepare(arguments(max_tokens=3000), num_proc=2)
+    tokens = sum(counts["tokens"] for counts in manifest["counts"].values())
+    assert 3000 <= tokens < 3000 + 2000
+    assert prepare(arguments("one", max_tokens=3000), num_proc=1)["sha256"] == manifest["sha256"]
+
+
+def test_verify_finds_a_changed_bit(arguments) -> None:
+    args = arguments()
+    manifest = prepare(args, num_proc=1)
+    verify(args.dataset_dir, manifest)
+    shard = Path(args.dataset_dir, "train", "data-00000.arrow")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match="prepare it anew"):
+        verify(args.dataset_dir, manifest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data_files": ["nowhere/*.txt"]}, "matches no file"),
+        ({"data_files": [], "source": "finweb-10bt"}, "did you mean 'fineweb-10bt'?"),
+        ({"data_files": [], "source": "files"}, "--data_files GLOB"),
+        ({"tokenizer": "train:many"}, "train:4096"),
+        ({"tokenizer": "train:100"}, "train:257"),
+        ({"validation_tokens": 10**9}, "train has 0 tokens, too few for one row of 33"),
+        ({"validation_tokens": 1, "sequence_length": 5000}, "validation has"),
+    ],
+)
+def test_what_cannot_be_prepared_leaves_no_folder(arguments, changes: dict, message: str) -> None:
+    args = arguments(**changes)
+    with pytest.raises(UserError) as error:
+        prepare(args, num_proc=1)
+    assert message in str(error.value)
+    assert not Path(args.dataset_dir).exists()
+
+
+def test_an_empty_corpus_is_refused(arguments, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"text": ""}\n')
+    for tokenizer in ("train:300",):
+        with pytest.raises(UserError, match="an empty corpus cannot be prepared"):
+            prepare(arguments(data_files=[str(empty)], tokenizer=tokenizer), num_proc=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text\nx\n", "is no .txt, .jsonl or .parquet file"),
+        ("a.jsonl", '{"text": "x"}\n{"body": "y"}\n', "line 2, is no JSON object with the key `text`"),
+        ("a.jsonl", "not json\n", "line 1"),
+    ],
+)
+def test_files_of_another_kind_are_refused(arguments, tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        prepare(arguments(data_files=[str(path)]), num_proc=1)
+
+
+def test_every_kind_of_file_gives_the_same_documents(arguments, documents: list[str], tmp_path: Path) -> None:
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    folder = tmp_path / "kinds"
+    folder.mkdir()
+    pyarrow.parquet.write_table(pa.table({"text": documents, "url": ["x"] * len(documents)}), folder / "a.parquet")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for number, text in enumerate(documents):
+        (folder / f"{number:03d}.txt").write_text(text)
+    hashes = [
+        prepare(arguments(kind.strip("*."), data_files=[str(folder / kind)]), num_proc=2)["sha256"]
+        for kind in ("*.parquet", "*.jsonl.gz", "*.txt")
+    ]
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+def test_the_embedded_corpus_is_prose_of_this_python() -> None:
+    topics = [document for batch, _ in Topics().read() for document in batch]
+    modules = [document for batch, share in Docstrings().read() for document in batch if 0 < share <= 1]
+    assert len(topics) > 40 and len(modules) > 200
+    assert any("lambda" in topic for topic in topics)
+    assert any("Return a shallow copy" in module for module in modules)
+    size = sum(len(document) for document in topics + modules)
+    assert 1e6 < size < 5e6
+    assert list(Topics().read()) == list(Topics().read())
+
+
+def test_preparing_imports_no_torch(tiny_recipe: Path, type_command) -> None:
+    code = (
+        "import sys, prepare_data; prepare_data.main(sys.argv[1:]); "
+        "assert not {'torch', 'transformers.training_args'} & sys.modules.keys(), 'torch was imported'"
+    )
+    done: subprocess.CompletedProcess[str] = type_command("python", "-c", code, tiny_recipe, "--verify")
+    assert done.returncode == 0, done.stderr
+    assert "every row is what its manifest says" in done.stdout

@@ -1,0 +1,69 @@
+"""Ids equal a second tokenizer's; separators are added by id; text that spells one stays text."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from gpt2_repro.data.tokenizer import Encoder, save_tokenizer, train_tokenizer
+from gpt2_repro.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def trained(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    train_tokenizer(documents, 300, folder, sequence_length=32)
+    return folder
+
+
+def test_a_trained_tokenizer_loads_and_knows_every_byte(trained: Path, documents: list[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    assert len(tokenizer) == 300
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == 299
+    for document in documents:
+        assert tokenizer.decode(tokenizer(document)["input_ids"]) == document
+
+
+def test_ids_equal_transformers(trained: Path, documents: list[str]) -> None:
+    reference = AutoTokenizer.from_pretrained(trained)
+    plain = [document for document in documents if "<|endoftext|>" not in document]
+    encoded = Encoder(trained, separator="none").encode(plain)
+    assert [ids.tolist() for ids in encoded] == [reference(document)["input_ids"] for document in plain]
+
+
+def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
+    texts = ["abc <|endoftext|> def", "", "abc"]
+    by_place = {place: Encoder(trained, separator=place).encode(texts) for place in ("before", "after", "none")}
+    for spelled, empty, short in by_place.values():
+        assert len(empty) == 0
+        assert (spelled == 299).sum() == (short == 299).sum() <= 1
+    assert by_place["before"][2].tolist() == [299, *by_place["none"][2]]
+    assert by_place["after"][2].tolist() == [*by_place["none"][2], 299]
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    assert tokenizer.decode(by_place["none"][0]) == texts[0]
+
+
+def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(UserError, match="has no tokenizer.json"):
+        save_tokenizer(str(tmp_path), tmp_path / "out", sequence_length=32)
+
+
+def test_a_tokenizer_that_cannot_be_fetched_says_what_to_type(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="--tokenizer FOLDER"):
+        save_tokenizer("nobody/nothing-at-all", tmp_path / "out", sequence_length=32)
+
+
+def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
+    save_tokenizer(str(real_data / "gpt2"), tmp_path, sequence_length=1024)
+    text = (real_data / "tinyshakespeare" / "input.txt").read_text()
+    (ids,) = Encoder(tmp_path, separator="none").encode([text])
+    assert len(ids) == 338_025  # what nanoGPT's prepare.py counts
+    assert ids.dtype == "uint16"
+    reference = AutoTokenizer.from_pretrained(real_data / "gpt2")
+    assert ids[:5000].tolist() == reference(text)["input_ids"][:5000]
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    assert saved.eos_token_id == 50_256 and len(saved) == 50_257
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"] == 1024

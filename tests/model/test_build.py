@@ -1,0 +1,86 @@
+"""The configuration that is trained, and the choice of an attention."""
+
+import math
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, set_seed
+
+from gpt2_repro.compute import gpt2_parameters
+from gpt2_repro.errors import UserError
+from gpt2_repro.model import build
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.build import build_config, build_model, choose_attention
+
+
+def test_the_124m_model_without_allocating_it() -> None:
+    config = build_config(ModelArguments(), sequence_length=1024, vocab_size=50_257)
+    assert (config.vocab_size, config.true_vocab_size, config.n_positions) == (50_304, 50_257, 1024)
+    assert config.resid_pdrop == config.embd_pdrop == config.attn_pdrop == 0.0
+    assert config.activation_function == "gelu_pytorch_tanh" and config.use_cache is False
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(config)
+    shape = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}
+    assert model.num_parameters() == gpt2_parameters(**shape, vocab_size=50_304) == 124_475_904
+
+
+def test_gelu_under_its_fast_name_is_gelu_new() -> None:
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-6, 6, 1001)
+    assert torch.allclose(ACT2FN["gelu_pytorch_tanh"](x), ACT2FN["gelu_new"](x), atol=1e-6)
+
+
+def test_initialisation_is_gpt2s() -> None:
+    set_seed(0)
+    args = ModelArguments(n_layer=3, n_head=4, n_embd=128)
+    model = build_model(build_config(args, sequence_length=64, vocab_size=500), attention="causal_sdpa")
+    for name, parameter in model.named_parameters():
+        if name.endswith("c_proj.weight"):
+            assert parameter.std().item() == pytest.approx(0.02 / math.sqrt(2 * 3), rel=0.05), name
+        elif parameter.dim() == 2:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.05), name
+        else:
+            assert (parameter == (1.0 if "ln" in name and name.endswith("weight") else 0.0)).all(), name
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config())
+    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    sizes = {name: parameter.dim() for name, parameter in model.named_parameters()}
+    assert {name for name, dim in sizes.items() if dim >= 2} == decayed & sizes.keys()
+    assert (len(decayed & sizes.keys()), len(sizes) - len(decayed & sizes.keys())) == (50, 98)
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(UserError, match="--n_embd 100 does not divide by --n_head 12"):
+        build_config(ModelArguments(n_embd=100), sequence_length=8, vocab_size=10)
+
+
+def test_attention_falls_back_with_a_reason_and_is_refused_where_it_was_asked_for(monkeypatch) -> None:
+    for cuda, bf16, missing, reason in [
+        (False, True, True, "no GPU"),
+        (True, True, True, "not installed"),
+        (True, False, False, "bf16"),
+    ]:
+        monkeypatch.setattr(build.importlib.util, "find_spec", lambda name, missing=missing: None if missing else name)
+        chosen, why = choose_attention("auto", cuda=cuda, bf16=bf16)
+        assert chosen == "causal_sdpa" and reason in why
+        with pytest.raises(UserError, match=f"flash_attention_2 cannot be used.*{reason}.*--attn_implementation auto"):
+            choose_attention("flash_attention_2", cuda=cuda, bf16=bf16)
+    assert choose_attention("eager", cuda=True, bf16=False) == ("eager", "as asked")
+
+
+def test_flash_attention_is_taken_only_where_it_agrees_with_sdpa(monkeypatch) -> None:
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "2.8.3")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(build, "_flash_difference", lambda: 0.01)
+    assert choose_attention("auto", cuda=True, bf16=True)[0] == "flash_attention_2"
+    monkeypatch.setattr(build, "_flash_difference", lambda: 0.4)
+    assert choose_attention("auto", cuda=True, bf16=True) == (
+        "causal_sdpa",
+        "torch's SDPA without a mask, because it differs from SDPA by 0.400",
+    )

@@ -1,0 +1,90 @@
+"""The arithmetic against published numbers and formulas written down a second time."""
+
+import math
+
+import pytest
+
+from gpt2_repro.compute import (
+    checkpoint_bytes,
+    flops_per_token,
+    gpt2_parameters,
+    learning_rate_factor,
+    nearest_micro_batch,
+    plan_batches,
+)
+from gpt2_repro.errors import UserError
+
+
+GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}
+
+
+def llmc_learning_rate(step: int, peak: float, warmup: int, total: int, final: float) -> float:
+    """llm.c's get_lr (train_gpt2.py), read from its source and written down here again."""
+    low = peak * final
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    ratio = (step - warmup) / (total - warmup)
+    return low + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (peak - low)
+
+
+@pytest.mark.parametrize(("warmup", "total", "final"), [(700, 18_865, 0.0), (3, 20, 0.1), (0, 5, 0.0), (5, 5, 0.0)])
+def test_learning_rate_is_llmcs_at_every_step(warmup: int, total: int, final: float) -> None:
+    for step in range(total):
+        ours = 6e-4 * learning_rate_factor(step, warmup_steps=warmup, max_steps=total, final_factor=final)
+        assert ours == pytest.approx(llmc_learning_rate(step, 6e-4, warmup, total, final), rel=1e-12), step
+
+
+def test_learning_rate_stays_at_its_end() -> None:
+    assert learning_rate_factor(30, warmup_steps=3, max_steps=20, final_factor=0.1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("vocabulary", "parameters"), [(50_257, 124_439_808), (50_304, 124_475_904)])
+def test_parameters_of_gpt2(vocabulary: int, parameters: int) -> None:
+    assert gpt2_parameters(**GPT2, vocab_size=vocabulary) == parameters
+
+
+def test_flops_per_token_are_nanogpts() -> None:
+    multiplied = 124_439_808 - 1024 * 768
+    assert flops_per_token(parameters=multiplied, n_layer=12, n_embd=768, sequence_length=1024) == pytest.approx(
+        855.2e6, rel=1e-3
+    )
+
+
+def test_checkpoint_size_of_gpt2() -> None:
+    assert checkpoint_bytes(124_475_904, bf16=True) == pytest.approx(2.07e9, rel=0.05)
+
+
+def test_micro_batches_and_processes_share_a_step() -> None:
+    for processes, micro, accumulation in [(8, 64, 1), (4, 64, 2), (1, 64, 8), (2, 16, 16), (3, 1, None)]:
+        words = {"tokens_per_step": 524_288, "sequence_length": 1024, "total_tokens": 9_890_693_120}
+        if accumulation is None:
+            with pytest.raises(UserError, match="do not divide"):
+                plan_batches(**words, micro_batch_size=micro, num_processes=processes)
+        else:
+            plan = plan_batches(**words, micro_batch_size=micro, num_processes=processes)
+            assert plan.gradient_accumulation_steps == accumulation
+            assert plan.rows_per_step == 512 and plan.max_steps == 18_865
+
+
+def test_what_does_not_divide_names_choices_that_do() -> None:
+    asked = {"tokens_per_step": 524_288, "sequence_length": 1024, "num_processes": 8, "max_steps": 5}
+    with pytest.raises(UserError) as error:
+        plan_batches(**asked, micro_batch_size=48)
+    words = str(error.value).split()
+    micro = int(words[words.index("--per_device_train_batch_size") + 1])
+    tokens = int(words[words.index("--tokens_per_step") + 1])
+    assert plan_batches(**asked, micro_batch_size=micro).gradient_accumulation_steps >= 1
+    assert plan_batches(**(asked | {"tokens_per_step": tokens}), micro_batch_size=48).gradient_accumulation_steps >= 1
+
+
+@pytest.mark.parametrize(("wanted", "nearest"), [(48, 32), (64, 64), (100, 64), (1, 1)])
+def test_nearest_micro_batch(wanted: int, nearest: int) -> None:
+    assert nearest_micro_batch(524_288, 1024, wanted, 8) == nearest
+
+
+def test_max_steps_replaces_total_tokens() -> None:
+    words = {"tokens_per_step": 64, "sequence_length": 32, "micro_batch_size": 2, "num_processes": 1}
+    assert plan_batches(**words, total_tokens=640, max_steps=3).max_steps == 3
+    assert plan_batches(**words, total_tokens=700).max_steps == 10
+    with pytest.raises(UserError, match="less than one step"):
+        plan_batches(**words, total_tokens=63)

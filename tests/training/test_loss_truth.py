@@ -1,0 +1,112 @@
+"""What is logged is the mean negative log-likelihood per target, computed here a second time in plain PyTorch."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from datasets import load_from_disk
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_recipe: Path) -> Path:
+    return Path(yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"])
+
+
+def rows(folder: Path, split: str) -> torch.Tensor:
+    return torch.tensor(np.asarray(load_from_disk(str(folder / split)).with_format("numpy")["input_ids"][:]))
+
+
+def mean_nll(model, table: torch.Tensor, vocabulary: int) -> float:
+    """The stock model's logits, one row at a time, summed in double precision."""
+    model.eval()
+    total, targets = 0.0, 0
+    with torch.no_grad():
+        for row in table:
+            logits = model(row[None, :-1]).logits[0, :, :vocabulary].double()
+            total += F.cross_entropy(logits, row[1:], reduction="sum").item()
+            targets += len(row) - 1
+    return total / targets
+
+
+def first_model(run: Path):
+    """The fresh weights of the run: the same seed and the same configuration."""
+    config = AutoConfig.from_pretrained(run / "checkpoint-8")
+    set_seed(json.loads((run / "environment.json").read_text())["seed"])
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
+def test_logged_losses_equal_a_hand_computation(launcher, train, events, folder: Path, tmp_path: Path) -> None:
+    micro = 8 if launcher == ("python",) else 2  # two processes accumulate over two passes
+    # 151 rows: no number of processes and no batch size divides them.
+    options = ("--per_device_train_batch_size", micro, "--eval_tokens", 151 * 32)
+    run = train(tmp_path / "run", *options, launcher=launcher)
+    logged = events(run)
+    validation, vocabulary = rows(folder, "validation")[:151], 300
+
+    untrained = first_model(run)
+    by_step = {event["step"]: event for event in logged if "eval_loss" in event}
+    assert sorted(by_step) == [0, 4, 8]
+    assert by_step[0]["eval_loss"] == pytest.approx(mean_nll(untrained, validation, vocabulary), abs=1e-5)
+    assert by_step[0]["eval_tokens"] == validation[:, 1:].numel() == 151 * 32
+    expected = math.log(vocabulary) + 32 * 0.02**2 / 2
+    assert by_step[0]["eval_loss"] == pytest.approx(expected, abs=0.1)
+
+    train_rows = rows(folder, "train")
+    order = np.random.default_rng([42, 0]).permutation(len(train_rows))
+    first = next(event for event in logged if event["step"] == 1 and "loss" in event)
+    assert first["loss"] == pytest.approx(mean_nll(untrained, train_rows[order[:8]], vocabulary), abs=1e-5)
+    assert first["tokens"] == 256
+
+    final = AutoModelForCausalLM.from_pretrained(run / "final")
+    assert by_step[8]["eval_loss"] == pytest.approx(mean_nll(final, validation, vocabulary), abs=1e-5)
+
+
+def test_learning_rates_and_gradient_norm_of_the_log(train, events, folder: Path, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "--final_learning_rate_fraction", 0.1)
+    logged = [event for event in events(run) if "loss" in event]
+    assert [event["step"] for event in logged] == list(range(1, 9))
+    for event in logged:
+        step = event["step"] - 1
+        if step < 3:
+            rate = 1e-2 * (step + 1) / 3
+        else:
+            rate = 1e-3 + 0.5 * (1 + math.cos(math.pi * (step - 3) / 5)) * (1e-2 - 1e-3)
+        assert event["learning_rate"] == pytest.approx(rate, rel=1e-9)
+
+    model = first_model(run)
+    table = rows(folder, "train")
+    batch = table[np.random.default_rng([42, 0]).permutation(len(table))[:8]]
+    logits = model(batch[:, :-1]).logits[..., :300]
+    F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm().item()
+    assert logged[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> None:
+    options = ("--bf16", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3)
+    run = train(tmp_path / "run", *options, launcher=("launch", 2))
+    environment = json.loads((run / "environment.json").read_text())
+    if environment["precision"] != "bf16":
+        pytest.skip("this CPU has no bf16 instructions, so the run was in fp32")
+    engine = environment["engine"]
+    assert engine["engine"] == "DeepSpeedEngine" and engine["zero_stage"] == 1
+    assert (engine["weights"], engine["masters"], engine["accumulation"]) == ("bfloat16", "float32", "float32")
+    assert engine["optimizer"] == "AdamW" and engine["clip"] == 1.0
+    final = load_file(run / "final" / "model.safetensors")
+    gains = torch.cat([weight for name, weight in final.items() if ".ln_" in name and name.endswith("weight")])
+    # One bf16 step at 1.0 is 0.0039 and more than the whole run moves a gain: only an fp32 master can show it.
+    assert (gains != 1.0).float().mean() > 0.95 and (gains - 1).abs().max() < 0.0039 * 2
+    assert (gains.bfloat16().float() != gains).any()
+    checkpoint = load_file(run / "checkpoint-8" / "model.safetensors")
+    assert {weight.dtype for weight in checkpoint.values()} == {torch.bfloat16}
+    for name, weight in final.items():
+        stored = checkpoint[name][: len(weight)]
+        assert torch.equal(weight.bfloat16(), stored), name

@@ -1,0 +1,55 @@
+"""The record of a run: one writer, whole files, a status that remembers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.training.run_directory import RunDirectory, describe_environment
+
+
+def test_a_second_job_is_kept_out(tmp_path: Path) -> None:
+    code = (
+        "import sys; from gpt2_repro.training.run_directory import RunDirectory; "
+        "run = RunDirectory(sys.argv[1]); run.lock(); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"is being written by process {holder.pid} on .*--output_dir"):
+            RunDirectory(str(tmp_path)).lock()
+        holder.communicate("")
+    RunDirectory(str(tmp_path)).lock()  # the end of a process, however it came, frees the folder
+
+
+def test_the_status_remembers_what_it_was_told(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    assert run.read_status() == {}
+    run.write_status("running", step=5, max_steps=10)
+    run.write_status("stopped", step=7)
+    status = run.read_status()
+    assert (status["state"], status["step"], status["max_steps"]) == ("stopped", 7, 10)
+    assert not run.is_finished(10)
+    run.write_status("complete")
+    assert run.is_finished(10)
+    with pytest.raises(UserError, match="complete with 10 steps and 20 are asked for"):
+        run.is_finished(20)
+    assert [path.name for path in tmp_path.iterdir()] == ["run_status.json"]
+
+
+def test_events_are_lines(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    for step in (1, 2):
+        run.append("metrics.jsonl", {"step": step, "text": "a\nb\u2028ü"})
+    lines = (tmp_path / "metrics.jsonl").read_text().split("\n")
+    assert [json.loads(line)["step"] for line in lines[:-1]] == [1, 2] and lines[-1] == ""
+
+
+def test_the_environment_names_versions_and_command() -> None:
+    environment = describe_environment()
+    assert environment["versions"].keys() >= {"python", "torch", "transformers", "accelerate"}
+    assert environment["command"] and environment["started"]
