@@ -31,14 +31,13 @@ demo: $(VENV)/.installed
 
 runs/demo/evaluation/comparison.json:
 	$(PYTHON) prepare_data.py recipes/demo.yaml
-	@processes=$$($(PYTHON) -c "from gpt2_repro.hardware import demo_processes; print(demo_processes())"); \
-	if [[ "$$(uname)" == Linux ]]; then \
-	  echo "$(LAUNCH) --num_processes $$processes train.py recipes/demo.yaml"; \
-	  $(LAUNCH) --num_processes "$$processes" train.py recipes/demo.yaml; \
-	else \
-	  echo "DeepSpeed needs Linux: one process without it"; \
-	  $(PYTHON) train.py recipes/demo.yaml; \
-	fi
+	@read -r kind processes < <($(PYTHON) -c "from gpt2_repro import hardware as h; print(h.find_accelerator().kind, h.demo_processes())"); \
+	command=($(LAUNCH) --num_processes $$processes); \
+	if [[ "$$(uname)" != Linux ]]; then echo "DeepSpeed needs Linux: one process without it"; command=($(PYTHON)); fi; \
+	if [[ $$kind == cpu ]]; then export DS_ACCELERATOR=cpu OMP_NUM_THREADS=$$(( ($$(getconf _NPROCESSORS_ONLN) + processes - 1) / processes )); fi; \
+	command+=(train.py recipes/demo.yaml); \
+	if (( processes > 2 )); then command+=(--per_device_train_batch_size $$((8 / processes))); fi; \
+	echo "$${command[@]}"; "$${command[@]}"
 	bash evaluate.sh runs/demo/final --local_data data/demo
 
 style: $(VENV)/.installed-dev

@@ -124,8 +124,8 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def demo_processes() -> int:
-    """Processes for `make demo`: the largest power of two of the visible GPUs, or 2 on a CPU, 1 without DeepSpeed."""
+    """Processes for `make demo`: the largest power of two of the visible GPUs up to 8, its rows a step; 2 on a CPU."""
     accelerator = find_accelerator()
     if accelerator.kind == "cuda":
-        return 1 << (accelerator.count.bit_length() - 1)
-    return 2 if platform.system() == "Linux" else 1
+        return min(8, 1 << (accelerator.count.bit_length() - 1))
+    return 2 if platform.system() == "Linux" else 1  # more than one takes DeepSpeed, which is for Linux

@@ -52,7 +52,9 @@ def test_stock_transformers_loads_what_training_wrote(run: Path) -> None:
 def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, type_command) -> None:
     texts = []
     for checkpoint in (run, run / "final", run / "checkpoint-8"):
-        done = type_command("python", "-m", "gpt2_repro.generate", checkpoint, "--prompt", "abc", "--max_new_tokens", 8)
+        done = type_command(
+            "python", "-m", "gpt2_repro.generate", checkpoint, "--prompt", "abc", "--max_new_tokens", 8
+        )
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
     assert texts[0] == texts[1] and all(text.startswith("abc") and len(text) > 5 for text in texts)

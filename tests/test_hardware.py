@@ -57,7 +57,7 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     hardware.check_processes(1)
 
 
-@pytest.mark.parametrize(("gpus", "processes"), [(1, 1), (2, 2), (3, 2), (6, 4), (8, 8)])
+@pytest.mark.parametrize(("gpus", "processes"), [(1, 1), (2, 2), (3, 2), (6, 4), (8, 8), (16, 8)])
 def test_the_demo_takes_the_largest_power_of_two(monkeypatch: pytest.MonkeyPatch, gpus: int, processes: int) -> None:
     fake_gpus(monkeypatch, gpus)
     properties = SimpleNamespace(name="NVIDIA H200", total_memory=1)
