@@ -1,7 +1,8 @@
 """A recipe is one YAML file that describes one run, in the sections data, model, training and evaluation.
 
 A section's keys become command-line tokens placed before the user's own, so a file and a flag pass the same
-validation and the command line wins. Each section belongs to one dataclass, which lives beside the code it configures.
+validation and the command line wins. Each section belongs to one dataclass, which lives beside the code it configures;
+its `refused` maps the fields that something else owns to the reason.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
@@ -19,12 +20,6 @@ from gpt2_repro.errors import UserError, did_you_mean
 
 
 SECTIONS = ("data", "model", "training", "evaluation")
-
-
-class SectionArguments(Protocol):
-    """A dataclass that owns a section. `refused` maps the fields that something else owns to the reason."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class TokenCount(int):

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 @pytest.fixture(scope="module")
 def run(train, tmp_path_factory) -> Path:
-    return train(tmp_path_factory.mktemp("end") / "run", launcher=("launch", 2), *("--per_device_train_batch_size", 4))
+    output = tmp_path_factory.mktemp("end") / "run"
+    return train(output, "--per_device_train_batch_size", 4, launcher=("launch", 2))
 
 
 def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -> None:

@@ -61,6 +61,12 @@ class PretrainingTrainer(Trainer):
         prepare_wandb(kwargs["args"].report_to, run.path)
         super().__init__(data_collator=collate_rows, **kwargs)
         self.plan = plan
+        self.sampler = EpochSampler(
+            len(self.train_dataset),
+            rows_per_step=plan.rows_per_step,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            shuffle=self.args.train_sampling_strategy == "random",
+        )
         self.run = run
         self.environment = environment
         self.trajectory = trajectory
@@ -124,12 +130,14 @@ class PretrainingTrainer(Trainer):
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
         return prepared
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
         # Trainer would train one step more when it resumes from the last checkpoint.
         if self.state.global_step >= self.plan.max_steps:
             self.control.should_training_stop = True
             return
-        super()._run_epoch(*args, **kwargs)
+        # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
+        self.sampler.set_epoch(epoch)
+        super()._run_epoch(*args, epoch=epoch, **kwargs)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         factor = functools.partial(
@@ -142,13 +150,8 @@ class PretrainingTrainer(Trainer):
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler[int]:
-        return EpochSampler(
-            len(self.train_dataset),
-            rows_per_step=self.plan.rows_per_step,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            shuffle=self.args.train_sampling_strategy == "random",
-        )
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+        return self.sampler
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0

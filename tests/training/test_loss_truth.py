@@ -37,7 +37,8 @@ def mean_nll(model, table: torch.Tensor, vocabulary: int) -> float:
 
 def first_model(run: Path):
     """The fresh weights of the run: the same seed and the same configuration."""
-    config = AutoConfig.from_pretrained(run / "checkpoint-8")
+    (checkpoint, *_) = run.glob("checkpoint-*")
+    config = AutoConfig.from_pretrained(checkpoint)
     set_seed(json.loads((run / "environment.json").read_text())["seed"])
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
@@ -67,6 +68,27 @@ def test_logged_losses_equal_a_hand_computation(launcher, train, events, folder:
 
     final = AutoModelForCausalLM.from_pretrained(run / "final")
     assert by_step[8]["eval_loss"] == pytest.approx(mean_nll(final, validation, vocabulary), abs=1e-5)
+
+
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
+def test_every_epoch_has_an_order_of_its_own(launcher, train, events, folder: Path, tmp_path: Path) -> None:
+    # A rate too small to move a weight: each step's loss is then the first model's on that step's rows.
+    micro = 128 if launcher == ("python",) else 32
+    options = ("--tokens_per_step", 128 * 32, "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
+    table = rows(folder, "train")
+    steps = len(table) // 128  # whole steps of an epoch
+    long = (*options, "--max_steps", 2 * steps + 2, "--eval_strategy", "no", "--save_steps", 1000)
+    run = train(tmp_path / "run", *long, "--stop_at_step", steps + 2, launcher=launcher)
+    train(run, *long, launcher=launcher)  # resumed in the middle of the second epoch
+    logged = {event["step"]: event["loss"] for event in events(run) if "loss" in event}
+    assert sorted(logged) == list(range(1, 2 * steps + 3))
+
+    untrained = first_model(run)
+    per_row = torch.tensor([mean_nll(untrained, row[None], 300) for row in table])
+    for step, loss in logged.items():
+        epoch, place = divmod(step - 1, steps)
+        order = np.random.default_rng([42, epoch]).permutation(len(table))[place * 128 : (place + 1) * 128]
+        assert loss == pytest.approx(per_row[order].mean().item(), abs=1e-5), step
 
 
 def test_learning_rates_and_gradient_norm_of_the_log(train, events, folder: Path, tmp_path: Path) -> None:
