@@ -69,9 +69,9 @@ def main(argv: list[str]) -> None:
     )
     tokenizer = AutoTokenizer.from_pretrained(f"{data_args.dataset_dir}/tokenizer")
 
-    set_seed(args.seed)
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
     attention, reason = choose_attention(model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16)
+    set_seed(args.seed)
     model = build_model(config, attention=attention)
 
     if main_process:

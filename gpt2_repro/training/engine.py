@@ -53,11 +53,15 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def fp32_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every weight in fp32 on the CPU, from the masters where DeepSpeed holds them. A collective: call it on all ranks."""
+def fp32_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+    """Every weight in fp32 on the CPU, from the masters where DeepSpeed holds them; {} for a rank that does not `keep`.
+
+    A collective: call it on all ranks.
+    """
     weights = {}
     for name, parameter in model.named_parameters():
         sharded = hasattr(parameter, "_hp_mapping")
         full = parameter.get_full_hp_param() if sharded else parameter.detach()
-        weights[name] = full.to("cpu", torch.float32, copy=True)
+        if keep:
+            weights[name] = full.to("cpu", torch.float32, copy=True)
     return weights

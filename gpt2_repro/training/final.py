@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 
 def save_final(trainer: PretrainingTrainer) -> None:
     """Write `final/` from the fp32 masters, whole or not at all, and call the run complete. Call it on all ranks."""
-    weights = fp32_weights(trainer.model)
-    if not trainer.is_world_process_zero():
+    main = trainer.is_world_process_zero()
+    weights = fp32_weights(trainer.model, keep=main)
+    if not main:
         return
     run, model = trainer.run, plain_model(trainer.model.config, weights)
     staged, final = run.path / "staging", run.path / "final"

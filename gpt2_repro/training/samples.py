@@ -27,7 +27,9 @@ class Sampler(TrainerCallback):
         start = self.tokenizer(self.prompt)["input_ids"] or [self.tokenizer.bos_token_id]
         ids = torch.tensor([start], device=args.device)
         room = model.config.max_position_embeddings - ids.shape[1]
-        with torch.random.fork_rng(), torch.inference_mode():
+        # By default fork_rng saves the state of every visible GPU, and so opens a context on each.
+        devices = [args.device] if args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.inference_mode():
             torch.manual_seed(args.seed + state.global_step)
             written = model.generate(
                 ids,

@@ -111,7 +111,8 @@ class PretrainingTrainer(Trainer):
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except BaseException as error:
             if main:
-                self.run.write_status("failed", step=self.state.global_step, reason=f"{type(error).__name__}: {error}")
+                state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                self.run.write_status(state, step=self.state.global_step, reason=f"{type(error).__name__}: {error}")
             raise
         if main:
             spent = self.run.read_status().get("seconds", 0.0) + time.perf_counter() - began

@@ -126,18 +126,6 @@ def test_several_runs_are_laid_over_each_other(
     assert [[cell.text for cell in row] for row in differences.rows] == [["training.learning_rate", "0.001", "0.002"]]
 
 
-def test_an_interrupted_write_leaves_the_old_page(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, _ = _page(run_folder)
-
-    def interrupted(path: Path, content: bytes) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_bytes", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        _page(run_folder)
-    assert (run_folder / "report.html").read_text() == source
-
-
 def test_a_difference_is_judged_by_direction_and_error(run_folder: Path) -> None:
     table = comparison_table(read_run(run_folder).comparison)
     assert table.headers == ["task", "metric", "demo", "openai-community/gpt2", "difference"]
