@@ -38,7 +38,7 @@ runs/demo/evaluation/comparison.json:
 	command+=(train.py recipes/demo.yaml); \
 	if (( processes > 2 )); then command+=(--per_device_train_batch_size $$((8 / processes))); fi; \
 	echo "$${command[@]}"; "$${command[@]}"
-	bash evaluate.sh runs/demo/final --local_data data/demo
+	PYTHON=$(PYTHON) bash evaluate.sh runs/demo/final --local_data data/demo
 
 style: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix .

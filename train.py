@@ -2,7 +2,6 @@
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
-    python train.py recipes/demo.yaml
     python train.py recipes/gpt2_124m.yaml --dry_run
 
 Start the same command again to resume; a finished run is left as it is.
@@ -43,8 +42,9 @@ def main(argv: list[str]) -> None:
 
     # Mistakes are answered here, before the rest of the stack is imported and anything is built.
     prepare = f"python prepare_data.py {recipe.path}"
-    manifest = read_manifest(data_args.dataset_dir, prepare=prepare)
-    check_manifest(manifest, data_args, folder_typed="dataset_dir" in recipe.typed, prepare=prepare)
+    typed = f" --dataset_dir {data_args.dataset_dir}" if "dataset_dir" in recipe.typed else ""
+    manifest = read_manifest(data_args.dataset_dir, prepare=prepare + typed)
+    check_manifest(manifest, data_args, folder_typed=bool(typed), prepare=prepare)
 
     from gpt2_repro.training.resolve import resolve_arguments, trajectory_of
     from gpt2_repro.training.run_directory import RunDirectory
@@ -53,22 +53,23 @@ def main(argv: list[str]) -> None:
     args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, run_name=recipe.path.stem)
     main_process = args.process_index == 0
     run = RunDirectory(str(args.output_dir))
-    if run.is_finished(plan.max_steps):
+    trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])
+    run.check_trajectory(trajectory)
+    if run.is_finished():
         return print(f"{run.path} is already complete: {run.path}/final") if main_process else None
 
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
-    from gpt2_repro.data.prepared import open_splits
+    from gpt2_repro.data.prepared import open_dataset
     from gpt2_repro.model.build import build_config, build_model, choose_attention
+    from gpt2_repro.model.export import start_ids
     from gpt2_repro.training.announce import announce, describe_run
-    from gpt2_repro.training.final import save_final
+    from gpt2_repro.training.final import finish
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    train_rows, eval_rows = open_splits(
-        data_args.dataset_dir, manifest, eval_tokens=args.eval_tokens, sequence_length=length
-    )
-    tokenizer = AutoTokenizer.from_pretrained(f"{data_args.dataset_dir}/tokenizer")
-
+    train_rows, eval_rows, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
+    if args.sample_tokens:
+        start_ids(tokenizer, args.sample_prompt, window=length)
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
     attention, reason = choose_attention(model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16)
     set_seed(args.seed)
@@ -88,10 +89,10 @@ def main(argv: list[str]) -> None:
         plan=plan,
         run=run,
         environment=environment,
-        trajectory=trajectory_of(args, plan, data=manifest, model=recipe.values["model"]),
+        trajectory=trajectory,
     )
-    if trainer.fit():
-        save_final(trainer)
+    trainer.fit()
+    finish(trainer)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def plan_batches(
     Raises UserError, with the nearest choices that work, where tokens per step do not divide.
     """
     if min(tokens_per_step, sequence_length, micro_batch_size, num_processes) < 1:
-        raise UserError("tokens_per_step, sequence_length and per_device_train_batch_size must be at least 1")
+        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
+    if max_steps < 0:
+        raise UserError(f"--max_steps {max_steps} must be at least 1, or 0 to derive the steps from total_tokens")
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
     if rest or not accumulation:
@@ -54,7 +56,7 @@ def plan_batches(
             f"x {num_processes} processes = {tokens_per_pass:,}: use {mend}--tokens_per_step "
             + " or ".join(str(choice) for choice in choices)
         )
-    steps = max_steps if max_steps > 0 else total_tokens // tokens_per_step
+    steps = max_steps or total_tokens // tokens_per_step
     if steps < 1:
         raise UserError(f"total_tokens {total_tokens:,} is less than one step of {tokens_per_step:,} tokens")
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, steps)

@@ -19,7 +19,7 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
         vocabulary = read_manifest(data_args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")[
             "vocab_size"
         ]
-    multiple = max(1, model_args.pad_vocab_to_multiple_of)
+    multiple = model_args.pad_vocab_to_multiple_of
     padded = -(-vocabulary // multiple) * multiple
     length = data_args.sequence_length
     shape = {"n_layer": model_args.n_layer, "n_embd": model_args.n_embd, "n_positions": length}

@@ -25,24 +25,20 @@ def main(argv: list[str]) -> None:
 
     import torch
 
-    from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
+    from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, start_ids
 
     checkpoint = resolve_checkpoint(args.checkpoint)
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    start = tokenizer(args.prompt)["input_ids"] or [tokenizer.bos_token_id]
-    room = model.config.max_position_embeddings - len(start)
-    if room < 1:
-        raise UserError(
-            f"the prompt has {len(start)} tokens and the window of {args.checkpoint} ends before its answer"
-        )
+    window = model.config.max_position_embeddings
+    start = start_ids(tokenizer, args.prompt, window=window)
     ids = torch.tensor([start] * args.num_samples, device=model.device)
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k} if args.temperature else {}
     torch.manual_seed(args.seed)
     written = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=min(args.max_new_tokens, room),
+        max_new_tokens=min(args.max_new_tokens, window - len(start)),
         pad_token_id=tokenizer.eos_token_id,
         **sampling,
     )

@@ -33,7 +33,9 @@ class Accelerator:
 
 
 def peak_flops(name: str) -> float | None:
-    """Dense bf16 FLOP/s of a GPU by its name, None for one that is not in the table."""
+    """Dense bf16 FLOP/s of a GPU by its name, None for one that is not in the table, or only a part or kin of one."""
+    if any(word in name for word in ("MIG", "Laptop", "4090 D")):
+        return None
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
@@ -49,7 +51,7 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
     return Accelerator("cpu", platform.processor() or platform.machine(), os.cpu_count() or 1, None, None)
 
 
-def choose_device(*, use_cpu: bool, cpu_without_asking: bool) -> bool:
+def choose_device(*, use_cpu: bool, accept_any_hardware: bool) -> bool:
     """Whether to train on the CPU.
 
     Raises UserError where an NVIDIA device is present and torch cannot use it, and where there is no GPU and nobody
@@ -70,7 +72,7 @@ def choose_device(*, use_cpu: bool, cpu_without_asking: bool) -> bool:
             f"an NVIDIA device is here (driver {driver}) and torch {torch.__version__}, {wheel}, cannot use it: "
             f"{mend}, or type --use_cpu to train on the CPU"
         )
-    if not cpu_without_asking:
+    if not accept_any_hardware:
         raise UserError("there is no GPU here: type --use_cpu to train on the CPU all the same")
     return True
 
@@ -87,8 +89,8 @@ def check_processes(num_processes: int) -> None:
         )
 
 
-def choose_bf16(asked: bool, *, use_cpu: bool) -> tuple[bool, str]:
-    """Whether to multiply in bf16, and why. Raises UserError for a GPU that cannot."""
+def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
+    """Whether to multiply in bf16, and why. Raises UserError for a GPU that cannot, unless any hardware will do."""
     import torch
 
     if not asked:
@@ -98,8 +100,18 @@ def choose_bf16(asked: bool, *, use_cpu: bool) -> tuple[bool, str]:
             return True, "bf16 with fp32 masters: this CPU has bf16 instructions"
         return False, "fp32: this CPU has no bf16 instructions and would emulate them slowly"
     if not torch.cuda.is_bf16_supported(including_emulation=False):
+        if accept_any_hardware:
+            return False, "fp32: this GPU cannot multiply in bf16"
         raise UserError(f"{torch.cuda.get_device_name()} cannot multiply in bf16: type --bf16 false to train in fp32")
     return True, "bf16 with fp32 masters"
+
+
+def check_compile() -> None:
+    """Raise UserError where torch.compile is known to compute NaN: torch 2.10 on A100."""
+    import torch
+
+    if torch.__version__.startswith("2.10.") and torch.cuda.is_available() and "A100" in torch.cuda.get_device_name():
+        raise UserError("torch 2.10 compiles to NaN on A100: install torch 2.9 or 2.11, or leave out --torch_compile")
 
 
 def nvidia_driver() -> str | None:

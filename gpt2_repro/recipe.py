@@ -28,7 +28,7 @@ class TokenCount(int):
     def __new__(cls, value: object) -> "TokenCount":
         text = str(value).replace("_", "").replace(",", "")
         number = float(text)
-        if number != int(number) or number < 0:
+        if not number.is_integer() or number < 0:
             raise ValueError(f"{value!r} is not a whole number of tokens")
         return super().__new__(cls, int(text) if text.isdigit() else int(number))
 
@@ -59,8 +59,8 @@ class ParsedRecipe:
     def to_yaml(self, **derived: Any) -> str:
         """The resolved recipe as the same commands read it again; `derived` replaces values."""
         resolved = self.resolved()
-        for section in resolved.values():
-            section.update({key: value for key, value in derived.items() if key in section})
+        for section, cls in self.sections.items():
+            resolved[section] |= {key: value for key, value in derived.items() if key in own_fields(cls)}
         # Through JSON, because YAML knows neither TokenCount nor enumerations.
         plain = json.loads(json.dumps(resolved))
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
@@ -71,7 +71,10 @@ class _Parser(HfArgumentParser):
     """HfArgumentParser whose complaints are UserErrors that name the nearest valid word."""
 
     def error(self, message: str) -> Any:
-        raise UserError(message.removeprefix("argument ") + "; see --help")
+        message = message.removeprefix("argument ").replace("invalid TokenCount value", "no whole number of tokens")
+        if message.startswith("unrecognized arguments"):
+            message += ", and a recipe is named first"
+        raise UserError(f"{message}; see --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -69,7 +69,8 @@ def test_missing_recipe(refused) -> None:
 
 def test_missing_data_folder(refused, tiny_recipe: Path) -> None:
     message = refused("--dataset_dir", "data/nowhere")
-    assert message == f"there is no data/nowhere: prepare the data first with `python prepare_data.py {tiny_recipe}`"
+    command = f"python prepare_data.py {tiny_recipe} --dataset_dir data/nowhere"
+    assert message == f"there is no data/nowhere: prepare the data first with `{command}`"
 
 
 def test_a_folder_that_is_not_prepared(refused, tmp_path: Path) -> None:
@@ -138,8 +139,31 @@ def test_a_field_of_training_arguments_that_something_else_owns(refused, changed
     assert "training.save_total_limit has another owner" in refused(recipe=recipe)
 
 
-def test_a_value_that_transformers_refuses(refused) -> None:
-    assert "logging_steps" in refused("--logging_steps", 0)
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--logging_steps", 0, "logging_steps"),
+        ("--warmup_steps", -1, "warmup_steps"),
+        ("--max_steps", -3, "--max_steps -3 must be at least 1"),
+        ("--sequence_length", 0, "--sequence_length 0 must be at least 1"),
+        ("--validation_fraction", 2, "must lie between 0 and 1"),
+        ("--dropout", 1.5, "--dropout 1.5"),
+        ("--n_head", 3, "--n_embd 32 does not divide by --n_head 3"),
+        ("--per_device_train_batch_size", 0, "must be at least 1"),
+        ("--tokens_per_step", "many", "no whole number of tokens: 'many'"),
+        ("--sample_prompt", "abc " * 40, "leaves no room in a window of 32"),
+        ("--tokens_per_step", "inf", "no whole number of tokens: 'inf'"),
+        ("--report_to", "wandbb", "there is no service 'wandbb' to report to: did you mean 'wandb'?"),
+    ],
+)
+def test_impossible_values(refused, option: str, value: object, message: str) -> None:
+    assert message in refused(option, value)
+
+
+def test_an_output_dir_that_is_a_file(tiny_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(UserError, match="cannot write into .*run .*--output_dir"):
+        train_story.main([str(tiny_recipe), "--output_dir", str(tmp_path / "run")])
 
 
 def test_an_empty_corpus(tmp_path: Path) -> None:

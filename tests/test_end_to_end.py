@@ -25,6 +25,7 @@ def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -
         "checkpoint-8",
         "final",
     }
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["training"]["output_dir"] == str(run)
     resolved, written = yaml.safe_load((run / "recipe.yaml").read_text()), yaml.safe_load(tiny_recipe.read_text())
     for section, keys in written.items():
         for key, value in keys.items():
@@ -36,7 +37,7 @@ def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [0, 4, 8] and samples[-1]["text"]
     training = [event for event in events(run) if "loss" in event]
-    assert all(event["tokens_per_second"] > 0 for event in training)
+    assert all(event["tokens_per_second"] > 0 and 0 <= event["data_wait"] < 1 for event in training)
 
 
 def test_stock_transformers_loads_what_training_wrote(run: Path) -> None:
@@ -120,8 +121,12 @@ def test_wandb_records_offline_never_asks_and_cannot_end_a_training(type_command
 def test_help_shows_launch_lines_and_own_options(type_command, command) -> None:
     done = type_command("python", *command, "--help")
     assert done.returncode == 0
-    own = {"train.py": "--tokens_per_step", "prepare_data.py": "--data_files"}.get(command[0], "--baseline")
-    assert own in done.stdout and "recipes/demo.yaml" in done.stdout or "evaluate.sh" in done.stdout
+    launch_line, own = {
+        "train.py": ("accelerate launch --config_file accelerate_configs/zero1.yaml train.py", "--tokens_per_step"),
+        "prepare_data.py": ("python prepare_data.py recipes/demo.yaml", "--data_files"),
+        "-m": ("bash evaluate.sh runs/gpt2_124m", "--baseline"),
+    }[command[0]]
+    assert launch_line in done.stdout and own in done.stdout
     if command == ("train.py",):
         assert done.stdout.index("--tokens_per_step") < done.stdout.index("inherited from transformers")
         assert "--gradient_accumulation_steps" not in done.stdout

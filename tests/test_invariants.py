@@ -1,10 +1,12 @@
 """What must not change a run does not: layout, launcher, interruption, a second start."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 
@@ -105,13 +107,25 @@ def test_a_damaged_checkpoint_is_passed_over_and_another_run_refused(
     other = type_command(*words, "--seed", 7)
     assert other.returncode == 2
     assert "belongs to another run (seed 42 -> 7)" in other.stderr and "--output_dir" in other.stderr
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["training"].get("seed", 42) == 42
 
-    resumed = type_command(*words)
+    resumed = type_command(*words, "--logging_steps", 2)  # intervals may change
     assert resumed.returncode == 0, resumed.stderr
     assert f"skipping {run}/checkpoint-5: optimizer.pt is missing or cut short" in resumed.stdout
     assert f"resuming from {run}/checkpoint-4" in resumed.stdout
-    assert (run / "incomplete-checkpoint-5").exists() is False  # step 5 was no step to save at
-    assert [event["step"] for event in events(run) if "loss" in event] == [1, 2, 3, 4, 5, 5, 6, 7, 8]
+    # Step 5 was after the checkpoint: it is written once, by the run that went on.
+    assert [event["step"] for event in events(run) if "loss" in event] == [1, 2, 3, 4, 6, 8]
+
+
+def test_a_checkpoint_of_deepspeed_is_not_resumed_without_it(
+    layouts: dict[str, Path], type_command, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(layouts["zero1-2x4"], run)
+    for kept in ("environment.json", "run_status.json"):  # as if the checkpoints alone were carried over
+        (run / kept).unlink()
+    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run)
+    assert done.returncode == 2 and "deepspeed_processes 2 -> None" in done.stderr
 
 
 def test_a_finished_run_is_left_as_it_is(layouts: dict[str, Path], type_command, tiny_recipe: Path) -> None:
@@ -119,14 +133,14 @@ def test_a_finished_run_is_left_as_it_is(layouts: dict[str, Path], type_command,
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     done = type_command("python", "train.py", tiny_recipe, "--output_dir", run)
     assert done.returncode == 0 and f"{run} is already complete: {run}/final" in done.stdout
+    other = type_command("python", "train.py", tiny_recipe, "--output_dir", run, "--learning_rate", 0.5)
+    assert other.returncode == 2 and "belongs to another run (learning_rate 0.01 -> 0.5)" in other.stderr
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_killed_before_its_final_folder_only_writes_that(
     layouts: dict[str, Path], train, events, tmp_path: Path
 ) -> None:
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(layouts["zero1-2x4"], run)
     shutil.rmtree(run / "final")

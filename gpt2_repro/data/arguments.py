@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import TokenCount
 
 
@@ -53,3 +54,11 @@ class DataArguments:
     max_tokens: TokenCount = dataclasses.field(
         default=TokenCount(0), metadata={"help": "Stop after this many tokens of the source; 0 takes them all."}
     )
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1:
+            raise UserError(f"--sequence_length {self.sequence_length} must be at least 1")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"--validation_fraction {self.validation_fraction} must lie between 0 and 1")
+        if not 0 <= self.split_seed < 2**64:
+            raise UserError(f"--split_seed {self.split_seed} must lie between 0 and 2**64")

@@ -1,5 +1,6 @@
 """Rows to batches, and the order in which a run reads them."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -22,9 +23,14 @@ def collate_rows(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
 class EpochSampler(Sampler[int]):
     """The rows of an epoch in an order that is a function of the seed and the epoch alone.
 
-    Rows that do not fill the last step of the epoch are dropped, other ones in each epoch, so that every step has
-    the same number of tokens.
+    Shuffled twice: blocks of rows that lie together on the disk, then the rows inside a window of many blocks. A plain
+    permutation would read 2 KiB here and there, and a cold disk gives 128 KiB for each; a folder of up to one
+    window's rows is permuted as a whole. Rows that do not fill the last step are dropped, other ones in each epoch, so
+    that every step has the same number of tokens.
     """
+
+    BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
+    WINDOW = 2**15  # rows: 64 MiB
 
     def __init__(self, num_rows: int, *, rows_per_step: int, seed: int, shuffle: bool) -> None:
         self.num_rows = num_rows
@@ -40,7 +46,14 @@ class EpochSampler(Sampler[int]):
         return self.num_rows // self.rows_per_step * self.rows_per_step
 
     def __iter__(self) -> Iterator[int]:
-        if not self.shuffle:
-            return iter(range(len(self)))
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.num_rows)
-        return iter(order[: len(self)].tolist())
+        order = self._shuffled() if self.shuffle else iter(range(self.num_rows))
+        return itertools.islice(order, len(self))
+
+    def _shuffled(self) -> Iterator[int]:
+        source = np.random.default_rng([self.seed, self.epoch])
+        blocks = source.permutation(-(-self.num_rows // self.BLOCK))
+        per_window = self.WINDOW // self.BLOCK
+        for start in range(0, len(blocks), per_window):
+            firsts = blocks[start : start + per_window, None] * self.BLOCK
+            rows = (firsts + np.arange(self.BLOCK)).ravel()
+            yield from source.permutation(rows[rows < self.num_rows]).tolist()

@@ -4,8 +4,12 @@ import abc
 import dataclasses
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
 
 from gpt2_repro.errors import UserError
 
@@ -51,18 +55,18 @@ class LocalFile(SourceFile):
     name: str
 
     def read(self) -> Iterator[Batch]:
+        """Raises UserError, with the file's name, for one that is damaged or of another form."""
         path = Path(self.name)
-        if kind_of(path) == ".parquet":
-            yield from self._read_parquet(path)
-        else:
-            yield from batches(self._read_text(path))
+        try:
+            yield from self._read_parquet(path) if kind_of(path) == ".parquet" else batches(self._read_text(path))
+        except (UnicodeDecodeError, EOFError, OSError, zlib.error, pa.ArrowInvalid) as error:
+            raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
     def _read_parquet(self, path: Path) -> Iterator[Batch]:
-        import pyarrow.parquet
-
         with pyarrow.parquet.ParquetFile(path) as table:
-            if "text" not in table.schema_arrow.names:
-                raise UserError(f"{path} has no column `text`: it has {', '.join(table.schema_arrow.names)}")
+            field = table.schema_arrow.field("text") if "text" in table.schema_arrow.names else None
+            if field is None or field.type not in (pa.string(), pa.large_string()):
+                raise UserError(f"{path} has no text column `text`: it has {', '.join(table.schema_arrow.names)}")
             rows, done = table.metadata.num_rows, 0
             for batch in table.iter_batches(BATCH_DOCUMENTS, columns=["text"]):
                 done += len(batch)
@@ -76,8 +80,12 @@ class LocalFile(SourceFile):
                 yield lines.read().decode("utf-8"), 1.0
                 return
             for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
                 try:
                     text = json.loads(line)["text"]
                 except (ValueError, KeyError, TypeError):
-                    raise UserError(f"{path}, line {number}, is no JSON object with the key `text`") from None
+                    text = 0
+                if not isinstance(text, str | None):
+                    raise UserError(f"{path}, line {number}, is no JSON object with a text under the key `text`")
                 yield text or "", min(1.0, raw.tell() / size)

@@ -26,32 +26,42 @@ HUB_PRESETS = {
 }
 
 
-def list_preset(name: str, staging: Path) -> tuple[dict[str, Any], list[SourceFile]]:
-    """A preset's description, with the revision it has now, and its files. `staging` takes their downloads.
+def list_preset(name: str, staging: Path, *, revision: str | None) -> tuple[dict[str, Any], list[SourceFile]]:
+    """A preset's description and its files, at `revision` or at the newest. `staging` takes their downloads.
 
     Raises UserError where the Hub cannot be reached or holds nothing there.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     preset = HUB_PRESETS[name]
     try:
         api = HfApi()
-        revision = api.dataset_info(preset.repository).sha
+        revision = revision or api.dataset_info(preset.repository).sha
         listing = api.list_repo_tree(
             preset.repository, preset.folder, repo_type="dataset", revision=revision, recursive=True
         )
         files = sorted(entry.path for entry in listing if entry.path.endswith(".parquet"))
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except _network_errors() as error:
         raise UserError(
-            f"cannot list {preset.repository} on the Hub ({reason}): connect and try again, or prepare text of your "
-            "own with --data_files GLOB"
+            f"cannot list {preset.repository} on the Hub ({first_line(error)}): connect and try again, or prepare "
+            "text of your own with --data_files GLOB"
         ) from None
     if not files:
         raise UserError(f"{preset.repository} has no parquet files under {preset.folder}")
     description = {"name": name, "repository": preset.repository, "folder": preset.folder, "revision": revision}
     return description, [HubFile(path, preset.repository, str(revision), str(staging)) for path in files]
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, without the rest of it."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    # HTTPError is the HTTP client's own, from a refused connection to a bad status, whichever client the Hub's is.
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    return (HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +77,14 @@ class HubFile(SourceFile):
         from huggingface_hub import hf_hub_download
 
         folder = Path(self.staging, self.name.replace("/", "-"))
-        path = hf_hub_download(
-            self.repository, self.name, repo_type="dataset", revision=self.revision, local_dir=folder
-        )
+        try:
+            path = hf_hub_download(
+                self.repository, self.name, repo_type="dataset", revision=self.revision, local_dir=folder
+            )
+        except _network_errors() as error:
+            raise UserError(
+                f"cannot fetch {self.name} of {self.repository} ({first_line(error)}): start the same command again, "
+                "it goes on with this file"
+            ) from None
         yield from LocalFile(path).read()
         shutil.rmtree(folder)

@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"
 
 
 def form_of(args: DataArguments) -> dict[str, Any]:
-    """What decides the rows besides the source and its tokenizer."""
+    """What decides the form of a row."""
     return {"packing": "concat", "sequence_length": args.sequence_length, "separator": args.separator}
 
 
@@ -35,21 +35,22 @@ def read_manifest(dataset_dir: str, *, prepare: str) -> dict[str, Any]:
             f"{dataset_dir} is not a prepared folder" if Path(dataset_dir).exists() else f"there is no {dataset_dir}"
         )
         raise UserError(f"{what}: prepare the data first with `{prepare}`")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is damaged: move {dataset_dir} away and prepare it anew with `{prepare}`") from None
 
 
 def check_manifest(manifest: dict[str, Any], args: DataArguments, *, folder_typed: bool, prepare: str) -> None:
-    """Refuse data whose form, source or tokenizer is not what the recipe asks for.
+    """Refuse data that was prepared otherwise than the recipe asks.
 
-    A folder that the user typed is the data, whatever its source and tokenizer; its form has to fit all the same.
+    A folder that the user typed is the data, wherever it comes from; only the form of its rows has to fit.
     """
-    asked = form_of(args)
-    if not folder_typed:
-        asked |= {"source": source_name(args), "tokenizer": args.tokenizer}
-    holds = {key: manifest["request"][key] for key in asked}
+    asked = json.loads(json.dumps(form_of(args) if folder_typed else request_of(args)))
     for key, value in asked.items():
-        if holds[key] != value:
+        holds = manifest["request"].get(key)
+        if holds != value:
             raise UserError(
-                f"{args.dataset_dir} was prepared with {key} {holds[key]} and the recipe asks for {value}: use "
-                f"--{key} {holds[key]} or prepare it with `{prepare}` and another --dataset_dir"
+                f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use "
+                f"--{key} {holds} or prepare it with `{prepare}` and another --dataset_dir"
             )

@@ -21,7 +21,7 @@ from gpt2_repro.data.sources import Source, open_source
 from gpt2_repro.data.staging import StagedFile, is_held_out, tokenize_files
 from gpt2_repro.data.tokenizer import Encoder, save_tokenizer, tokenizer_hash, train_tokenizer
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import write_whole
+from gpt2_repro.files import sync_folder, write_whole
 
 
 logger = logging.getLogger(__name__)
@@ -44,18 +44,22 @@ def prepare(args: DataArguments, *, num_proc: int) -> dict[str, Any]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"another process is preparing {target}: wait for it or end it") from None
-        source = _take_up(staging, request, args)
-        _obtain_tokenizer(args, source, staging)
-        encoder = Encoder(staging / "tokenizer", separator=args.separator)
-        staged = tokenize_files(source.files, staging, staging / "tokenizer", args, num_proc=num_proc)
-        folder = staging / "folder"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        manifest = _write_folder(folder, args, source, staged, encoder)
-        shutil.copytree(staging / "tokenizer", folder / "tokenizer")
-        manifest = {"request": request, "tokenizer_sha256": tokenizer_hash(folder / "tokenizer")} | manifest
-        write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        folder.rename(target)
+        try:
+            source = _take_up(staging, request, args)
+            _obtain_tokenizer(args, source, staging)
+            encoder = Encoder(staging / "tokenizer", separator=args.separator)
+            staged = tokenize_files(source.files, staging, staging / "tokenizer", args, num_proc=num_proc)
+        except UserError:
+            if not any(staging.glob("tokens-*.npz")):  # nothing is there that the next start could take up
+                shutil.rmtree(staging)
+            raise
+        try:
+            manifest = _write_folder(staging / "folder", args, source, staged, encoder)
+        except UserError:
+            shutil.rmtree(staging)  # the same tokens would fail again
+            raise
+        sync_folder(staging / "folder")
+        (staging / "folder").rename(target)
     shutil.rmtree(staging)
     return manifest
 
@@ -76,17 +80,31 @@ def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_up(staging: Path, request: dict[str, Any], args: DataArguments) -> Source:
-    """Open the source; keep what is staged only if it comes from the same request and the same source."""
-    source = open_source(args, staging / "downloads")
-    wanted = json.dumps({"request": request, "source": source.description}, indent=2)
+    """Open the source, and keep what an interrupted preparation of the same request has staged.
+
+    Raises UserError where another request has staged tokens, so that hours of work never vanish by a changed option.
+    """
     note = staging / "request.json"
-    if not note.is_file() or note.read_text() != wanted:
-        for path in staging.iterdir():
-            if path.name != ".lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        note.write_text(wanted)
-    elif any(staging.glob("tokens-*.npz")):
+    kept = json.loads(note.read_text()) if note.is_file() else None
+    begun = any(staging.glob("tokens-*.npz"))
+    if kept and begun:
+        for key, value in json.loads(json.dumps(request)).items():
+            if kept["request"].get(key) != value:
+                raise UserError(
+                    f"{staging} holds an interrupted preparation with {key} {kept['request'].get(key)}, not {value}: "
+                    "type the same options to go on with it, or delete that folder"
+                )
+    revision = kept["source"].get("revision") if kept and begun else None
+    source = open_source(args, staging / "downloads", revision=revision)
+    if kept and begun and kept["source"] == json.loads(json.dumps(source.description)):
         logger.info("taking up the interrupted preparation in %s", staging)
+        return source
+    if begun:
+        logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
+    for path in staging.iterdir():
+        if path.name != ".lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_whole(note, json.dumps({"request": request, "source": source.description}, indent=2))
     return source
 
 
@@ -116,6 +134,9 @@ def _obtain_tokenizer(args: DataArguments, source: Source, staging: Path) -> Non
 def _write_folder(
     folder: Path, args: DataArguments, source: Source, staged: list[StagedFile], encoder: Encoder
 ) -> dict[str, Any]:
+    """Everything of the finished folder, the manifest last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     split_of, counts = _split_documents(args, staged)
     if not counts["train"]["tokens"] + counts["validation"]["tokens"]:
         raise UserError(f"the source {source.description['name']} holds no text: an empty corpus cannot be prepared")
@@ -133,8 +154,11 @@ def _write_folder(
             )
     if args.validation_text:
         _write_validation_text(folder / "text", source, staged, split_of)
+    shutil.copytree(folder.parent / "tokenizer", folder / "tokenizer")
     manifest = {
+        "request": request_of(args),
         "source": source.description,
+        "tokenizer_sha256": tokenizer_hash(folder / "tokenizer"),
         "vocab_size": encoder.vocab_size,
         "largest_id": largest,
         "bytes_per_token": encoder.dtype.itemsize,
@@ -145,6 +169,7 @@ def _write_folder(
     if counts["train"]["tokens"] <= MAX_TOKENS:
         train, validation = (read_rows(folder / split) for split in ("train", "validation"))
         manifest["reference_losses"] = reference_losses(train, validation, encoder.vocab_size)
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     return manifest
 
 
@@ -154,9 +179,9 @@ def _split_documents(args: DataArguments, staged: list[StagedFile]) -> tuple[lis
     split_of = []
     counts = {split: {"documents": 0, "empty_documents": 0, "tokens": 0} for split in ("train", "validation")}
     for file in staged:
-        _, lengths, held_out = file.read()
+        lengths = file.lengths()
         starts = before + np.cumsum(lengths) - lengths
-        held_out = held_out if args.split == "hash" else starts < args.validation_tokens
+        held_out = file.held_out() if args.split == "hash" else starts < args.validation_tokens
         kept = starts < args.max_tokens if args.max_tokens else np.ones(len(lengths), bool)
         of_file = np.where(kept, np.where(held_out, 2, 1), 0).astype(np.int8)
         for code, split in ((1, "train"), (2, "validation")):
@@ -172,8 +197,7 @@ def _split_documents(args: DataArguments, staged: list[StagedFile]) -> tuple[lis
 def _pieces(staged: list[StagedFile], split_of: list[np.ndarray], split: str) -> Iterator[np.ndarray]:
     code = {"train": 1, "validation": 2}[split]
     for file, of_file in zip(tqdm(staged, desc=f"pack {split}", unit="file"), split_of, strict=True):
-        ids, lengths, _ = file.read()
-        yield ids[np.repeat(of_file == code, lengths)]
+        yield file.ids()[np.repeat(of_file == code, file.lengths())]
 
 
 def _write_validation_text(folder: Path, source: Source, staged: list[StagedFile], split_of: list[np.ndarray]) -> None:

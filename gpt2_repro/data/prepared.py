@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_from_disk
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 
 
@@ -19,19 +21,20 @@ def open_split(dataset_dir: str, split: str, manifest: dict[str, Any]) -> Datase
     return rows
 
 
-def open_splits(
-    dataset_dir: str, manifest: dict[str, Any], *, eval_tokens: int, sequence_length: int
-) -> tuple[Dataset, Dataset]:
-    """The training rows and the first validation rows that make `eval_tokens` targets; 0 tokens takes them all.
+def open_dataset(
+    args: DataArguments, manifest: dict[str, Any], *, eval_tokens: int
+) -> tuple[Dataset, Dataset, PreTrainedTokenizerBase]:
+    """The training rows, the first validation rows that make `eval_tokens` targets (0 takes them all), the tokenizer.
 
     Raises UserError where the validation split has fewer.
     """
-    validation = open_split(dataset_dir, "validation", manifest)
-    wanted = -(-eval_tokens // sequence_length) if eval_tokens else len(validation)
+    validation = open_split(args.dataset_dir, "validation", manifest)
+    wanted = -(-eval_tokens // args.sequence_length) if eval_tokens else len(validation)
     if wanted > len(validation):
-        available = len(validation) * sequence_length
+        available = len(validation) * args.sequence_length
         raise UserError(
-            f"the validation split of {dataset_dir} has {available:,} tokens and eval_tokens asks for {eval_tokens:,}: "
-            f"use --eval_tokens {available} or hold out more when preparing"
+            f"the validation split of {args.dataset_dir} has {available:,} tokens and eval_tokens asks for "
+            f"{eval_tokens:,}: use --eval_tokens {available} or hold out more when preparing"
         )
-    return open_split(dataset_dir, "train", manifest), validation.select(range(wanted))
+    tokenizer = AutoTokenizer.from_pretrained(str(Path(args.dataset_dir, "tokenizer")))
+    return open_split(args.dataset_dir, "train", manifest), validation.select(range(wanted)), tokenizer

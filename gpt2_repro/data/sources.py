@@ -28,15 +28,15 @@ SOURCES = {
 }
 
 
-def open_source(args: DataArguments, staging: Path) -> Source:
-    """The source that `args` names. `staging` takes downloads, one file at a time.
+def open_source(args: DataArguments, staging: Path, *, revision: str | None = None) -> Source:
+    """The source that `args` names, on the Hub at `revision`. `staging` takes downloads, one file at a time.
 
     Raises UserError for an unknown source and for globs that match nothing or files of an unknown kind.
     """
     if args.data_files:
         return _local_files(args.data_files)
     if args.source in HUB_PRESETS:
-        return Source(*list_preset(args.source, staging))
+        return Source(*list_preset(args.source, staging, revision=revision))
     if args.source == "embedded":
         return Source({"name": "embedded", "python": sysconfig.get_python_version()}, [Topics(), Docstrings()])
     if args.source == "files":

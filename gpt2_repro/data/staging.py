@@ -1,10 +1,11 @@
 """Tokenize a source file by file into staged token files, in parallel, keeping what is already finished."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,21 @@ class StagedFile:
             )
         os.replace(partial, self.path)
 
-    def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids [tokens], lengths [documents], held_out [documents]."""
-        with np.load(self.path) as arrays:
-            return arrays["ids"], arrays["lengths"], arrays["held_out"]
+    def ids(self) -> np.ndarray:
+        """[tokens]"""
+        return self._read("ids")
+
+    def lengths(self) -> np.ndarray:
+        """[documents], in tokens with their separators"""
+        return self._read("lengths")
+
+    def held_out(self) -> np.ndarray:
+        """[documents], whether the split `hash` puts them into validation"""
+        return self._read("held_out")
+
+    def _read(self, name: str) -> np.ndarray:
+        with np.load(self.path) as arrays:  # which reads only the array that is asked for
+            return arrays[name]
 
 
 def tokenize_file(
@@ -80,11 +92,12 @@ def tokenize_files(
     total = 0
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} files [{elapsed}<{remaining}]"
     with tqdm(total=len(files), desc="tokenize", bar_format=bar_format) as bar:
-        for waiting, count in _in_order(files, staged, tokenizer, args, num_proc, bar.update):
-            needed.append(waiting)
-            total += count
-            if args.max_tokens and total >= args.max_tokens:
-                break
+        with contextlib.closing(_in_order(files, staged, tokenizer, args, num_proc, bar.update)) as finished:
+            for place, count in finished:
+                needed.append(place)
+                total += count
+                if args.max_tokens and total >= args.max_tokens:
+                    break
         bar.update(bar.total - bar.n)
     return needed
 
@@ -96,32 +109,30 @@ def _in_order(
     args: DataArguments,
     num_proc: int,
     report: Callable[[float], Any],
-) -> Iterator[tuple[StagedFile, int]]:
+) -> Generator[tuple[StagedFile, int]]:
     """Staged files with their token counts, in the order of the source, whatever finishes first."""
     if num_proc == 1 or len(files) == 1:
         for file, place in zip(files, staged, strict=True):
             if place.exists():
                 report(1.0)
-                yield place, int(place.read()[1].sum())
+                yield place, int(place.lengths().sum())
             else:
                 yield place, tokenize_file(file, place, tokenizer, args, report)
         return
     # Spawned, not forked: a fork copies the locks of the tokenizer's threads as they happen to be.
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(num_proc, mp_context=context) as pool:
+    pool = concurrent.futures.ProcessPoolExecutor(num_proc, mp_context=multiprocessing.get_context("spawn"))
+    try:
         pending = [
             None if place.exists() else pool.submit(tokenize_file, file, place, tokenizer, args, _silent)
             for file, place in zip(files, staged, strict=True)
         ]
         for place, future in zip(staged, pending, strict=True):
-            count = int(place.read()[1].sum()) if future is None else future.result()
+            count = int(place.lengths().sum()) if future is None else future.result()
             report(1.0)
             yield place, count
-            if args.max_tokens and count >= args.max_tokens:
-                break
-        for future in pending:
-            if future is not None:
-                future.cancel()
+    finally:
+        # Enough tokens, an error or Ctrl-C: files that no worker has begun are left alone.
+        pool.shutdown(cancel_futures=True)
 
 
 def _silent(share: float) -> None:

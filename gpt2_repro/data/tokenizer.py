@@ -36,13 +36,13 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
 
 def _download_tokenizer(name: str) -> list[Path]:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError, LocalEntryNotFoundError
 
     found = []
     for file in TOKENIZER_FILES:
         try:
             found.append(Path(hf_hub_download(name, file)))
-        except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        except (EntryNotFoundError, HTTPError, HFValidationError, OSError) as error:
             # Offline, a file that was never fetched and one that does not exist look alike: only the first must be.
             absent = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
             if absent or found:
@@ -60,7 +60,8 @@ def _complete_config(folder: Path, sequence_length: int) -> None:
     config = json.loads(path.read_text()) if path.is_file() else {}
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     config.setdefault("model_max_length", sequence_length)
-    special = [token["content"] for token in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]]
+    description = json.loads((folder / "tokenizer.json").read_text())
+    special = [token["content"] for token in description.get("added_tokens", [])]
     if END_OF_TEXT in special:
         config.setdefault("bos_token", END_OF_TEXT)
         config.setdefault("eos_token", END_OF_TEXT)

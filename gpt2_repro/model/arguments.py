@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from gpt2_repro.errors import UserError
+
 
 @dataclasses.dataclass
 class ModelArguments:
@@ -24,3 +26,11 @@ class ModelArguments:
         default="auto",
         metadata={"help": "auto is flash_attention_2 where flash-attn works, else torch's SDPA without a mask."},
     )
+
+    def __post_init__(self) -> None:
+        if min(self.n_layer, self.n_head, self.n_embd, self.pad_vocab_to_multiple_of) < 1:
+            raise UserError("--n_layer, --n_head, --n_embd and --pad_vocab_to_multiple_of must be at least 1")
+        if self.n_embd % self.n_head:
+            raise UserError(f"--n_embd {self.n_embd} does not divide by --n_head {self.n_head}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1")

@@ -20,9 +20,7 @@ def build_config(
     args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> GPT2Config:
     """The training configuration: padded vocabulary, fused GELU, no cache. `tokenizer` gives the special ids."""
-    if args.n_embd % args.n_head:
-        raise UserError(f"--n_embd {args.n_embd} does not divide by --n_head {args.n_head}")
-    multiple = max(1, args.pad_vocab_to_multiple_of)
+    multiple = args.pad_vocab_to_multiple_of
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id} if tokenizer else {}
     config = GPT2Config(
         vocab_size=-(-vocab_size // multiple) * multiple,
@@ -46,12 +44,6 @@ def build_model(config: GPT2Config, *, attention: str) -> PreTrainedModel:
     """A model with fresh fp32 weights and the pre-training forward, initialised from torch's global seed."""
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     return make_pretraining(model, vocab_size=config.true_vocab_size)
-
-
-def count_parameters(config: GPT2Config) -> int:
-    """Parameters of the model of this configuration, tied ones once, without allocating it."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config).num_parameters()
 
 
 def choose_attention(asked: str, *, cuda: bool, bf16: bool) -> tuple[str, str]:

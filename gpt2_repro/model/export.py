@@ -38,7 +38,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         model, loading = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load {checkpoint}: {' '.join(str(error).split())[:300]}") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(loading[problem]):
@@ -54,6 +54,19 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{checkpoint} has no tokenizer that loads: {' '.join(str(error).split())[:300]}") from None
+
+
+def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int) -> list[int]:
+    """The ids that a sample continues: the prompt's, or the one that starts a document.
+
+    Raises UserError for a prompt that leaves no room in the window, and where nothing can start a document.
+    """
+    ids = tokenizer(prompt)["input_ids"] or [tokenizer.bos_token_id]
+    if ids == [None]:
+        raise UserError("this tokenizer has no token that starts a document: sampling needs a prompt")
+    if len(ids) >= window:
+        raise UserError(f"the prompt has {len(ids)} tokens and leaves no room in a window of {window}")
+    return ids
 
 
 def untrained_like(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""The record of a run before it starts: recipe.yaml, the facts of environment.json, and the same said in lines."""
+"""What a run is before it starts: the facts of environment.json, and the same said in lines."""
 
 import dataclasses
 import logging

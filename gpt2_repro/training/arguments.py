@@ -34,7 +34,9 @@ class PretrainingArguments(TrainingArguments):
     adam_beta2: float = _field(0.95, "AdamW's second beta; transformers' default is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
     bf16: bool = _field(True, "Multiply in bf16 with fp32 master weights; fp32 on CPUs without bf16 instructions.")
-    cpu_without_asking: bool = _field(False, "Train on the CPU where there is no GPU, without --use_cpu.")
+    accept_any_hardware: bool = _field(
+        False, "Take what is there without asking: the CPU where there is no GPU, fp32 where there is no bf16."
+    )
     eval_strategy: Literal["steps", "no"] = _field("steps", "Validate every eval_steps (steps) or never (no).")
     eval_steps: int = _field(250, "Steps between validations; also before the first and after the last step.")
     eval_on_start: bool = _field(True, "Validate before the first step.")

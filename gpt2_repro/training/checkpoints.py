@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.errors import UserError
-from gpt2_repro.files import write_whole
+from gpt2_repro.files import sync_folder, write_whole
 
 
 MANIFEST = "manifest.json"
@@ -24,8 +23,8 @@ def seal(folder: Path, *, trajectory: dict[str, Any]) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-                os.fsync(file.fileno())
             files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": digest}
+    sync_folder(folder)
     write_whole(folder / MANIFEST, json.dumps({"trajectory": trajectory, "files": files}, indent=1))
 
 
@@ -43,12 +42,13 @@ def publish(staged: Path, target: Path) -> None:
 
 def checkpoints(run: Path) -> list[Path]:
     """The folders named checkpoint-N, newest step first, complete or not."""
-    found = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _name(path))]
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
 
 
-def _name(path: Path) -> re.Match[str] | None:
-    return re.fullmatch(r"checkpoint-(\d+)", path.name)
+def step_of(checkpoint: Path) -> int:
+    """N of checkpoint-N, -1 for a folder of another name."""
+    match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
+    return int(match[1]) if match else -1
 
 
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
@@ -81,21 +81,15 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
     return None, skipped
 
 
-def check_trajectory(checkpoint: Path, trajectory: dict[str, Any]) -> None:
-    """Raise UserError where resuming would continue another run than the one that was saved."""
-    saved = json.loads((checkpoint / MANIFEST).read_text())["trajectory"]
-    asked = json.loads(json.dumps(trajectory))
-    changed = [f"{key} {saved.get(key)} -> {asked[key]}" for key in asked if saved.get(key) != asked[key]]
-    if changed:
-        raise UserError(
-            f"{checkpoint} belongs to another run ({'; '.join(changed)}): undo the change or name another --output_dir"
-        )
+def read_trajectory(checkpoint: Path) -> dict[str, Any]:
+    """What a complete checkpoint says that a resumed run must share."""
+    return json.loads((checkpoint / MANIFEST).read_text())["trajectory"]
 
 
 def rotate(run: Path, *, keep: int) -> None:
     """Delete all but the newest `keep` complete checkpoints; 0 keeps all. Incomplete ones are left alone."""
     complete = [path for path in checkpoints(run) if defect(path, read_files=False) is None]
     for path in complete[keep:] if keep else []:
-        trash = run / f"trash-{path.name}"
-        path.rename(trash)  # first out of sight, so that a kill while deleting leaves no half checkpoint
+        path.rename(run / f"trash-{path.name}")  # first out of sight: a kill while deleting leaves no half checkpoint
+    for trash in run.glob("trash-checkpoint-*"):
         shutil.rmtree(trash)

@@ -5,7 +5,9 @@ import logging
 import shutil
 from typing import Any
 
+from gpt2_repro.files import sync_folder
 from gpt2_repro.model.pretraining import plain_model
+from gpt2_repro.training.checkpoints import STAGING
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.trainer import PretrainingTrainer
 
@@ -13,18 +15,28 @@ from gpt2_repro.training.trainer import PretrainingTrainer
 logger = logging.getLogger(__name__)
 
 
-def save_final(trainer: PretrainingTrainer) -> None:
-    """Write `final/` from the fp32 masters, whole or not at all, and call the run complete. Call it on all ranks."""
+def finish(trainer: PretrainingTrainer) -> None:
+    """Write `final/` if the last step was reached, and let all ranks end together. Call it on all ranks."""
+    if trainer.state.global_step >= trainer.plan.max_steps:
+        _save_final(trainer)
+    # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
+
+
+def _save_final(trainer: PretrainingTrainer) -> None:
+    """Write `final/` from the fp32 masters, whole or not at all, and call the run complete."""
     main = trainer.is_world_process_zero()
     weights = fp32_weights(trainer.model, keep=main)
     if not main:
         return
     run, model = trainer.run, plain_model(trainer.model.config, weights)
-    staged, final = run.path / "staging", run.path / "final"
+    staged, final = run.path / STAGING, run.path / "final"
     shutil.rmtree(staged, ignore_errors=True)
     model.save_pretrained(staged)
     trainer.processing_class.save_pretrained(staged)
     (staged / "README.md").write_text(_model_card(run.path.name, trainer.environment, run.read_status()))
+    sync_folder(staged)
     shutil.rmtree(final, ignore_errors=True)
     staged.rename(final)
     run.write_status("complete")

@@ -9,6 +9,7 @@ from gpt2_repro.compute import BatchPlan, plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
+from gpt2_repro.training.tracking import check_reporting
 
 
 logger = logging.getLogger(__name__)
@@ -27,10 +28,13 @@ def resolve_arguments(
     Raises UserError for a device that is not there or cannot be used, more processes than GPUs, tokens per step that
     do not divide, and what transformers refuses.
     """
-    use_cpu = hardware.choose_device(use_cpu=asked["use_cpu"], cpu_without_asking=asked["cpu_without_asking"])
+    any_hardware = asked["accept_any_hardware"]
+    use_cpu = hardware.choose_device(use_cpu=asked["use_cpu"], accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu)
+    if asked["torch_compile"]:
+        hardware.check_compile()
+    bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
     plan = plan_batches(
         tokens_per_step=asked["tokens_per_step"],
         sequence_length=sequence_length,
@@ -44,6 +48,7 @@ def resolve_arguments(
         "use_cpu": use_cpu,
         "bf16": bf16,
         "max_steps": plan.max_steps,
+        "eval_on_start": asked["eval_on_start"] and asked["eval_strategy"] != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
     }
     prepare_deepspeed(use_cpu=use_cpu)
@@ -51,6 +56,9 @@ def resolve_arguments(
         args = PretrainingArguments(**(asked | derived))
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
+    check_reporting(args.report_to)
+    # One process is one device: on a machine with several GPUs Trainer would wrap the model in DataParallel.
+    args._n_gpu = min(1, args.n_gpu)
     logger.info("precision: %s", precision)
     return args, plan
 
@@ -63,14 +71,14 @@ def trajectory_of(
     optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
     order = ("seed", "data_seed", "train_sampling_strategy")
     shape = {key: value for key, value in model.items() if key != "attn_implementation"}
-    trajectory = {
+    sharded = args.deepspeed_plugin is not None
+    return {
         "data": data["sha256"]["train"],
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
         "bf16": args.bf16,
+        # A checkpoint of DeepSpeed holds one shard of the optimizer a process, and nothing that others can load.
+        "deepspeed_processes": plan.num_processes if sharded else None,
         **shape,
         **{name: getattr(args, name) for name in (*schedule, *optimizer, *order)},
     }
-    if args.deepspeed_plugin is not None:
-        trajectory["num_processes"] = plan.num_processes  # ZeRO writes one shard a process
-    return trajectory

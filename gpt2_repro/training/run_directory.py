@@ -28,8 +28,11 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Hold the directory until this process ends. Raises UserError where another job holds it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / ".lock").open("a+")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise UserError(f"cannot write into {self.path} ({error.strerror}): name another --output_dir") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -41,17 +44,23 @@ class RunDirectory:
         lock.flush()
         self._lock = lock
 
-    def is_finished(self, max_steps: int) -> bool:
-        """Whether the run is complete. Raises UserError where a complete run had another number of steps."""
-        status = self.read_status()
-        if status.get("state") != "complete":
-            return False
-        if status["max_steps"] != max_steps:
-            raise UserError(
-                f"{self.path} is complete with {status['max_steps']:,} steps and {max_steps:,} are asked for: "
-                "name another --output_dir"
-            )
-        return True
+    def is_finished(self) -> bool:
+        """Whether the run is complete and its final/ is there."""
+        return self.read_status().get("state") == "complete" and (self.path / "final" / "config.json").is_file()
+
+    def check_trajectory(self, trajectory: dict[str, Any]) -> None:
+        """Raise UserError where this directory belongs to another run than the one that is asked for."""
+        path = self.path / "environment.json"
+        if path.is_file():
+            refuse_another_run(json.loads(path.read_text()).get("trajectory", {}), trajectory, where=self.path)
+
+    def rewind(self, step: int) -> None:
+        """Drop the events after `step`: the run will write them again."""
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            path = self.path / name
+            if path.is_file():
+                lines = path.read_text(encoding="utf-8").split("\n")
+                write_whole(path, "".join(f"{line}\n" for line in lines if _is_event_until(line, step)))
 
     def read_status(self) -> dict[str, Any]:
         """The last written status, {} before the first."""
@@ -75,6 +84,27 @@ class RunDirectory:
         """Add one event to a .jsonl file."""
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, ensure_ascii=False) + "\n")
+
+
+def _is_event_until(line: str, step: int) -> bool:
+    try:
+        return json.loads(line)["step"] <= step
+    except (ValueError, KeyError):
+        return False  # a line that a kill cut short
+
+
+def refuse_another_run(saved: dict[str, Any], asked: dict[str, Any], *, where: Path) -> None:
+    """Raise UserError, with the differences, where what is saved was not asked for."""
+    asked = json.loads(json.dumps(asked))
+    changed = [
+        f"{key} {saved.get(key)} -> {asked.get(key)}"
+        for key in dict.fromkeys([*saved, *asked])
+        if saved.get(key) != asked.get(key)
+    ]
+    if changed:
+        raise UserError(
+            f"{where} belongs to another run ({'; '.join(changed)}): undo the change or name another --output_dir"
+        )
 
 
 def now() -> str:

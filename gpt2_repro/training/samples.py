@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
+from gpt2_repro.model.export import start_ids
 from gpt2_repro.training.run_directory import RunDirectory
 
 
@@ -24,9 +25,8 @@ class Sampler(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not self.num_tokens:
             return
-        start = self.tokenizer(self.prompt)["input_ids"] or [self.tokenizer.bos_token_id]
-        ids = torch.tensor([start], device=args.device)
-        room = model.config.max_position_embeddings - ids.shape[1]
+        window = model.config.max_position_embeddings
+        ids = torch.tensor([start_ids(self.tokenizer, self.prompt, window=window)], device=args.device)
         # By default fork_rng saves the state of every visible GPU, and so opens a context on each.
         devices = [args.device] if args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.inference_mode():
@@ -34,7 +34,7 @@ class Sampler(TrainerCallback):
             written = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=min(self.num_tokens, room),
+                max_new_tokens=min(self.num_tokens, window - ids.shape[1]),
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,

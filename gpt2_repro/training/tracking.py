@@ -7,11 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
+from gpt2_repro.errors import UserError, did_you_mean
 
 
 logger = logging.getLogger(__name__)
 
 FAILURES_ALLOWED = 3
+
+
+def check_reporting(report_to: list[str]) -> None:
+    """Raise UserError for a service that transformers does not know or that is not installed."""
+    for name in report_to:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise UserError(
+                f"there is no service {name!r} to report to: {did_you_mean(name, INTEGRATION_TO_CALLBACK)}"
+            )
+        if name not in get_available_reporting_integrations():
+            raise UserError(f"--report_to {name} needs its package: pip install {name}")
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:

@@ -27,7 +27,7 @@ from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import describe_engine
 from gpt2_repro.training.progress import ProgressBar
-from gpt2_repro.training.run_directory import RunDirectory
+from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
 from gpt2_repro.training.samples import Sampler
 from gpt2_repro.training.stopping import LastStep
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
@@ -68,12 +68,13 @@ class PretrainingTrainer(Trainer):
             shuffle=self.args.train_sampling_strategy == "random",
         )
         self.run = run
-        self.environment = environment
+        self.environment = environment | {"trajectory": trajectory}
         self.trajectory = trajectory
         peak = environment["accelerator"]["peak_flops"]
         self.peak_flops = peak * plan.num_processes if peak and environment["precision"] == "bf16" else None
         self._staging = False
-        self._paused = 0.0  # seconds of validation and saving since the last line of the log
+        # Seconds since the last line of the log: in validation and saving, and waiting for rows.
+        self._paused = self._waited = 0.0
         self._logged_at: tuple[int, float] | None = None
         self._use_own_callbacks()
 
@@ -93,18 +94,19 @@ class PretrainingTrainer(Trainer):
         )
         self.add_callback(LastStep(self.args.stop_at_step))
 
-    def fit(self) -> bool:
-        """Train from the newest complete checkpoint, or from the start; whether the last step was reached."""
+    def fit(self) -> None:
+        """Train from the newest complete checkpoint, or from the start, to the last step or to stop_at_step."""
         main = self.is_world_process_zero()
         found: list[Any] = [checkpoints.newest_complete(self.run.path) if main else None]
         checkpoint, skipped = broadcast_object_list(found)[0]
-        for line in skipped:
+        for line in skipped if main else []:
             logger.warning(line)
         if checkpoint is not None:
-            checkpoints.check_trajectory(checkpoint, self.trajectory)
+            refuse_another_run(checkpoints.read_trajectory(checkpoint), self.trajectory, where=checkpoint)
             logger.info("resuming from %s", checkpoint)
             self.args.eval_on_start = False
         if main:
+            self.run.rewind(-1 if checkpoint is None else checkpoints.step_of(checkpoint))
             self.run.write_status("running", max_steps=self.plan.max_steps, reason=None)
         began = time.perf_counter()
         try:
@@ -119,7 +121,12 @@ class PretrainingTrainer(Trainer):
             self.run.write_status(
                 "stopped", step=self.state.global_step, tokens=self._tokens(), seconds=round(spent, 1)
             )
-        return self.state.global_step >= self.plan.max_steps
+
+    def _init_training_state(self, max_steps: int, *args: Any) -> Any:
+        begun = super()._init_training_state(max_steps, *args)
+        # Trainer would keep the intervals of the interrupted run, whatever is asked for now.
+        self.state.compute_steps(self.args, max_steps)
+        return begun
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         # DeepSpeed prints its memory use here, a dozen lines whatever the log level (runtime/bf16_optimizer.py, 0.19.8).
@@ -133,7 +140,7 @@ class PretrainingTrainer(Trainer):
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
         # Trainer would train one step more when it resumes from the last checkpoint.
-        if self.state.global_step >= self.plan.max_steps:
+        if self.state.global_step >= (self.args.stop_at_step or self.plan.max_steps):
             self.control.should_training_stop = True
             return
         # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
@@ -159,8 +166,16 @@ class PretrainingTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self._logged_at is None:
-            self._logged_at, self._paused = (self.state.global_step, time.perf_counter()), 0.0
+            self._logged_at = (self.state.global_step, time.perf_counter())
+            self._paused = self._waited = 0.0
         return super().training_step(*args, **kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return super().get_batch_samples(*args, **kwargs)
+        finally:
+            self._waited += time.perf_counter() - began
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens, speed and MFU, write the line to metrics.jsonl, then report as Trainer does."""
@@ -170,9 +185,10 @@ class PretrainingTrainer(Trainer):
             seconds = time.perf_counter() - began - self._paused
             speed = (step - since) * self.plan.tokens_per_step / seconds
             logs |= {"tokens": step * self.plan.tokens_per_step, "tokens_per_second": round(speed, 1)}
+            logs["data_wait"] = round(self._waited / seconds, 4)  # share of the time, not a number of seconds
             if self.peak_flops:
                 logs["mfu"] = round(speed * self.environment["flops_per_token"] / self.peak_flops, 4)
-            self._logged_at, self._paused = (step, time.perf_counter()), 0.0
+            self._logged_at, self._paused, self._waited = (step, time.perf_counter()), 0.0, 0.0
         if self.is_world_process_zero() and ("loss" in logs or "eval_loss" in logs):
             self.run.append("metrics.jsonl", {"step": step, **logs, "time": round(time.time(), 3)})
         super().log(logs, start_time)

@@ -37,6 +37,20 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
+def test_a_large_folder_is_read_in_blocks_and_shuffled_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpochSampler, "BLOCK", 4)
+    monkeypatch.setattr(EpochSampler, "WINDOW", 20)
+    order = list(EpochSampler(1002, rows_per_step=1, seed=3, shuffle=True))
+    assert sorted(order) == list(range(1002))
+    blocks = {row // 4 for row in order[:20]}
+    assert len(blocks) == 5 and max(blocks) - min(blocks) > 20  # five whole blocks from all over the folder
+    assert any(order[i] // 4 != order[i + 1] // 4 for i in range(0, 20, 4))  # whose rows are mixed
+    places = np.empty(1002)
+    places[order] = np.arange(1002)
+    # Far apart on the disk, independent in the order.
+    assert abs(np.corrcoef(places[:-100], places[100:])[0, 1]) < 0.15
+
+
 @pytest.mark.parametrize("num_rows", [20, 23])
 def test_sequential_rows_lie_as_in_the_folder(num_rows: int) -> None:
     assert list(EpochSampler(num_rows, rows_per_step=4, seed=9, shuffle=False)) == list(range(20))

@@ -13,8 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from gpt2_repro.data.tokenizer import train_tokenizer
+
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+FAILING: set[str] = set()  # names of files that the server refuses
 
 
 def parquet(texts: list[str]) -> bytes:
@@ -50,6 +53,8 @@ def hub(documents: list[str]) -> Iterator[str]:
                         ]
                     ).encode()
                 )
+            elif path.rsplit("/", 1)[-1] in FAILING:
+                self.send_error(403)
             elif path.startswith(f"/datasets/HuggingFaceFW/fineweb/resolve/{REVISION}/"):
                 self.answer(files[path.split(f"{REVISION}/")[1]])
             else:
@@ -95,11 +100,38 @@ def test_the_default_source_reads_its_files_from_the_hub(hub: str, type_command,
     assert not [path for path in tmp_path.rglob("*.parquet")]
 
 
-def test_without_the_hub_one_line_says_so(type_command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "network",
+    [{"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}],
+    ids=["offline", "unreachable"],
+)
+def test_without_the_hub_one_line_says_so(type_command, tmp_path: Path, network: dict[str, str]) -> None:
     done = type_command(
-        "python", "prepare_data.py", "--dataset_dir", tmp_path / "hub", "--tokenizer", "train:300", HF_HUB_OFFLINE="1"
+        "python", "prepare_data.py", "--dataset_dir", tmp_path / "hub", "--tokenizer", "train:300", **network
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: cannot list HuggingFaceFW/fineweb on the Hub")
-    assert len(done.stderr.splitlines()) == 1 and "--data_files" in done.stderr
-    assert not (tmp_path / "hub").exists()
+    assert done.stderr.splitlines()[-1].startswith("error: cannot list HuggingFaceFW/fineweb on the Hub")
+    assert "Traceback" not in done.stderr and "--data_files" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_download_that_fails_is_taken_up_again(hub: str, type_command, tmp_path: Path) -> None:
+    options = ("--tokenizer", "train:300", "--sequence_length", "32", "--validation_tokens", "500", "--num_proc", "1")
+    words = ("python", "prepare_data.py", "--dataset_dir", tmp_path / "hub", *options)
+    online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    FAILING.add("001_00000.parquet")
+    try:
+        # The tokenizer is there already, so the first file is staged before the second one fails.
+        (tmp_path / "tokenizer").mkdir()
+        train_tokenizer(["some text to learn from"], 257, tmp_path / "tokenizer", sequence_length=32)
+        words = (*words[:4], "--tokenizer", tmp_path / "tokenizer", *options[2:])
+        done = type_command(*words, **online)
+    finally:
+        FAILING.clear()
+    assert done.returncode == 2
+    assert "cannot fetch sample/10BT/001_00000.parquet" in done.stderr.splitlines()[-1]
+    assert (tmp_path / "hub.staging" / "tokens-00000.npz").exists() and not (tmp_path / "hub").exists()
+    done = type_command(*words, **online)
+    assert done.returncode == 0, done.stderr
+    assert "taking up the interrupted preparation" in done.stdout
+    assert not (tmp_path / "hub.staging").exists()

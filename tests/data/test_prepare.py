@@ -1,11 +1,14 @@
 """A prepared folder is finished and verified, or absent; the same for any number of workers and any interruption."""
 
+import gzip
 import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from datasets import load_from_disk
 from transformers import AutoTokenizer
@@ -13,9 +16,13 @@ from transformers import AutoTokenizer
 from gpt2_repro.data import prepare as prepare_module
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.embedded import Docstrings, Topics
+from gpt2_repro.data.files import LocalFile
 from gpt2_repro.data.prepare import prepare
 from gpt2_repro.data.rows import verify
+from gpt2_repro.data.staging import tokenize_files
+from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
+from gpt2_repro.recipe import TokenCount
 
 
 @pytest.fixture
@@ -149,43 +156,71 @@ def test_verify_finds_a_changed_bit(arguments) -> None:
         ({"validation_tokens": 1, "sequence_length": 5000}, "validation has"),
     ],
 )
-def test_what_cannot_be_prepared_leaves_no_folder(arguments, changes: dict, message: str) -> None:
+def test_what_cannot_be_prepared_leaves_nothing(arguments, changes: dict, message: str, tmp_path: Path) -> None:
     args = arguments(**changes)
     with pytest.raises(UserError) as error:
         prepare(args, num_proc=1)
     assert message in str(error.value)
-    assert not Path(args.dataset_dir).exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_corpus_is_refused(arguments, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"text": ""}\n')
-    for tokenizer in ("train:300",):
-        with pytest.raises(UserError, match="an empty corpus cannot be prepared"):
-            prepare(arguments(data_files=[str(empty)], tokenizer=tokenizer), num_proc=1)
+    with pytest.raises(UserError, match="an empty corpus cannot be prepared"):
+        prepare(arguments(data_files=[str(empty)]), num_proc=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "text\nx\n", "is no .txt, .jsonl or .parquet file"),
-        ("a.jsonl", '{"text": "x"}\n{"body": "y"}\n', "line 2, is no JSON object with the key `text`"),
-        ("a.jsonl", "not json\n", "line 1"),
+        ("a.csv", b"text\nx\n", "is no .txt, .jsonl or .parquet file"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"body": "y"}\n', "line 3, is no JSON object with a text under the key `text`"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1"),
+        ("a.jsonl", b"not json\n", "line 1"),
+        ("a.txt", "naïve".encode("latin-1"), "a.txt cannot be read"),
+        ("a.txt.gz", b"no gzip at all", "a.txt.gz cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 1000)[:-20], "a.jsonl.gz cannot be read"),
+        ("a.parquet", b"PAR1 and nothing else", "a.parquet cannot be read"),
     ],
 )
-def test_files_of_another_kind_are_refused(arguments, tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_files_that_cannot_be_read_are_named(
+    arguments, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     path = tmp_path / name
-    path.write_text(content)
+    path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         prepare(arguments(data_files=[str(path)]), num_proc=1)
+    assert [left.name for left in tmp_path.iterdir()] == [name]
+
+
+def test_staged_tokens_never_vanish_by_a_changed_option(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments("cut")
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "write_rows", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(args, num_proc=1)
+    staging = Path(args.dataset_dir + ".staging")
+    with pytest.raises(UserError, match="cut.staging holds an interrupted preparation with split_seed 2357, not 5"):
+        prepare(arguments("cut", split_seed=5), num_proc=1)
+    assert len(list(staging.glob("tokens-*.npz"))) == 2
+    prepare(args, num_proc=1)
+
+
+def test_files_beyond_enough_tokens_are_left_alone(documents: list[str], tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(12)]
+    for path in paths:
+        path.write_text(" ".join(documents[:40]))
+    train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
+    args = DataArguments(data_files=list(map(str, paths)), sequence_length=32, max_tokens=TokenCount(100))
+    files = [LocalFile(str(path)) for path in paths]
+    staged = tokenize_files(files, tmp_path, tmp_path / "tokenizer", args, num_proc=2)
+    assert len(staged) == 1
+    assert len(list(tmp_path.glob("tokens-*.npz"))) < 12
 
 
 def test_every_kind_of_file_gives_the_same_documents(arguments, documents: list[str], tmp_path: Path) -> None:
-    import gzip
-
-    import pyarrow as pa
-    import pyarrow.parquet
-
     folder = tmp_path / "kinds"
     folder.mkdir()
     pyarrow.parquet.write_table(pa.table({"text": documents, "url": ["x"] * len(documents)}), folder / "a.parquet")

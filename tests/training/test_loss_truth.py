@@ -13,6 +13,8 @@ from datasets import load_from_disk
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
+from gpt2_repro.data.collator import EpochSampler
+
 
 @pytest.fixture(scope="module")
 def folder(tiny_recipe: Path) -> Path:
@@ -61,7 +63,7 @@ def test_logged_losses_equal_a_hand_computation(launcher, train, events, folder:
     assert by_step[0]["eval_loss"] == pytest.approx(expected, abs=0.1)
 
     train_rows = rows(folder, "train")
-    order = np.random.default_rng([42, 0]).permutation(len(train_rows))
+    order = list(EpochSampler(len(train_rows), rows_per_step=8, seed=42, shuffle=True))
     first = next(event for event in logged if event["step"] == 1 and "loss" in event)
     assert first["loss"] == pytest.approx(mean_nll(untrained, train_rows[order[:8]], vocabulary), abs=1e-5)
     assert first["tokens"] == 256
@@ -87,7 +89,9 @@ def test_every_epoch_has_an_order_of_its_own(launcher, train, events, folder: Pa
     per_row = torch.tensor([mean_nll(untrained, row[None], 300) for row in table])
     for step, loss in logged.items():
         epoch, place = divmod(step - 1, steps)
-        order = np.random.default_rng([42, epoch]).permutation(len(table))[place * 128 : (place + 1) * 128]
+        sampler = EpochSampler(len(table), rows_per_step=128, seed=42, shuffle=True)
+        sampler.set_epoch(epoch)
+        order = list(sampler)[place * 128 : (place + 1) * 128]
         assert loss == pytest.approx(per_row[order].mean().item(), abs=1e-5), step
 
 
@@ -105,7 +109,7 @@ def test_learning_rates_and_gradient_norm_of_the_log(train, events, folder: Path
 
     model = first_model(run)
     table = rows(folder, "train")
-    batch = table[np.random.default_rng([42, 0]).permutation(len(table))[:8]]
+    batch = table[list(EpochSampler(len(table), rows_per_step=8, seed=42, shuffle=True))[:8]]
     logits = model(batch[:, :-1]).logits[..., :300]
     F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
     norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm().item()

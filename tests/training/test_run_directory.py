@@ -33,12 +33,31 @@ def test_the_status_remembers_what_it_was_told(tmp_path: Path) -> None:
     run.write_status("stopped", step=7)
     status = run.read_status()
     assert (status["state"], status["step"], status["max_steps"]) == ("stopped", 7, 10)
-    assert not run.is_finished(10)
     run.write_status("complete")
-    assert run.is_finished(10)
-    with pytest.raises(UserError, match="complete with 10 steps and 20 are asked for"):
-        run.is_finished(20)
     assert [path.name for path in tmp_path.iterdir()] == ["run_status.json"]
+    assert not run.is_finished()  # without its final/ it has something left to do
+    run.write_text("final/config.json", "{}")
+    assert run.is_finished()
+
+
+def test_another_run_is_refused_with_every_difference(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    run.check_trajectory({"seed": 1})
+    run.write_json("environment.json", {"trajectory": {"seed": 1, "max_steps": 10, "processes": 2}})
+    run.check_trajectory({"seed": 1, "max_steps": 10, "processes": 2})
+    with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3\): .*--output_dir"):
+        run.check_trajectory({"seed": 2, "max_steps": 10, "new": 3})
+
+
+def test_rewinding_drops_what_will_be_written_again(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    for step in (0, 1, 2, 3):
+        run.append("metrics.jsonl", {"step": step, "text": "\u2028"})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    run.rewind(2)
+    lines = (tmp_path / "metrics.jsonl").read_text().split("\n")
+    assert [json.loads(line)["step"] for line in lines[:-1]] == [0, 1, 2] and lines[-1] == ""
 
 
 def test_events_are_lines(tmp_path: Path) -> None:
