@@ -51,8 +51,8 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
     return Accelerator("cpu", platform.processor() or platform.machine(), os.cpu_count() or 1, None, None)
 
 
-def choose_device(*, use_cpu: bool, accept_any_hardware: bool) -> bool:
-    """Whether to train on the CPU.
+def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = "--use_cpu") -> bool:
+    """Whether to compute on the CPU. `cpu_option` is what the user types to choose it.
 
     Raises UserError where an NVIDIA device is present and torch cannot use it, and where there is no GPU and nobody
     chose the CPU.
@@ -70,10 +70,10 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool) -> bool:
         mend = "update the driver or install a torch built for an older CUDA" if cuda else "install a torch with CUDA"
         raise UserError(
             f"an NVIDIA device is here (driver {driver}) and torch {torch.__version__}, {wheel}, cannot use it: "
-            f"{mend}, or type --use_cpu to train on the CPU"
+            f"{mend}, or type {cpu_option} to compute on the CPU"
         )
     if not accept_any_hardware:
-        raise UserError("there is no GPU here: type --use_cpu to train on the CPU all the same")
+        raise UserError(f"there is no GPU here: type {cpu_option} to compute on the CPU all the same")
     return True
 
 

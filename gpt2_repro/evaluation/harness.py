@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro import hardware
 from gpt2_repro.errors import UserError
-from gpt2_repro.hardware import nvidia_driver
 
 
 # The standard error of LAMBADA's perplexity is the one bootstrapped number. From 100,000 resamples, the harness's
@@ -24,14 +24,8 @@ def choose_device(name: str | None) -> str:
     import torch
 
     if name is None:
-        if torch.cuda.is_available():
-            return "cuda"
-        if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and (driver := nvidia_driver()):
-            raise UserError(
-                f"an NVIDIA device is here (driver {driver}) and torch {torch.__version__} cannot use it: install a "
-                "torch that fits the driver, or type --device cpu"
-            )
-        return "cpu"
+        on_cpu = hardware.choose_device(use_cpu=False, accept_any_hardware=True, cpu_option="--device cpu")
+        return "cpu" if on_cpu else "cuda"
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

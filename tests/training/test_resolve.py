@@ -1,0 +1,36 @@
+"""What a recipe becomes on this machine."""
+
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.recipe import parse_recipe
+from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.resolve import resolve_arguments
+
+
+@pytest.fixture
+def resolve(tiny_recipe: Path, tmp_path: Path):
+    def run(*options: str):
+        words = [str(tiny_recipe), "--output_dir", str(tmp_path / "run"), *options]
+        asked = parse_recipe(words, sections={"training": PretrainingArguments}, options=("training",)).values
+        return resolve_arguments(asked["training"], sequence_length=32, run_name="tiny")
+
+    return run
+
+
+def test_accumulation_and_steps_are_derived(resolve) -> None:
+    args, plan = resolve("--per_device_train_batch_size", "2", "--max_steps", "0", "--total_tokens", "2600")
+    assert args.gradient_accumulation_steps == plan.gradient_accumulation_steps == 4
+    assert args.max_steps == plan.max_steps == 10
+
+
+def test_one_process_takes_one_of_several_gpus(resolve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PretrainingArguments, "n_gpu", property(lambda args: 4))
+    args, _ = resolve()
+    assert args._n_gpu == 1
+
+
+def test_never_validating_means_not_at_the_start_either(resolve) -> None:
+    assert resolve()[0].eval_on_start
+    assert not resolve("--eval_strategy", "no")[0].eval_on_start
