@@ -108,7 +108,8 @@ class PretrainingTrainer(Trainer):
         if main:
             self.run.rewind(-1 if checkpoint is None else checkpoints.step_of(checkpoint))
             self.run.write_status("running", max_steps=self.plan.max_steps, reason=None)
-        began = time.perf_counter()
+        # Time of earlier attempts counts: it was paid for.
+        self._began = time.perf_counter() - self.run.read_status().get("seconds", 0.0)
         try:
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except BaseException as error:
@@ -117,10 +118,7 @@ class PretrainingTrainer(Trainer):
                 self.run.write_status(state, step=self.state.global_step, reason=f"{type(error).__name__}: {error}")
             raise
         if main:
-            spent = self.run.read_status().get("seconds", 0.0) + time.perf_counter() - began
-            self.run.write_status(
-                "stopped", step=self.state.global_step, tokens=self._tokens(), seconds=round(spent, 1)
-            )
+            self._record("stopped")
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         begun = super()._init_training_state(max_steps, *args)
@@ -247,9 +245,11 @@ class PretrainingTrainer(Trainer):
             checkpoints.seal(staged, trajectory=self.trajectory)
             checkpoints.publish(staged, self.run.path / name)
             checkpoints.rotate(self.run.path, keep=self.args.keep_checkpoints)
-            self.run.write_status("running", step=self.state.global_step, tokens=self._tokens())
+            self._record("running")
         self.accelerator.wait_for_everyone()
         self._paused += time.perf_counter() - began
 
-    def _tokens(self) -> int:
-        return self.state.global_step * self.plan.tokens_per_step
+    def _record(self, state: str) -> None:
+        step = self.state.global_step
+        seconds = round(time.perf_counter() - self._began, 1)
+        self.run.write_status(state, step=step, tokens=step * self.plan.tokens_per_step, seconds=seconds)
