@@ -2,6 +2,7 @@
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
+    python train.py recipes/demo.yaml
     python train.py recipes/gpt2_124m.yaml --dry_run
 
 Start the same command again to resume; a finished run is left as it is.
@@ -11,7 +12,7 @@ from typing import Any
 
 from gpt2_repro import entry
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.manifest import check_manifest, read_manifest
+from gpt2_repro.data.manifest import open_manifest, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.recipe import parse_recipe
@@ -24,6 +25,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
 
 def main(argv: list[str]) -> None:
     """Parse, check, build, train, save."""
+    require_prepared(argv)
+
     from gpt2_repro.training.arguments import PretrainingArguments
 
     sections = {
@@ -41,10 +44,7 @@ def main(argv: list[str]) -> None:
         return dry_run(recipe, data_args, model_args)
 
     # Mistakes are answered here, before the rest of the stack is imported and anything is built.
-    prepare = f"python prepare_data.py {recipe.path}"
-    typed = f" --dataset_dir {data_args.dataset_dir}" if "dataset_dir" in recipe.typed else ""
-    manifest = read_manifest(data_args.dataset_dir, prepare=prepare + typed)
-    check_manifest(manifest, data_args, folder_typed=bool(typed), prepare=prepare)
+    manifest = open_manifest(recipe)
 
     from gpt2_repro.training.resolve import resolve_arguments, trajectory_of
     from gpt2_repro.training.run_directory import RunDirectory

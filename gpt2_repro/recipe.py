@@ -109,6 +109,7 @@ def parse_recipe(
     default: Path = Path("recipes/gpt2_124m.yaml"),
     description: str | None = None,
     extras: Mapping[str, dict[str, Any]] | None = None,
+    leave_others: bool = False,
 ) -> ParsedRecipe:
     """Read `[RECIPE] [--key value …]`.
 
@@ -120,6 +121,7 @@ def parse_recipe(
         default: the recipe where none is named.
         description: shown by --help, usually the command's docstring.
         extras: further flags of the command itself, by name, with the keywords of `add_argument`.
+        leave_others: pass over flags that are none of these sections': a first look, before the whole is parsed.
 
     Raises UserError for a missing recipe and for unknown or refused sections, keys, flags and choices.
     """
@@ -136,8 +138,13 @@ def parse_recipe(
         _check_keys(path, section, written.get(section, {}), sections[section])
         if section in offered:
             tokens += _to_tokens(written.get(section, {}))
-    typed = _typed_fields(flags, offered, parser)
-    namespace = parser.parse_args(tokens + flags)
+    if leave_others:
+        known = {option for action in parser._actions for option in action.option_strings}
+        typed = {flag.split("=")[0][2:].replace("-", "_") for flag in flags if flag.split("=")[0] in known}
+        namespace, _ = parser.parse_known_args(tokens + flags)
+    else:
+        typed = _typed_fields(flags, offered, parser)
+        namespace = parser.parse_args(tokens + flags)
     values = {
         section: {field.name: getattr(namespace, field.name) for field in dataclasses.fields(cls) if field.init}
         if section in offered

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources import source_name
 from gpt2_repro.errors import UserError
+from gpt2_repro.recipe import ParsedRecipe, parse_recipe
 
 
 MANIFEST = "manifest.json"
@@ -41,16 +43,35 @@ def read_manifest(dataset_dir: str, *, prepare: str) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: move {dataset_dir} away and prepare it anew with `{prepare}`") from None
 
 
-def check_manifest(manifest: dict[str, Any], args: DataArguments, *, folder_typed: bool, prepare: str) -> None:
-    """Refuse data that was prepared otherwise than the recipe asks.
+def require_prepared(argv: Sequence[str]) -> None:
+    """Raise UserError where the data of train.py's command line is missing, before anything slow is imported.
+
+    It is the first mistake of all, and on a machine with few cores eight processes import torch for half a minute.
+    """
+    if not {"-h", "--help", "--dry_run"} & set(argv):
+        recipe = parse_recipe(argv, sections={"data": DataArguments}, leave_others=True)
+        read_manifest(recipe.values["data"]["dataset_dir"], prepare=_prepare_command(recipe))
+
+
+def open_manifest(recipe: ParsedRecipe) -> dict[str, Any]:
+    """The manifest of the recipe's folder. Raises UserError where it is missing or was prepared otherwise.
 
     A folder that the user typed is the data, wherever it comes from; only the form of its rows has to fit.
     """
-    asked = json.loads(json.dumps(form_of(args) if folder_typed else request_of(args)))
+    args = DataArguments(**recipe.values["data"])
+    manifest = read_manifest(args.dataset_dir, prepare=_prepare_command(recipe))
+    typed = "dataset_dir" in recipe.typed
+    asked = json.loads(json.dumps(form_of(args) if typed else request_of(args)))
     for key, value in asked.items():
         holds = manifest["request"].get(key)
         if holds != value:
             raise UserError(
                 f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use "
-                f"--{key} {holds} or prepare it with `{prepare}` and another --dataset_dir"
+                f"--{key} {holds} or prepare it with `python prepare_data.py {recipe.path}` and another --dataset_dir"
             )
+    return manifest
+
+
+def _prepare_command(recipe: ParsedRecipe) -> str:
+    typed = f" --dataset_dir {recipe.values['data']['dataset_dir']}" if "dataset_dir" in recipe.typed else ""
+    return f"python prepare_data.py {recipe.path}{typed}"
