@@ -80,6 +80,15 @@ def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command) -> None
     assert str(run / "report.html") in done.stdout
 
 
+def test_bars_can_be_left_out_and_the_lines_stay(type_command, tiny_recipe: Path, tmp_path: Path) -> None:
+    for number, option in enumerate(("false", "true")):
+        words = ("--output_dir", tmp_path / str(number), "--max_steps", 1, "--disable_tqdm", option)
+        done = type_command("python", "train.py", tiny_recipe, *words)
+        assert done.returncode == 0, done.stderr
+        assert "loss" in done.stdout and "validation loss" in done.stdout
+        assert ("train:" in done.stderr and "validate:" in done.stderr) is (option == "false")
+
+
 def test_dry_run_derives_everything_and_writes_nothing(type_command, tmp_path: Path) -> None:
     done = type_command("python", "train.py", "--dry_run", "--output_dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,12 @@ class ProgressBar(ProgressCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.training_bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc="train", unit="step", dynamic_ncols=True
+                total=state.max_steps,
+                initial=state.global_step,
+                desc="train",
+                unit="step",
+                dynamic_ncols=True,
+                disable=args.disable_tqdm,  # the lines are written all the same
             )
         self.current_step = state.global_step
 
@@ -27,7 +32,12 @@ class ProgressBar(ProgressCallback):
         if state.is_world_process_zero:
             if self.prediction_bar is None:
                 self.prediction_bar = tqdm(
-                    total=self.eval_batches, desc="validate", unit="batch", leave=False, dynamic_ncols=True
+                    total=self.eval_batches,
+                    desc="validate",
+                    unit="batch",
+                    leave=False,
+                    dynamic_ncols=True,
+                    disable=args.disable_tqdm,
                 )
             self.prediction_bar.update(1)
 

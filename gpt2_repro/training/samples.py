@@ -13,7 +13,7 @@ from gpt2_repro.training.run_directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 
-class Sampler(TrainerCallback):
+class TextSampler(TrainerCallback):
     """Samples on rank 0 from the raw model, without moving the random state of the training."""
 
     def __init__(self, run: RunDirectory, tokenizer: PreTrainedTokenizerBase, *, prompt: str, num_tokens: int) -> None:

@@ -28,7 +28,7 @@ from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import describe_engine
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
-from gpt2_repro.training.samples import Sampler
+from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.stopping import LastStep
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
 
@@ -85,7 +85,7 @@ class PretrainingTrainer(Trainer):
         rows = -(-len(self.eval_dataset) // self.args.world_size)
         self.add_callback(ProgressBar(eval_batches=-(-rows // self.args.per_device_eval_batch_size)))
         self.add_callback(
-            Sampler(
+            TextSampler(
                 self.run,
                 self.processing_class,
                 prompt=self.args.sample_prompt,
