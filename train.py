@@ -73,7 +73,7 @@ def main(argv: list[str]) -> None:
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
     attention, reason = choose_attention(model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16)
     set_seed(args.seed)
-    model = build_model(config, attention=attention)
+    model = build_model(config, attention=attention, init_from=model_args.init_from, compiled=args.compile_loss)
 
     if main_process:
         run.lock()

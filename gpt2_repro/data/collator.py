@@ -20,6 +20,16 @@ def collate_rows(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
     return {"input_ids": ids[:, :-1].contiguous(), "labels": labels, "shift_labels": labels}
 
 
+def pad_batch(batch: dict[str, Tensor], *, rows: int) -> dict[str, Tensor]:
+    """A batch of `rows` rows, those it lacks without a target."""
+    missing = rows - len(batch["input_ids"])
+    padding = {"input_ids": 0, "labels": -100, "shift_labels": -100}
+    return {
+        name: torch.nn.functional.pad(tensor, (0, 0, 0, missing), value=padding[name])
+        for name, tensor in batch.items()
+    }
+
+
 class EpochSampler(Sampler[int]):
     """The rows of an epoch in an order that is a function of the seed and the epoch alone.
 

@@ -27,6 +27,13 @@ class ModelArguments:
         metadata={"help": "auto is flash_attention_2 where flash-attn works, else torch's SDPA without a mask."},
     )
 
+    init_from: str = dataclasses.field(
+        default="",
+        metadata={
+            "help": "Start from the weights of this folder or Hub id; its shape must be this one. Empty: fresh."
+        },
+    )
+
     def __post_init__(self) -> None:
         if min(self.n_layer, self.n_head, self.n_embd, self.pad_vocab_to_multiple_of) < 1:
             raise UserError("--n_layer, --n_head, --n_embd and --pad_vocab_to_multiple_of must be at least 1")

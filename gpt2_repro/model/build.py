@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, PreT
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.compilation import compile_loss
+from gpt2_repro.model.export import load_model, resolve_checkpoint
 from gpt2_repro.model.pretraining import make_pretraining
 
 
@@ -40,10 +42,45 @@ def build_config(
     return config
 
 
-def build_model(config: GPT2Config, *, attention: str) -> PreTrainedModel:
-    """A model with fresh fp32 weights and the pre-training forward, initialised from torch's global seed."""
+def build_model(config: GPT2Config, *, attention: str, init_from: str = "", compiled: bool = False) -> PreTrainedModel:
+    """A model with fp32 weights and the pre-training forward, its loss compiled where that is asked for.
+
+    Fresh weights come from torch's global seed; those of `init_from`, a plain checkpoint, replace them.
+    Raises UserError where that cannot be loaded or has another shape.
+    """
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    return make_pretraining(model, vocab_size=config.true_vocab_size)
+    if init_from:
+        copy_weights(load_model(resolve_checkpoint(init_from)), model, name=init_from)
+    make_pretraining(model, vocab_size=config.true_vocab_size)
+    if compiled:
+        compile_loss(model)
+    return model
+
+
+def copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
+    """Copy a plain checkpoint into a model whose vocabulary may be padded; the padding keeps what it has.
+
+    Raises UserError where the two differ in shape, with the options that make them agree.
+    """
+    theirs, ours = source.config, model.config
+    asked = {key: getattr(ours, key, None) for key in ("n_layer", "n_head", "n_embd", "n_positions")}
+    found = {key: getattr(theirs, key, None) for key in asked}
+    if found != asked:
+        mend = " ".join(
+            f"--{'sequence_length' if key == 'n_positions' else key} {value}"
+            for key, value in found.items()
+            if value != asked[key]
+        )
+        raise UserError(f"{name} has another shape than this recipe: type {mend}")
+    if theirs.vocab_size != ours.true_vocab_size:
+        raise UserError(
+            f"{name} knows {theirs.vocab_size:,} ids and the prepared data has {ours.true_vocab_size:,}: prepare the "
+            "data with that checkpoint's tokenizer"
+        )
+    weights = dict(source.named_parameters())
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter[: len(weights[key])] = weights[key]
 
 
 def choose_attention(asked: str, *, cuda: bool, bf16: bool) -> tuple[str, str]:

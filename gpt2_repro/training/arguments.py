@@ -55,6 +55,18 @@ class PretrainingArguments(TrainingArguments):
         "random", "Order of the rows: shuffled by the seed, or as they lie in the folder."
     )
     dataloader_num_workers: int = _field(2, "Processes that read rows ahead, per device.")
+    torch_compile: bool | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Compile the loss and its gradient. (default: true on GPUs)", "nargs": "?", "const": True},
+    )
+    activation_checkpointing: bool | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Keep only each block's input for the backward pass and compute the rest again: for small cards.",
+            "nargs": "?",
+            "const": True,
+        },
+    )
     ddp_find_unused_parameters: bool | None = _field(False, "DDP looks for parameters without gradient: none here.")
     remove_unused_columns: bool = _field(False, "Must stay False: the collator reads its rows itself.")
 
@@ -65,7 +77,7 @@ class PretrainingArguments(TrainingArguments):
         "fsdp": "the launcher's config file chooses the sharding",
         "fsdp_config": "the launcher's config file chooses the sharding",
         "parallelism_config": "the launcher's config file chooses the parallelism",
-        "accelerator_config": "batches are never dispatched or split",
+        "accelerator_config": "batches are never dispatched or split, and copied without blocking",
         "auto_find_batch_size": "it changes the micro-batch and with it the tokens per step",
         "enable_jit_checkpoint": "it saves the wrong step under DeepSpeed and deadlocks on several ranks",
         "load_best_model_at_end": "pre-training keeps the last weights",
@@ -105,6 +117,9 @@ class PretrainingArguments(TrainingArguments):
         "ignore_data_skip": "a resumed run never repeats rows",
         "restore_callback_states_from_checkpoint": "resuming is automatic",
         "dataloader_drop_last": "the sampler drops the rows that fill no step",
+        "torch_compile_backend": "the loss is compiled by inductor",
+        "torch_compile_mode": "the loss is compiled by inductor in its default mode",
+        "dataloader_persistent_workers": "workers live as long as the run",
         "do_train": "train.py trains",
         "do_eval": "see eval_strategy",
         "do_predict": "see evaluate.sh",
@@ -113,3 +128,8 @@ class PretrainingArguments(TrainingArguments):
         "use_cache": "training needs no cache; final/ has it on",
         "local_rank": "the launcher sets it",
     }
+
+    def __post_init__(self) -> None:
+        # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
+        self.compile_loss, self.torch_compile = bool(self.torch_compile), False
+        super().__post_init__()

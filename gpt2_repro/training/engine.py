@@ -1,11 +1,18 @@
 """What stands between the Trainer and the hardware: DeepSpeed on a machine without GPU, and what the engine really is."""
 
 import importlib.util
+import logging
 import os
 import warnings
 from typing import Any
 
 import torch
+
+from gpt2_repro.compute import BatchPlan
+from gpt2_repro.errors import UserError
+
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
@@ -24,29 +31,74 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def describe_engine(wrapped: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
-    """What computes: engine, ZeRO stage, optimizer, and the dtypes of weights, masters and accumulation."""
+def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    """What computes, read from the objects that do: processes, engine, ZeRO stage, optimizer, dtypes, clipping.
+
+    Args:
+        accelerator: the Trainer's.
+        wrapped: the model as the launcher's backend wrapped it.
+        optimizer: the Trainer's.
+    """
     weights = next(wrapped.parameters())
+    autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
+    distributed = torch.distributed.is_initialized()
     facts: dict[str, Any] = {
         "engine": type(wrapped).__name__,
+        "processes": torch.distributed.get_world_size() if distributed else 1,
+        "backend": torch.distributed.get_backend() if distributed else None,
         "zero_stage": None,
         "weights": _name(weights.dtype),
+        "products": "bfloat16" if autocast == "bf16" else _name(weights.dtype),
         "masters": _name(weights.dtype),
         "accumulation": _name(weights.dtype),
+        "communication": _name(weights.dtype) if distributed else None,
+        "clip": None,
     }
     inner = getattr(optimizer, "optimizer", optimizer)
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
-        accumulation = wrapped.get_data_types()[1]
         inner = getattr(zero, "optimizer", zero)
         facts |= {
             "zero_stage": wrapped.zero_optimization_stage(),
             "zero_optimizer": type(zero).__name__,
             "masters": _name(inner.param_groups[0]["params"][0].dtype),
-            "accumulation": _name(accumulation),
+            "accumulation": _name(wrapped.get_data_types()[1]),
+            "communication": _name(wrapped.communication_data_type),
             "clip": wrapped.gradient_clipping(),
+            "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
+            "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
     return facts | {"optimizer": type(inner).__name__}
+
+
+def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
+    """Compare what was built with what the recipe asks for.
+
+    Raises UserError where they differ in what is learned, and warns of gradients summed in bf16.
+    """
+    expected: dict[str, Any] = {
+        "processes": plan.num_processes,
+        "products": "bfloat16" if bf16 else "float32",
+        "masters": "float32",
+    }
+    if facts["zero_stage"] is not None:
+        expected |= {
+            "clip": max_grad_norm,
+            "rows_per_pass": plan.micro_batch_size,
+            "accumulation_steps": plan.gradient_accumulation_steps,
+        }
+    for key, value in expected.items():
+        if facts[key] != value:
+            raise UserError(
+                f"the engine has {key} {facts[key]} and the recipe asks for {value}: use a launcher file of "
+                "accelerate_configs/ as it is, or compare yours with it"
+            )
+    if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
+        logger.warning(
+            "gradients of %d passes are summed in bf16, which loses small ones: write "
+            '"data_types": {"grad_accum_dtype": "fp32"} into the DeepSpeed JSON',
+            plan.gradient_accumulation_steps,
+        )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,6 +9,7 @@ from gpt2_repro.compute import BatchPlan, plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
+from gpt2_repro.training.launcher import check_launcher
 from gpt2_repro.training.tracking import check_reporting
 
 
@@ -26,13 +27,14 @@ def resolve_arguments(
         run_name: names the run directory where none is asked for.
 
     Raises UserError for a device that is not there or cannot be used, more processes than GPUs, tokens per step that
-    do not divide, and what transformers refuses.
+    do not divide, a DeepSpeed JSON that would not do what it says, and what transformers refuses.
     """
     any_hardware = asked["accept_any_hardware"]
     use_cpu = hardware.choose_device(use_cpu=asked["use_cpu"], accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    if asked["torch_compile"]:
+    compiles = not use_cpu if asked["torch_compile"] is None else asked["torch_compile"]
+    if compiles:
         hardware.check_compile()
     bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
     plan = plan_batches(
@@ -48,9 +50,14 @@ def resolve_arguments(
         "use_cpu": use_cpu,
         "bf16": bf16,
         "max_steps": plan.max_steps,
+        "torch_compile": compiles,
+        # Copies of pinned memory need not wait for what the GPU still does.
+        "accelerator_config": {"non_blocking": True},
+        "dataloader_persistent_workers": asked["dataloader_num_workers"] > 0,
         "eval_on_start": asked["eval_on_start"] and asked["eval_strategy"] != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
     }
+    check_launcher()
     prepare_deepspeed(use_cpu=use_cpu)
     try:
         args = PretrainingArguments(**(asked | derived))

@@ -1,6 +1,7 @@
 """The Trainer subclass: where pre-training departs from transformers' Trainer (5.23), each place with its reason.
 
 - The schedule: HF's warm-up gives the first step a learning rate of 0 (optimization.py); llm.c's does not.
+- Targets of a step: known without counting. Trainer counts them and gathers the counts of all processes in each step.
 - The order of rows: a function of the seed, whole steps only. RandomSampler leaves a short last step in each epoch.
 - Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
 - The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
@@ -22,10 +23,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
 from gpt2_repro.compute import BatchPlan, learning_rate_factor
-from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.collator import EpochSampler, collate_rows, pad_batch
+from gpt2_repro.model.pretraining import IGNORED
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.engine import describe_engine
+from gpt2_repro.training.compiled import CompilationReport
+from gpt2_repro.training.engine import check_engine, describe_engine
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
 from gpt2_repro.training.samples import TextSampler
@@ -93,6 +96,9 @@ class PretrainingTrainer(Trainer):
             )
         )
         self.add_callback(LastStep(self.args.stop_at_step))
+        if self.args.compile_loss:
+            graphs, layers = self.model.compiled_graphs, self.model.config.num_hidden_layers
+            self.add_callback(CompilationReport(graphs, n_layer=layers, record=self._record_engine))
 
     def fit(self) -> None:
         """Train from the newest complete checkpoint, or from the start, to the last step or to stop_at_step."""
@@ -130,11 +136,16 @@ class PretrainingTrainer(Trainer):
         # DeepSpeed prints its memory use here, a dozen lines whatever the log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(*args, **kwargs)
-        self.environment["engine"] = describe_engine(self.model_wrapped, self.optimizer)
-        if self.is_world_process_zero():
-            self.run.write_json("environment.json", self.environment)
+        engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
+        check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
+        self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
         return prepared
+
+    def _record_engine(self, facts: dict[str, Any]) -> None:
+        self.environment["engine"] = self.environment.get("engine", {}) | facts
+        if self.is_world_process_zero():
+            self.run.write_json("environment.json", self.environment)
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
         # Trainer would train one step more when it resumes from the last checkpoint.
@@ -161,6 +172,9 @@ class PretrainingTrainer(Trainer):
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
+        return self.plan.tokens_per_step
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self._logged_at is None:
@@ -198,18 +212,22 @@ class PretrainingTrainer(Trainer):
         began = time.perf_counter()
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         model = self.model.eval()
-        total = torch.zeros(2, dtype=torch.float64)
+        total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         mine = range(self.args.process_index, len(rows), self.args.world_size)
         size = self.args.per_device_eval_batch_size
-        starts = range(0, len(mine), size)
         with torch.no_grad():
-            for start in starts:
+            for start in range(0, len(mine), size):
                 picked = rows[list(mine[start : start + size])]["input_ids"]
-                batch = self._prepare_inputs(self.data_collator([{"input_ids": row} for row in picked]))
-                targets = (batch["labels"] != -100).sum().item()
-                total += torch.tensor([model(**batch).loss.item() * targets, targets], dtype=torch.float64)
+                batch = self.data_collator([{"input_ids": row} for row in picked])
+                targets = int((batch["labels"] != IGNORED).sum())
+                if self.args.compile_loss:  # a shorter last batch would be compiled anew
+                    batch = pad_batch(batch, rows=size)
+                batch = self._prepare_inputs(batch)
+                # Sums stay on the device: asking for each would make the host wait for each.
+                total[0] += model(**batch, num_items_in_batch=1).loss.double()
+                total[1] += targets
                 self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        total = self.accelerator.reduce(total.to(self.args.device), reduction="sum")
+        total = self.accelerator.reduce(total, reduction="sum")
         loss = (total[0] / total[1]).item()
         if not math.isfinite(loss):
             logger.warning("the validation loss is not finite at step %d", self.state.global_step)

@@ -84,3 +84,47 @@ def test_flash_attention_is_taken_only_where_it_agrees_with_sdpa(monkeypatch) ->
         "causal_sdpa",
         "torch's SDPA without a mask, because it differs from SDPA by 0.400",
     )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory):
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = GPT2Config(vocab_size=90, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_init_from_takes_every_weight(checkpoint) -> None:
+    args = ModelArguments(n_layer=2, n_head=2, n_embd=32, pad_vocab_to_multiple_of=64)
+    config = build_config(args, sequence_length=16, vocab_size=90)
+    model = build_model(config, attention="causal_sdpa", init_from=str(checkpoint))
+    plain = GPT2LMHeadModel.from_pretrained(checkpoint)
+    for name, weight in plain.named_parameters():
+        assert torch.equal(model.get_parameter(name)[: len(weight)], weight), name
+    assert model.get_input_embeddings().num_embeddings == 128
+    ids = torch.arange(16)[None]
+    assert torch.allclose(model(input_ids=ids).logits, plain(ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "vocabulary", "message"),
+    [
+        ({"n_layer": 3}, 90, "another shape than this recipe: type --n_layer 2$"),
+        ({"n_embd": 64, "n_head": 4}, 90, "type --n_head 2 --n_embd 32$"),
+        ({"sequence_length": 32}, 90, "type --sequence_length 16$"),
+        ({}, 91, "knows 90 ids and the prepared data has 91"),
+    ],
+)
+def test_init_from_another_shape_says_what_to_type(change, vocabulary, message, checkpoint) -> None:
+    length = change.pop("sequence_length", 16)
+    args = ModelArguments(**{"n_layer": 2, "n_head": 2, "n_embd": 32} | change)
+    config = build_config(args, sequence_length=length, vocab_size=vocabulary)
+    with pytest.raises(UserError, match=message):
+        build_model(config, attention="causal_sdpa", init_from=str(checkpoint))
+
+
+def test_init_from_nothing_is_a_users_mistake(tmp_path) -> None:
+    config = build_config(ModelArguments(n_layer=1, n_head=2, n_embd=32), sequence_length=16, vocab_size=90)
+    with pytest.raises(UserError, match="is no checkpoint"):
+        build_model(config, attention="causal_sdpa", init_from=str(tmp_path))

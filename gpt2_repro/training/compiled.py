@@ -1,0 +1,57 @@
+"""Whether the run that was to be compiled is, said after its first step: eager training costs half of the speed."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gpt2_repro.model.compilation import Graph
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_graphs(graphs: Sequence[Graph], *, n_layer: int) -> list[str]:
+    """What is wrong with the compiled training step, in lines; nothing where it is one causal graph without logits."""
+    training = [graph for graph in graphs if graph.training]
+    if not training:
+        return [
+            "nothing was compiled (is TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE set?): this run is eager and slow"
+        ]
+    problems = []
+    if len(training) > 1:
+        problems.append(f"the training step was compiled {len(training)} times: its shapes change")
+    if training[0].masked:
+        problems.append(f"{training[0].masked} attentions get a mask: the flash kernel is lost")
+    if training[0].causal != n_layer:
+        problems.append(f"{training[0].causal} of {n_layer} attentions are known to be causal in the kernel")
+    if training[0].logits:
+        problems.append("the logits of the whole batch are returned")
+    return problems
+
+
+class CompilationReport(TrainerCallback):
+    """After the first step, says what was compiled and hands it to `record`; a run that is not is warned of."""
+
+    def __init__(self, graphs: Sequence[Graph], *, n_layer: int, record: Callable[[dict[str, Any]], None]) -> None:
+        self.graphs, self.n_layer, self.record = graphs, n_layer, record
+        self.began: float | None = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.began = self.began or time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.began is None:
+            return
+        problems = check_graphs(self.graphs, n_layer=self.n_layer)
+        for problem in problems:
+            logger.warning("compilation: %s", problem)
+        if not problems:
+            seconds = time.perf_counter() - self.began
+            logger.info(
+                "compiled: one graph, %d causal attentions, no logits; first step %.0f s", self.n_layer, seconds
+            )
+        self.record({"compiled": bool(self.graphs), "compilation_problems": problems})
+        self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]

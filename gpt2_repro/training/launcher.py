@@ -1,0 +1,96 @@
+"""What the launcher brought, checked before anything is built: the stack passes over most mistakes in silence.
+
+Read in accelerate 1.15 and deepspeed 0.19.8: an unknown key at the top of a DeepSpeed JSON does nothing, a JSON without
+`gradient_clipping` clips at 1.0 whatever the recipe says, and `accelerate launch --cpu` drops DeepSpeed.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.errors import UserError, did_you_mean
+
+
+logger = logging.getLogger(__name__)
+
+AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+REFUSED = {
+    "optimizer": "the recipe chooses the optimizer",
+    "scheduler": "the recipe chooses the schedule",
+    "fp16": "it needs loss scaling that no recipe has; bf16 or fp32",
+    "amp": "bf16 is the recipe's",
+}
+# Keys that are read, and inside the blocks that DeepSpeed does not check itself.
+KNOWN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(AUTO, ()),
+    "bf16": (
+        "enabled",
+        "immediate_grad_update",
+        "check_grad_overflow",
+        "bf16_master_weights_and_grads",
+        "bf16_optimizer_states",
+    ),
+    "data_types": ("grad_accum_dtype",),
+    "timers": ("throughput",),
+    **dict.fromkeys(
+        (
+            "zero_optimization",
+            "communication_data_type",
+            "prescale_gradients",
+            "gradient_predivide_factor",
+            "steps_per_print",
+            "wall_clock_breakdown",
+            "memory_breakdown",
+            "dump_state",
+            "comms_logger",
+            "flops_profiler",
+            "checkpoint",
+            "disable_python_gc",
+            "log_level",
+        ),
+        (),
+    ),
+}
+
+
+def check_launcher() -> None:
+    """Raise UserError where the launcher would not do what its files and flags say."""
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
+        raise UserError(
+            "`accelerate launch --cpu` drops DeepSpeed and runs one process: leave out --cpu, or use_cpu in its "
+            "file, and type --use_cpu after train.py"
+        )
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
+        check_deepspeed_json(Path(path))
+
+
+def check_deepspeed_json(path: Path) -> None:
+    """Raise UserError for a DeepSpeed JSON that is not there, has unknown keys, or says what the recipe owns."""
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}: run from the repository's root, with a JSON of ds_configs/") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    for key, value in config.items():
+        if key in REFUSED:
+            raise UserError(f"{path}: {key} has another owner: {REFUSED[key]}")
+        if key not in KNOWN:
+            raise UserError(f"{path} has no key {key!r} that does anything: {did_you_mean(key, KNOWN)}")
+        for inner in value if isinstance(value, dict) and KNOWN[key] else ():
+            if inner not in KNOWN[key]:
+                raise UserError(f"{path}: {key} has no key {inner!r}: {did_you_mean(inner, KNOWN[key])}")
+    for key in AUTO:
+        if config.get(key) != "auto":
+            raise UserError(f'{path}: {key} belongs to the recipe: write "{key}": "auto"')
+    bf16: dict[str, Any] = config.get("bf16", {})
+    if bf16.get("enabled", "auto") != "auto":
+        raise UserError(f'{path}: bf16 belongs to the recipe: write "bf16": {{"enabled": "auto"}}')
+    if bf16.get("bf16_master_weights_and_grads"):
+        raise UserError(
+            f"{path}: bf16 weights without fp32 masters do not train (LayerNorm gains never move): leave out "
+            "bf16_master_weights_and_grads"
+        )

@@ -1,0 +1,101 @@
+"""A GPT-2 and its training in plain PyTorch, from the paper's description: it shares no code with the project.
+
+`train` is a loop of the kind that build-nanogpt and nanoGPT made familiar; what `train.py` logs is compared with it.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width, eps=1e-5), nn.LayerNorm(width, eps=1e-5)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        q, k, v = (
+            part.view(rows, length, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).split(width, dim=2)
+        )
+        scores = (q @ k.transpose(2, 3)) / math.sqrt(width // self.heads)
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(future, -math.inf).softmax(dim=3) @ v
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+        h = self.up(self.norm_2(x))
+        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        return x + self.down(h)
+
+
+class GPT2(nn.Module):
+    def __init__(self, *, layers: int, heads: int, width: int, window: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(window, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, eps=1e-5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x) @ self.tokens.weight.T
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Take the weights of a Hugging Face GPT-2, whose linear layers are stored [in, out]."""
+        parts = {"ln_1": "norm_1", "ln_2": "norm_2", "attn.c_attn": "qkv", "attn.c_proj": "out"}
+        parts |= {"mlp.c_fc": "up", "mlp.c_proj": "down"}
+        names = {"transformer.wte.weight": "tokens.weight", "transformer.wpe.weight": "positions.weight"}
+        names |= {f"transformer.ln_f.{kind}": f"norm.{kind}" for kind in ("weight", "bias")}
+        for layer in range(len(self.blocks)):
+            for theirs, ours in parts.items():
+                for kind in ("weight", "bias"):
+                    names[f"transformer.h.{layer}.{theirs}.{kind}"] = f"blocks.{layer}.{ours}.{kind}"
+        turned = {
+            names[name]: weight.T if ".c_" in name and name.endswith("weight") else weight
+            for name, weight in weights.items()
+            if name != "lm_head.weight"
+        }
+        self.load_state_dict(turned)
+
+
+def train(
+    model: GPT2,
+    rows: Tensor,
+    *,
+    steps: int,
+    rows_per_step: int,
+    passes: int,
+    peak: float,
+    warmup: int,
+    decay: float = 0.1,
+    clip: float = 1.0,
+) -> Iterator[dict[str, float]]:
+    """Train on `rows` [n, T + 1] as they lie; yield each step's loss, gradient norm before clipping, learning rate."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), eps=1e-8)
+    for step in range(steps):
+        rate = (
+            peak * (step + 1) / warmup
+            if step < warmup
+            else peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+        )
+        total = 0.0
+        for batch in rows[step * rows_per_step : (step + 1) * rows_per_step].chunk(passes):
+            loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()) / passes
+            loss.backward()
+            total += loss.item()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        yield {"loss": total, "grad_norm": norm, "learning_rate": rate}

@@ -1,0 +1,75 @@
+"""`train.py` beside an independent loop in plain PyTorch: same weights, same rows, same losses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from datasets import load_from_disk
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.reference import GPT2
+from tests.reference import train as train_by_hand
+
+
+SHAPE = {"layers": 2, "heads": 2, "width": 32, "window": 32, "vocabulary": 300}
+STEPS, WARMUP, PEAK, CLIP = 20, 5, 1e-2, 0.6
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain checkpoint whose every weight, gain and bias is far from a fresh one."""
+    torch.manual_seed(5)
+    config = GPT2Config(vocab_size=300, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    folder = tmp_path_factory.mktemp("start")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_recipe: Path) -> torch.Tensor:
+    folder = Path(yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"], "train")
+    return torch.tensor(np.asarray(load_from_disk(str(folder)).with_format("numpy")["input_ids"][:]))
+
+
+def by_hand(start: Path, rows: torch.Tensor, **changes) -> tuple[GPT2, list[dict[str, float]]]:
+    model = GPT2(**SHAPE)
+    model.load(load_file(start / "model.safetensors"))
+    settings = {"steps": STEPS, "rows_per_step": 8, "passes": 2, "peak": PEAK, "warmup": WARMUP, "clip": CLIP}
+    return model, list(train_by_hand(model, rows, **settings | changes))
+
+
+def test_every_step_equals_a_plain_loop(start: Path, rows, train, events, tmp_path: Path) -> None:
+    model, expected = by_hand(start, rows)
+    # Accumulation, clipping in some steps and not in others, warm-up and decay are all at work.
+    norms = [step["grad_norm"] for step in expected]
+    assert min(norms) < CLIP < max(norms)
+    options = ("--init_from", start, "--train_sampling_strategy", "sequential", "--max_steps", STEPS)
+    options += ("--per_device_train_batch_size", 4, "--learning_rate", PEAK, "--warmup_steps", WARMUP)
+    run = train(tmp_path / "run", *options, "--max_grad_norm", CLIP, "--eval_strategy", "no")
+    logged = [event for event in events(run) if "loss" in event]
+    assert len(logged) == STEPS
+    for ours, theirs in zip(logged, expected, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4), ours["step"]
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3), ours["step"]
+        assert ours["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=1e-9), ours["step"]
+    final = GPT2(**SHAPE)
+    final.load(load_file(run / "final" / "model.safetensors"))
+    # Outputs, not weights: the gradient of a key's bias is zero but for rounding, and Adam makes full steps of that.
+    with torch.no_grad():
+        assert torch.allclose(final(rows[:4, :-1]), model(rows[:4, :-1]), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "change", [{"decay": 0.0}, {"clip": 1e9}, {"warmup": 6}, {"peak": 0.98 * PEAK}], ids=lambda c: next(iter(c))
+)
+def test_the_comparison_would_notice(change: dict[str, float], start: Path, rows) -> None:
+    _, right = by_hand(start, rows)
+    _, wrong = by_hand(start, rows, **change)
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(right, wrong, strict=True)) > 1e-3
