@@ -16,6 +16,10 @@ from gpt2_repro.errors import UserError, did_you_mean
 logger = logging.getLogger(__name__)
 
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+OWNED_BY_THE_RECIPE = {
+    "gradient_clipping": "and type --max_grad_norm after train.py",
+    "gradient_accumulation_steps": "it is derived from tokens_per_step",
+}
 REFUSED = {
     "optimizer": "the recipe chooses the optimizer",
     "scheduler": "the recipe chooses the schedule",
@@ -62,6 +66,10 @@ def check_launcher() -> None:
             "`accelerate launch --cpu` drops DeepSpeed and runs one process: leave out --cpu, or use_cpu in its "
             "file, and type --use_cpu after train.py"
         )
+    for name, mend in OWNED_BY_THE_RECIPE.items():
+        value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
+        if value != "auto":
+            raise UserError(f"the launcher's file has {name} {value}, which belongs to the recipe: leave it out, {mend}")
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))

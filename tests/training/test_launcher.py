@@ -61,6 +61,13 @@ def test_the_launchers_cpu_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     check_launcher()
 
 
+@pytest.mark.parametrize("name", ["gradient_clipping", "gradient_accumulation_steps"])
+def test_what_the_recipe_owns_is_refused_in_the_launchers_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"ACCELERATE_{name.upper()}", "4")
+    with pytest.raises(UserError, match=f"the launcher's file has {name} 4, which belongs to the recipe"):
+        check_launcher()
+
+
 PLAN = plan_batches(
     tokens_per_step=4096, sequence_length=128, micro_batch_size=4, num_processes=2, total_tokens=10_000_000
 )
