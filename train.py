@@ -10,7 +10,7 @@ Start the same command again to resume; a finished run is left as it is.
 
 from typing import Any
 
-from gpt2_repro import entry
+from gpt2_repro import diff_recipe, dry_run, entry
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import open_manifest, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
@@ -19,7 +19,8 @@ from gpt2_repro.recipe import parse_recipe
 
 
 EXTRAS: dict[str, dict[str, Any]] = {
-    "dry_run": {"action": "store_true", "help": "Print the resolved recipe and what it derives, and stop."}
+    "dry_run": {"action": "store_true", "help": "Print the resolved recipe and what it derives, and stop."},
+    "diff_recipe": {"metavar": "RECIPE", "help": "Print how the run deviates from this recipe, and stop."},
 }
 
 
@@ -29,19 +30,16 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro.training.arguments import PretrainingArguments
 
-    sections = {
-        "data": DataArguments,
-        "model": ModelArguments,
-        "training": PretrainingArguments,
-        "evaluation": EvaluationArguments,
-    }
+    sections = dict(
+        data=DataArguments, model=ModelArguments, training=PretrainingArguments, evaluation=EvaluationArguments
+    )
     options = ("data", "model", "training")
     recipe = parse_recipe(argv, sections=sections, options=options, description=__doc__, extras=EXTRAS)
     data_args, model_args = DataArguments(**recipe.values["data"]), ModelArguments(**recipe.values["model"])
     if recipe.extras.dry_run:
-        from gpt2_repro.dry_run import dry_run
-
-        return dry_run(recipe, data_args, model_args)
+        return dry_run.dry_run(recipe, data_args, model_args)
+    if recipe.extras.diff_recipe is not None:
+        return diff_recipe.diff_recipe(recipe, recipe.extras.diff_recipe)
 
     # Mistakes are answered here, before the rest of the stack is imported and anything is built.
     manifest = open_manifest(recipe)

@@ -14,6 +14,7 @@ STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
 FLOORS = {
     "errors": 0,
     "files": 0,
+    "known_effects": 0,
     "recipe": 1,
     "commandline": 1,
     "compute": 1,
@@ -25,10 +26,19 @@ FLOORS = {
     "training": 3,
     "entry": 4,
     "dry_run": 4,
+    "diff_recipe": 4,
     "generate": 5,
 }
 TOP = 5  # entry scripts and the modules of `python -m`
-PURE = ["errors", "compute", "data/packing", "data/manifest", "evaluation/comparison", "evaluation/table"]
+PURE = [
+    "errors",
+    "compute",
+    "data/packing",
+    "data/manifest",
+    "evaluation/comparison",
+    "evaluation/table",
+    "known_effects",
+]
 
 
 def files() -> list[Path]:

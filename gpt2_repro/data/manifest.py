@@ -48,7 +48,7 @@ def require_prepared(argv: Sequence[str]) -> None:
 
     It is the first mistake of all, and on a machine with few cores eight processes import torch for half a minute.
     """
-    if not {"-h", "--help", "--dry_run"} & set(argv):
+    if not {"-h", "--help", "--dry_run", "--diff_recipe"} & {word.split("=")[0] for word in argv}:
         recipe = parse_recipe(argv, sections={"data": DataArguments}, leave_others=True)
         read_manifest(recipe.values["data"]["dataset_dir"], prepare=_prepare_command(recipe))
 

@@ -1,0 +1,123 @@
+"""Every command of docs/recipes.md parses, its data is prepared by a command there, and each ablation changes one thing."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import prepare_data
+import train as train_story
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.sources import SOURCES
+from gpt2_repro.diff_recipe import deviations
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.recipe import ParsedRecipe, parse_recipe
+from gpt2_repro.training.arguments import PretrainingArguments
+
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "recipes.md").read_text()
+SECTIONS = {
+    "data": DataArguments,
+    "model": ModelArguments,
+    "training": PretrainingArguments,
+    "evaluation": EvaluationArguments,
+}
+# Words of commands that wait for a recipe, a field or a run that is not there yet.
+PENDING = {"recipes/blog_wrap512.yaml", "--packing", "--min_length", "fineweb-edu-10bt"}
+FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
+
+
+def commands(story: str) -> list[list[str]]:
+    """The words after `story` in every command of the page, in code blocks and in running text."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[words.index(story) + 1 :] for words in split if story in words]
+
+
+TRAININGS, PREPARATIONS, EVALUATIONS = (commands(story) for story in ("train.py", "prepare_data.py", "evaluate.sh"))
+
+
+def waiting(words: list[str]) -> bool:
+    return bool(PENDING & set(words))
+
+
+def parse(words: list[str], story: str) -> ParsedRecipe:
+    words = ["recipes/gpt2_124m.yaml" if word == FINISHED_RUN else word for word in words]
+    if story == "prepare_data.py":
+        recipe = parse_recipe(words, sections={"data": DataArguments}, extras=prepare_data.EXTRAS)
+    else:
+        options = ("data", "model", "training")
+        recipe = parse_recipe(words, sections=SECTIONS, options=options, extras=train_story.EXTRAS)
+    if recipe.values["data"]["source"] not in SOURCES:
+        raise UserError(f"there is no source {recipe.values['data']['source']}")
+    return recipe
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_page_has_its_commands() -> None:
+    assert len(TRAININGS) >= 20 and len(PREPARATIONS) >= 10 and len(EVALUATIONS) >= 2
+
+
+@pytest.mark.parametrize(
+    ("words", "story"),
+    [(words, "train.py") for words in TRAININGS] + [(words, "prepare_data.py") for words in PREPARATIONS],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_every_command_parses(words: list[str], story: str) -> None:
+    if waiting(words):
+        with pytest.raises(UserError):  # once it parses, its word leaves PENDING
+            parse(words, story)
+        pytest.skip("waits for a recipe or a field")
+    recipe = parse(words, story)
+    DataArguments(**recipe.values["data"])
+    if story == "train.py" and recipe.extras.diff_recipe:
+        parse([recipe.extras.diff_recipe], story)
+
+
+@pytest.mark.parametrize("words", EVALUATIONS, ids=" ".join)
+def test_every_evaluation_parses(words: list[str]) -> None:
+    written = {run_name(training) for training in TRAININGS}
+    assert set(parse_options(words, description=None).checkpoints) <= {f"runs/{name}" for name in written}
+
+
+def run_name(words: list[str]) -> str:
+    """The name of the run folder of a training."""
+    typed = words[words.index("--output_dir") + 1] if "--output_dir" in words else words[0] if words else "gpt2_124m"
+    return Path(typed).stem
+
+
+@pytest.mark.parametrize("words", [w for w in TRAININGS if not waiting(w)], ids=" ".join)
+def test_each_training_finds_its_data_prepared_by_a_command_of_the_page(words: list[str]) -> None:
+    data = parse(words, "train.py").values["data"]
+    prepared = [parse(words, "prepare_data.py").values["data"] for words in PREPARATIONS if not waiting(words)]
+    assert data in prepared
+
+
+@pytest.mark.parametrize("words", [w for w in TRAININGS if not waiting(w)], ids=" ".join)
+def test_each_ablation_changes_one_thing_and_has_a_folder_of_its_own(words: list[str]) -> None:
+    run = parse(words, "train.py")
+    own = parse([str(run.path)], "train.py")
+    found = deviations(run, own)
+    learned = {deviation.key for deviation in found if deviation.group == "learned"} - {"stop_at_step"}
+    assert len(learned) <= 1 or learned == {"packing", "min_length"}
+    assert not [deviation for deviation in found if deviation.group == "measured"]
+    assert bool(learned) == (run.values["training"]["output_dir"] is not None)
+
+
+def test_no_two_different_trainings_share_a_folder() -> None:
+    by_folder: dict[str, set[tuple[str, ...]]] = {}
+    for words in TRAININGS:
+        if not {"--dry_run", "--diff_recipe"} & set(words):
+            plain = [word for word in words if word not in ("--stop_at_step", "2000", "recipes/gpt2_124m.yaml")]
+            by_folder.setdefault(run_name(words), set()).add(tuple(plain))
+    assert all(len(forms) == 1 for forms in by_folder.values())
+    assert len(by_folder) >= 14
