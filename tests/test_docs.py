@@ -1,0 +1,217 @@
+"""The pages of docs/ name options, defaults, files and numbers that are so, and their tables are complete."""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.compute import flops_per_token, gpt2_parameters
+from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.recipe import TokenCount
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+# Options on their way into the parsers: delete a name once it is in --help.
+PENDING = {"--init_from", "--packing", "--diff_recipe"}
+ACCELERATE = {
+    "--config_file",
+    "--num_processes",
+    "--num_machines",
+    "--machine_rank",
+    "--main_process_ip",
+    "--main_process_port",
+}
+LLMC_FLAGS = (
+    "-i -j -e -o -lg -n -nk -nm -y -b -t -d -x -k -l -u -q -c -sl -sg -v -m -s -g -h -a -f -w -r -z -ge "
+    "-pn -pr -pg -pm -ps -pf -pi"
+)
+NANOGPT_TRAIN_KEYS = """
+    out_dir eval_interval log_interval eval_iters eval_only always_save_checkpoint init_from wandb_log wandb_project
+    wandb_run_name dataset gradient_accumulation_steps batch_size block_size n_layer n_head n_embd dropout bias
+    learning_rate max_iters weight_decay beta1 beta2 grad_clip decay_lr warmup_iters lr_decay_iters min_lr backend
+    device dtype compile
+"""
+NANOGPT_SAMPLE_KEYS = "init_from out_dir start num_samples max_new_tokens temperature top_k seed device dtype compile"
+# Commands of the projects that users come from, by their first words, with the options they may be shown with.
+FOREIGN = {
+    "mpirun -np 8 ./train_gpt2cu": {"-np", *LLMC_FLAGS.split()},
+    "python dev/data/": {"--version"},
+    "python data/": set(),
+    "torchrun --standalone": {"--standalone", "--nproc_per_node"},
+}
+
+
+@functools.cache
+def output_of(command: str, *argv: str) -> str:
+    """What a command prints: `train.py`, `prepare_data.py` or a module of `python -m`."""
+    if command.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(command.removesuffix(".py"), ROOT / command)
+    else:
+        spec = importlib.util.find_spec(command)
+        if spec is not None and spec.submodule_search_locations:
+            spec = importlib.util.find_spec(f"{command}.__main__")
+    assert spec is not None and spec.loader is not None, command
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        module.main(list(argv))
+    return printed.getvalue()
+
+
+def help_of(command: str) -> str:
+    return output_of(command, "--help")
+
+
+@functools.cache
+def options_of(command: str) -> frozenset[str]:
+    found = re.findall(r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", help_of(command), flags=re.MULTILINE)
+    assert found, command
+    return frozenset(found) | {"--help"}
+
+
+@functools.cache
+def defaults() -> dict[str, str]:
+    """The default of each of train.py's options, as its help shows it; prepare_data.py's fields are among them."""
+    entries = re.split(r"\n(?=  --)", help_of("train.py"))
+    shown = {}
+    for entry in entries:
+        text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
+        if (option := re.match(r" *(--\w+)", text)) and (value := re.search(r"\(default:\s+(\S+)\)", text)):
+            shown[option[1]] = value[1]
+    return shown
+
+
+def code_of(page: Path) -> Iterator[str]:
+    """Each command of the fenced blocks, continued lines joined, and each piece of inline code."""
+    text = page.read_text()
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        yield from (line for line in block.replace("\\\n", " ").splitlines() if line.strip())
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def allowed_in(code: str) -> list[tuple[str, set[str]]]:
+    """The parts of a command line and the options that each may hold; a bare option may be any command's of ours."""
+    for start, options in FOREIGN.items():
+        if code.startswith(start):
+            return [(code, options)]
+    if code.startswith("accelerate launch ") and (story := re.search(r"\btrain\.py\b", code)):
+        return [(code[: story.start()], ACCELERATE), (code[story.start() :], set(options_of("train.py")))]
+    if named := re.match(r"python (?:-m )?(train\.py|prepare_data\.py|gpt2_repro[.\w]*)", code):
+        return [(code, set(options_of(named[1])))]
+    if code.startswith("bash evaluate.sh"):
+        return [(code, set(options_of("gpt2_repro.evaluation")))]
+    commands = ("train.py", "prepare_data.py", "gpt2_repro.evaluation", "gpt2_repro.generate", "gpt2_repro.report")
+    return [(code, ACCELERATE.union(*(options_of(command) for command in commands)))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_option_exists_in_the_command_it_is_shown_with(page: Path) -> None:
+    seen = 0
+    for code in code_of(page):
+        for part, allowed in allowed_in(code):
+            # llm.c's own options have one hyphen, and so they stand in its command and in plain text.
+            form = r"--?[A-Za-z]\w*" if part.startswith("mpirun") else r"--[A-Za-z]\w*"
+            options = [name for word in shlex.split(part) if re.fullmatch(form, name := word.split("=")[0])]
+            unknown = set(options) - allowed - PENDING
+            assert not unknown, f"{page.name}: {unknown} in: {code}"
+            seen += len(options)
+    assert seen
+
+
+def test_an_option_that_does_not_exist_would_be_found() -> None:
+    assert "--no_such_option" not in allowed_in("--no_such_option 3")[0][1]
+    launcher, story = allowed_in("accelerate launch --config_file x.yaml train.py --learning_rate 1")
+    assert "--learning_rate" in story[1] and "--learning_rate" not in launcher[1]
+    assert "--learning_rate" not in allowed_in("python prepare_data.py")[0][1]
+    assert "--limit" in allowed_in("bash evaluate.sh RUN")[0][1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_default_in_parentheses_is_the_default(page: Path) -> None:
+    sampling = page.read_text().partition("## Every key of sample.py")[2].partition("\n## ")[0]
+    for option, value in re.findall(r"`(--\w+)` \((\w[\w.+-]*)\)", page.read_text().replace(sampling, "")):
+        shown = defaults()[option]
+        assert value == shown or float(value) == float(shown), f"{page.name}: {option} is {shown}, not {value}"
+    for option, value in re.findall(r"`(--\w+)` \(([\d.]+)\)", sampling):
+        shown = re.search(rf"{option} [A-Z_]+\s.*?\(default: (\S+)\)", help_of("gpt2_repro.generate"), re.DOTALL)
+        assert shown and shown[1] == value, f"{page.name}: {option} is not {value}"
+
+
+def shown_trainings() -> list[str]:
+    shown = [
+        code for page in PAGES for code in code_of(page) if " train.py" in code and code.startswith("accelerate ")
+    ]
+    return [code.partition(" train.py")[2] for code in shown]
+
+
+@pytest.mark.parametrize("options", shown_trainings())
+def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
+    words = shlex.split(options)
+    if PENDING & set(words):
+        pytest.skip("an option is pending")
+    recipe = ["recipes/gpt2_124m.yaml"] if not words or words[0].startswith("-") else [words.pop(0)]
+    printed = output_of("train.py", str(ROOT / recipe[0]), *words, "--dry_run")
+    assert re.search(r"on 8 GPUs +\d+ rows x 8 x \d+ accumulation steps", printed), printed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    ours = re.compile(r"\b(?:recipes|accelerate_configs|ds_configs|gpt2_repro|tests)/[\w./-]*\w")
+    for code in code_of(page):
+        for name in ours.findall(code):
+            assert (ROOT / name).exists(), f"{page.name}: {name}"
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the rows of the first table under a heading; `\\|` is no border."""
+    section = (ROOT / "docs" / page).read_text().partition(f"## {heading}\n")[2]
+    lines = section.partition("\n## ")[0].splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
+    rows = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "names", "columns"),
+    [
+        ("from-llmc.md", "Every flag", LLMC_FLAGS, 4),
+        ("from-nanogpt.md", "Every key of train.py", NANOGPT_TRAIN_KEYS, 4),
+        ("from-nanogpt.md", "Every key of sample.py", NANOGPT_SAMPLE_KEYS, 3),
+    ],
+)
+def test_the_tables_have_every_name_once(page: str, heading: str, names: str, columns: int) -> None:
+    rows = table(page, heading)
+    assert [row[0] for row in rows] == [f"`{name}`" for name in names.split()]
+    for row in rows:
+        assert len(row) == columns and all(row), row
+
+
+def test_the_numbers_of_from_llmc() -> None:
+    page = (ROOT / "docs" / "from-llmc.md").read_text()
+    assert f"blocks of {EpochSampler.BLOCK} rows" in page and f"windows of {EpochSampler.WINDOW:,} rows" in page
+    # llmc/dataloader.h: a shard gives (tokens - 1) // (GPUs x B x T) global micro-batches.
+    step = 8 * 64 * 1024
+    assert f"{100_000_000 - 99_999_999 // step * step:,} of 100M tokens" in page
+    assert f"{20 * step:,} at `-b 64` on 8 GPUs" in page
+    assert f"{int(TokenCount(defaults()['--total_tokens'])) // step:,} steps" in page
+    shape = {"n_layer": 12, "n_embd": 768}
+    every = gpt2_parameters(**shape, n_positions=1024, vocab_size=50_304)
+    theirs = 6 * every + 6 * 12 * 768 * 1024
+    ours = flops_per_token(parameters=every - 1024 * 768, sequence_length=1024, **shape)
+    assert f"with every parameter: {theirs / 1e6:.0f} M" in page and f"without positions: {ours / 1e6:.0f} M" in page
+    assert f"reads as {100 * (ours / theirs - 1):.0f} % more MFU" in page
