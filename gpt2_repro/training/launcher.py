@@ -69,7 +69,9 @@ def check_launcher() -> None:
     for name, mend in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":
-            raise UserError(f"the launcher's file has {name} {value}, which belongs to the recipe: leave it out, {mend}")
+            raise UserError(
+                f"the launcher's file has {name} {value}, which belongs to the recipe: leave it out, {mend}"
+            )
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))

@@ -1,0 +1,308 @@
+"""One contender of train_step.py, measured in a process of its own: its last line on stdout is a JSON object.
+
+    python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'      (train_step.py types it)
+
+Every contender trains the same shape on the same random ids with AdamW, clipping at 1.0 and bf16 on a GPU or where asked.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+SHAPES = {
+    "124m": {"n_layer": 12, "n_head": 12, "n_embd": 768, "sequence_length": 1024, "vocab_size": 50_257},
+    # nanoGPT's README, "I only have a macbook": the CPU command of its Shakespeare characters.
+    "shakespeare": {"n_layer": 4, "n_head": 4, "n_embd": 128, "sequence_length": 64, "vocab_size": 65},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What is measured. Times are medians over `windows` windows of `steps` optimizer steps, after `warmup` steps."""
+
+    shape: str
+    micro_batch: int
+    accumulation: int
+    warmup: int
+    steps: int
+    windows: int
+    compile: bool
+    bf16: bool
+    nanogpt: str = ""
+
+    @property
+    def model(self) -> dict[str, int]:
+        return SHAPES[self.shape]
+
+    @property
+    def total_steps(self) -> int:
+        return self.warmup + self.steps * self.windows + 2  # two more, in which waits are counted
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers that eager code on a CPU hands to the host: on a GPU each would be a wait."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function._schema.name == "aten::_local_scalar_dense"
+        return function(*args, **(kwargs or {}))
+
+
+class Stopwatch:
+    """Told of the end of every step; times windows of steps and counts the waits of the two steps after them."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.done = setup, 0
+        self.seconds: list[float] = []
+        self.waits: int | None = None
+        self.counting: Any = None
+
+    def step_ended(self) -> None:
+        self.done += 1
+        window, place = divmod(self.done - self.setup.warmup, self.setup.steps)
+        if place == 0 and 0 <= window <= self.setup.windows:
+            synchronize()
+            now = time.perf_counter()
+            if window:
+                self.seconds.append((now - self.began) / self.setup.steps)
+            self.began = time.perf_counter()
+            if window == self.setup.windows:
+                self._count_waits()
+        elif self.done == self.setup.total_steps:
+            self._stop_counting()
+
+    def _count_waits(self) -> None:
+        if torch.cuda.is_available():
+            self.counting = warnings.catch_warnings(record=True)
+            self.seen = self.counting.__enter__()
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+        elif not self.setup.compile:
+            self.counting = Waits()
+            self.counting.__enter__()
+
+    def _stop_counting(self) -> None:
+        if self.counting is None:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
+            self.waits = sum("synchroniz" in str(warning.message) for warning in self.seen)
+        else:
+            self.waits = self.counting.count
+        self.counting.__exit__(None, None, None)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class RandomRows:
+    """Rows of sequence_length + 1 random ids, the same for every contender."""
+
+    def __init__(self, setup: Setup) -> None:
+        count = setup.micro_batch * setup.accumulation * setup.total_steps
+        shape = (count, setup.model["sequence_length"] + 1)
+        self.rows = np.random.default_rng(0).integers(0, setup.model["vocab_size"], shape, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        return {"input_ids": self.rows[index]}
+
+    def batches(self, setup: Setup) -> Iterator[torch.Tensor]:
+        """Micro-batches on the device [rows, T + 1], one after another."""
+        for start in range(0, len(self.rows), setup.micro_batch):
+            yield torch.from_numpy(self.rows[start : start + setup.micro_batch]).to(device(), non_blocking=True)
+
+
+def our_model(setup: Setup) -> Any:
+    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.model.build import build_config, build_model, choose_attention
+
+    shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
+    length, vocabulary = setup.model["sequence_length"], setup.model["vocab_size"]
+    config = build_config(ModelArguments(**shape), sequence_length=length, vocab_size=vocabulary)
+    attention, _ = choose_attention("auto", cuda=torch.cuda.is_available(), bf16=setup.bf16)
+    return build_model(config, attention=attention, compiled=setup.compile)
+
+
+def trainer(setup: Setup, watch: Stopwatch) -> None:
+    """This project's step, through its Trainer, under whatever launcher started the process."""
+    from transformers import TrainerCallback
+
+    from gpt2_repro.recipe import parse_recipe
+    from gpt2_repro.training.arguments import PretrainingArguments
+    from gpt2_repro.training.resolve import resolve_arguments
+    from gpt2_repro.training.run_directory import RunDirectory
+    from gpt2_repro.training.trainer import PretrainingTrainer
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    rows = setup.micro_batch * setup.accumulation * processes
+    typed = {
+        "tokens_per_step": rows * setup.model["sequence_length"],
+        "per_device_train_batch_size": setup.micro_batch,
+        "max_steps": setup.total_steps,
+        "bf16": setup.bf16,
+        "use_cpu": not torch.cuda.is_available(),
+        "torch_compile": setup.compile,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "sample_tokens": 0,
+        "disable_tqdm": True,
+        "output_dir": tempfile.mkdtemp(),
+        "dataloader_num_workers": 2 if torch.cuda.is_available() else 0,
+    }
+    recipe = parse_recipe(
+        [word for key, value in typed.items() for word in (f"--{key}", str(value))],
+        sections={"training": PretrainingArguments},
+    )
+    args, plan = resolve_arguments(
+        recipe.values["training"], sequence_length=setup.model["sequence_length"], run_name="benchmark"
+    )
+
+    class Watched(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            watch.step_ended()
+
+    data = RandomRows(dataclasses.replace(setup, micro_batch=setup.micro_batch * processes))
+    environment = {
+        "accelerator": {"peak_flops": None},
+        "precision": "bf16" if setup.bf16 else "fp32",
+        "flops_per_token": 0,
+        "data": {"request": {"packing": "concat"}},
+    }
+    training = PretrainingTrainer(
+        model=our_model(setup),
+        args=args,
+        train_dataset=data,
+        eval_dataset=data,
+        processing_class=None,
+        plan=plan,
+        run=RunDirectory(str(args.output_dir)),
+        environment=environment,
+        trajectory={},
+    )
+    training.add_callback(Watched())
+    training.fit()
+
+
+def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Callable[..., torch.Tensor]) -> None:
+    """The loop that people write: autocast, accumulate, clip, step."""
+    autocast = torch.autocast(device(), torch.bfloat16) if setup.bf16 else contextlib.nullcontext()
+    batches = RandomRows(setup).batches(setup)
+    for _ in range(setup.total_steps):
+        for _ in range(setup.accumulation):
+            batch = next(batches)
+            with autocast:
+                loss = loss_of(model, batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) / setup.accumulation
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        watch.step_ended()
+
+
+def bare(setup: Setup, watch: Stopwatch) -> None:
+    """A plain PyTorch loop around this project's model and loss."""
+    model = our_model(setup).to(device()).train()
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=True)
+    loop(setup, watch, model, optimizer, lambda model, x, y: model(input_ids=x, shift_labels=y).loss)
+
+
+def nanogpt(setup: Setup, watch: Stopwatch) -> None:
+    """The model of a nanoGPT checkout, with its optimizer, in the loop of its train.py; biases on, as GPT-2."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(setup.nanogpt, "model.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt_model"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
+    vocabulary = 50_304 if setup.model["vocab_size"] == 50_257 else setup.model["vocab_size"]
+    config = module.GPTConfig(
+        **shape, block_size=setup.model["sequence_length"], vocab_size=vocabulary, dropout=0.0, bias=True
+    )
+    torch.set_float32_matmul_precision("high")  # its train.py allows TF32
+    model = module.GPT(config).to(device())
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device())
+    model = torch.compile(model) if setup.compile else model
+    loop(setup, watch, model, optimizer, lambda model, x, y: model(x, y)[1])
+
+
+def stock(setup: Setup, watch: Stopwatch) -> None:
+    """GPT2Config() and Trainer as they come, on rows in the columns that run_clm.py writes."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+    shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
+    length, vocabulary = setup.model["sequence_length"], setup.model["vocab_size"]
+    special = {"bos_token_id": vocabulary - 1, "eos_token_id": vocabulary - 1}
+    model = GPT2LMHeadModel(GPT2Config(**shape, n_positions=length, vocab_size=vocabulary, **special))
+
+    class Columns(RandomRows):
+        def __getitem__(self, index: Any) -> dict[str, Any]:
+            ids = self.rows[index, :-1].tolist()
+            return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
+
+    class Watched(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            watch.step_ended()
+
+    args = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=setup.micro_batch,
+        gradient_accumulation_steps=setup.accumulation,
+        max_steps=setup.total_steps,
+        bf16=setup.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    Trainer(model=model, args=args, train_dataset=Columns(setup), callbacks=[Watched()]).train()
+
+
+def main(name: str, described: str) -> None:
+    """Run one contender and print what was measured."""
+    logging.disable(logging.INFO)
+    setup = Setup(**json.loads(described))
+    watch = Stopwatch(setup)
+    {"bare": bare, "nanogpt": nanogpt, "stock": stock}.get(name, trainer)(setup, watch)
+    on_gpu = torch.cuda.is_available()
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if os.environ.get("RANK", "0") == "0":
+        result = {"seconds": watch.seconds, "median": statistics.median(watch.seconds), "waits": watch.waits}
+        print(
+            json.dumps(result | {"peak_bytes": peak, "processes": int(os.environ.get("WORLD_SIZE", "1"))}), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

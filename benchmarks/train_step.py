@@ -1,0 +1,156 @@
+"""One training step, this project's beside what a user would pick instead, on whatever device is there.
+
+    python benchmarks/train_step.py                              # 124M at 64 x 1024 on a GPU
+    python benchmarks/train_step.py --shape shakespeare          # nanoGPT's CPU configuration
+    python benchmarks/train_step.py --nanogpt ~/nanoGPT          # nanoGPT's model and loop beside them
+    python benchmarks/train_step.py --only trainer zero1 bare --processes 2
+
+Each contender runs in a fresh process, in rounds that go forward and back through the list, so that a slow minute of a
+shared machine strikes all. Ratios within one call are what counts. datasets, deepspeed and lm_eval are not imported,
+but by `zero1`, which is DeepSpeed.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import SHAPES, Setup
+
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+CONTENDERS = {
+    "trainer": "this project, one process",
+    "ddp": "this project under DDP",
+    "zero1": "this project under DeepSpeed ZeRO-1",
+    "bare": "PyTorch loop, this project's model and loss",
+    "nanogpt": "nanoGPT's model and loop",
+    "stock": "GPT2Config() and Trainer as they come",
+}
+
+
+def main() -> None:
+    """Measure, print a table in Markdown, and write every number where --out says."""
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="124m" if gpu else "shakespeare")
+    parser.add_argument("--micro_batch", type=int, help="rows of a pass (124m: 64, shakespeare: 12)")
+    parser.add_argument("--accumulation", type=int, default=1, help="passes a step")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before the first window")
+    parser.add_argument("--steps", type=int, default=10 if gpu else 50, help="steps of a window")
+    parser.add_argument("--windows", type=int, default=3, help="windows of a round")
+    parser.add_argument("--rounds", type=int, default=1 if gpu else 2, help="fresh processes of each contender")
+    parser.add_argument("--processes", type=int, default=max(1, torch.cuda.device_count()), help="of ddp and zero1")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu, help="torch.compile")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu, help="bf16, else fp32")
+    parser.add_argument("--nanogpt", default="", help="a nanoGPT checkout, to run beside")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="these contenders")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds for one process")
+    parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
+    args = parser.parse_args()
+    names = args.only or ["trainer", "bare", *(["nanogpt"] if args.nanogpt else []), "stock"]
+    if "nanogpt" in names and not Path(args.nanogpt, "model.py").is_file():
+        parser.error("nanogpt needs --nanogpt PATH, a checkout with a model.py")
+    taken = {field.name: getattr(args, field.name) for field in dataclasses.fields(Setup)}
+    setup = Setup(**taken | {"micro_batch": args.micro_batch or {"124m": 64, "shakespeare": 12}[args.shape]})
+
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for turn in range(args.rounds):
+        for name in names if turn % 2 == 0 else reversed(names):
+            measured = run(name, setup, processes=args.processes, timeout=args.timeout)
+            print(f"round {turn + 1} {name}: {measured.get('error') or measured['seconds']}", file=sys.stderr)
+            results[name].append(measured)
+            if args.out:
+                args.out.write_text(json.dumps({"setup": dataclasses.asdict(setup), "results": results}, indent=1))
+    print(table(setup, results))
+
+
+def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, Any]:
+    """One contender in a process of its own; {"error": …} where it fails, for a table with a gap is a result too."""
+    python = [sys.executable]
+    if name == "ddp":
+        python += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    elif name == "zero1":
+        config = ["--config_file", "accelerate_configs/zero1.yaml", "--num_processes", str(processes)]
+        python += ["-m", "accelerate.commands.launch", *config, "--main_process_port", "0"]
+    command = [*python, "benchmarks/contenders.py", name, json.dumps(dataclasses.asdict(setup))]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done in {timeout} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        last = [line for line in done.stderr.splitlines() if "Error" in line] or ["failed"]
+        return {"error": last[-1][:200], "stderr": done.stderr[-4000:]}
+    return json.loads(lines[-1])
+
+
+def table(setup: Setup, results: dict[str, list[dict[str, Any]]]) -> str:
+    """What was measured, and on what, in Markdown."""
+    from gpt2_repro.compute import flops_per_token, gpt2_parameters
+    from gpt2_repro.hardware import find_accelerator, peak_flops
+
+    shape = setup.model
+    size = {"n_layer": shape["n_layer"], "n_embd": shape["n_embd"]}
+    length = shape["sequence_length"]
+    parameters = gpt2_parameters(**size, n_positions=length, vocab_size=shape["vocab_size"])
+    palm = flops_per_token(parameters=parameters - length * shape["n_embd"], **size, sequence_length=length)
+    llmc = 6 * parameters + 6 * shape["n_layer"] * shape["n_embd"] * length
+    accelerator = find_accelerator()
+    peak = peak_flops(accelerator.name) if setup.bf16 else None
+    tokens = setup.micro_batch * setup.accumulation * length
+
+    lines = [
+        f"{datetime.date.today()}, {accelerator.name}, {accelerator.count} "
+        + ("GPUs" if accelerator.kind == "cuda" else f"cores, {torch.get_num_threads()} threads")
+        + f", Python {platform.python_version()}, "
+        + ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers", "accelerate", "deepspeed")),
+        f"{setup.shape}: {setup.micro_batch} x {length} tokens x {setup.accumulation} passes a process and step, "
+        f"{'bf16' if setup.bf16 else 'fp32'}, {'compiled' if setup.compile else 'eager'}; "
+        f"{palm / 1e6:,.0f} M FLOPs a token (6N + 12LCT), {llmc / 1e6:,.0f} M (6N + 6LCT)",
+        f"`python {' '.join(sys.argv)}`",
+        "",
+        "| contender | ms a step (min to max) | tokens/s | to the first | MFU 6N + 12LCT | 6N + 6LCT | peak memory | waits in 2 steps |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    first: float | None = None
+    for name, rounds in results.items():
+        good = [measured for measured in rounds if "error" not in measured]
+        if not good:
+            lines.append(f"| {CONTENDERS[name]} | {rounds[0]['error'].replace('|', ' ')} | | | | | | |")
+            continue
+        seconds = [second for measured in good for second in measured["seconds"]]
+        median = statistics.median(seconds)
+        speed = tokens * good[0]["processes"] / median
+        first = first or speed
+        share = [f"{speed * flops / (peak * good[0]['processes']):.1%}" if peak else "-" for flops in (palm, llmc)]
+        waits = "-" if good[0]["waits"] is None else good[0]["waits"]
+        lines.append(
+            f"| {CONTENDERS[name]} | {median * 1e3:.1f} ({min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f}) "
+            f"| {speed:,.0f} | {speed / first:.3f} | {share[0]} | {share[1]} "
+            f"| {max(measured['peak_bytes'] for measured in good) / 1e9:.1f} GB | {waits} |"
+        )
+    return "\n".join(lines)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+if __name__ == "__main__":
+    main()
