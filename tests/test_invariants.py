@@ -14,6 +14,7 @@ LAYOUTS = {
     "8x1": (("python",), 8),
     "4x2": (("python",), 4),
     "ddp-2x4": (("torchrun", 2), 4),
+    "zero1-1x8": (("launch", 1), 8),
     "zero1-2x4": (("launch", 2), 4),
     "zero1-2x2x2": (("launch", 2), 2),
 }
@@ -47,7 +48,8 @@ def test_each_layout_is_what_it_says(layouts: dict[str, Path]) -> None:
         environment = json.loads((run / "environment.json").read_text())
         launcher, micro = LAYOUTS[name]
         plan = environment["plan"]
-        assert plan["num_processes"] == (2 if len(launcher) == 2 else 1)
+        processes = launcher[1] if len(launcher) == 2 else 1
+        assert plan["num_processes"] == processes
         assert plan["num_processes"] * plan["gradient_accumulation_steps"] * micro == 8
         engine = environment["engine"]
         assert engine["zero_stage"] == (1 if "zero1" in name else None)
@@ -55,7 +57,15 @@ def test_each_layout_is_what_it_says(layouts: dict[str, Path]) -> None:
             "zero1": "DeepSpeedEngine",
             "ddp": "DistributedDataParallel",
         }.get(name.split("-")[0], "GPT2LMHeadModel")
-        assert engine["weights"] == engine["masters"] == engine["accumulation"] == "float32"
+        assert engine["weights"] == engine["products"] == engine["masters"] == engine["accumulation"] == "float32"
+        assert (engine["processes"], engine["clip"], engine["compiled"]) == (processes, 1.0, False)
+        assert engine["optimizer"] == "AdamW"
+        distributed = launcher[0] != "python"
+        assert engine["backend"] == ("gloo" if distributed else None)
+        assert engine["communication"] == ("float32" if distributed else None)
+        if "zero1" in name:
+            assert engine["rows_per_pass"] == micro
+            assert engine["accumulation_steps"] == plan["gradient_accumulation_steps"]
 
 
 def test_the_final_weights_agree(layouts: dict[str, Path]) -> None:

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 import yaml
 from datasets import load_from_disk
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, set_seed
 
-from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.build import build_config, build_model
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,7 @@ def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> Non
     assert engine["engine"] == "DeepSpeedEngine" and engine["zero_stage"] == 1
     assert (engine["weights"], engine["masters"], engine["accumulation"]) == ("bfloat16", "float32", "float32")
     assert engine["optimizer"] == "AdamW" and engine["clip"] == 1.0
+    assert engine["zero_optimizer"] == "BF16_Optimizer"  # the one that sums passes in fp32
     final = load_file(run / "final" / "model.safetensors")
     gains = torch.cat([weight for name, weight in final.items() if ".ln_" in name and name.endswith("weight")])
     # One bf16 step at 1.0 is 0.0039 and more than the whole run moves a gain: only an fp32 master can show it.
@@ -136,3 +139,54 @@ def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> Non
     for name, weight in final.items():
         stored = checkpoint[name][: len(weight)]
         assert torch.equal(weight.bfloat16(), stored), name
+
+
+def test_the_id_that_separates_documents_is_a_target(folder: Path) -> None:
+    separator = json.loads((folder / "manifest.json").read_text())["vocab_size"] - 1
+    table = rows(folder, "train")
+    assert (table == separator).any()
+    batch = collate_rows([{"input_ids": row.numpy()} for row in table])
+    assert torch.equal(batch["labels"], table[:, 1:]) and torch.equal(batch["input_ids"], table[:, :-1])
+
+
+def test_a_model_that_learns_by_heart_writes_what_it_learnt() -> None:
+    """Labels shifted twice, or not at all, would learn another text."""
+    torch.manual_seed(0)
+    config = build_config(ModelArguments(n_layer=1, n_head=2, n_embd=32), sequence_length=12, vocab_size=10)
+    model = build_model(config, attention="causal_sdpa")
+    text = np.tile([1, 2, 3, 4], 4)[:13]
+    batch = collate_rows([{"input_ids": text}])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(100):
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    # The first target is certain too: every row starts alike.
+    assert loss.item() < 0.01
+    prompt = torch.tensor([[1, 2]])
+    mask = torch.ones_like(prompt)
+    written = model.eval().generate(prompt, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert written[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4]
+
+
+def test_a_loss_that_is_not_finite_is_shown(type_command, tiny_recipe: Path, events, tmp_path: Path) -> None:
+    special = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=32, n_embd=32, n_layer=2, n_head=2, **special))
+    model.transformer.ln_f.weight.data[0] = math.nan
+    model.save_pretrained(tmp_path / "nan")
+    options = (
+        "--init_from",
+        tmp_path / "nan",
+        "--max_steps",
+        1,
+        "--output_dir",
+        tmp_path / "run",
+        "--sample_tokens",
+        0,
+    )
+    done = type_command("python", "train.py", tiny_recipe, *options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "the validation loss is not finite at step 0" in done.stdout + done.stderr
+    logged = events(tmp_path / "run")
+    assert math.isnan(logged[0]["eval_loss"]) and math.isnan(next(e["loss"] for e in logged if "loss" in e))
