@@ -13,7 +13,10 @@ class DataArguments:
 
     source: str = dataclasses.field(
         default="fineweb-10bt",
-        metadata={"help": "A source: fineweb-10bt (Hub), embedded (Python's own documentation), files (data_files)."},
+        metadata={
+            "help": "A source: fineweb-10bt, fineweb-edu-10bt (Hub), embedded (Python's own documentation), files "
+            "(data_files)."
+        },
     )
     data_files: list[str] = dataclasses.field(
         default_factory=list,
@@ -30,8 +33,19 @@ class DataArguments:
         default="data/fineweb-10bt",
         metadata={"help": "The prepared folder. Typed for train.py, it names the data whatever its source."},
     )
+    packing: Literal["concat", "wrap"] = dataclasses.field(
+        default="concat",
+        metadata={
+            "help": "concat joins the documents and cuts rows of one length; wrap cuts each document alone into windows "
+            "of at most sequence_length."
+        },
+    )
     sequence_length: int = dataclasses.field(
-        default=1024, metadata={"help": "Tokens that one row trains; a row on disk holds one more."}
+        default=1024,
+        metadata={"help": "Tokens that one row trains, with packing wrap at most; a row on disk holds one more."},
+    )
+    min_length: int = dataclasses.field(
+        default=0, metadata={"help": "Packing wrap drops windows that would train fewer tokens than this."}
     )
     separator: Literal["before", "after", "none"] = dataclasses.field(
         default="before", metadata={"help": "Where the end-of-text id goes: before or after each document, or none."}
@@ -58,6 +72,16 @@ class DataArguments:
     def __post_init__(self) -> None:
         if self.sequence_length < 1:
             raise UserError(f"--sequence_length {self.sequence_length} must be at least 1")
+        if self.packing != "wrap" and self.min_length:
+            raise UserError(
+                f"--min_length {self.min_length} belongs to --packing wrap: {self.packing} cuts all rows to one length; "
+                "leave it out"
+            )
+        if not 0 <= self.min_length <= self.sequence_length:
+            raise UserError(
+                f"--min_length {self.min_length} must lie between 0 and --sequence_length {self.sequence_length}, the "
+                "longest window"
+            )
         if not 0 < self.validation_fraction < 1:
             raise UserError(f"--validation_fraction {self.validation_fraction} must lie between 0 and 1")
         if not 0 <= self.split_seed < 2**64:

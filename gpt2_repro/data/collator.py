@@ -9,15 +9,29 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 
-def collate_rows(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
-    """Rows of T + 1 ids become `input_ids` [rows, T] and the same labels under two names [rows, T].
+IGNORED = -100  # the label of a position that is no target
 
-    Trainer counts targets and evaluates only where there are `labels`; the loss leaves them unshifted only as
-    `shift_labels`. No attention_mask: every row is full, and a mask would cost the flash kernel.
+
+def collate_rows(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
+    """Rows of up to T + 1 ids become `input_ids` [rows, T] and the same labels under two names [rows, T].
+
+    Shorter rows are padded behind their end, with the id 0 and the label -100. Trainer counts targets and evaluates
+    only where there are `labels`; the loss leaves them unshifted only as `shift_labels`. No attention_mask: attention
+    is causal, so no target sees the padding behind it, and a mask would cost the flash kernel.
     """
-    ids = torch.from_numpy(np.stack([row["input_ids"] for row in rows]).astype(np.int64))
-    labels = ids[:, 1:].contiguous()
-    return {"input_ids": ids[:, :-1].contiguous(), "labels": labels, "shift_labels": labels}
+    ids = [row["input_ids"] for row in rows]
+    lengths = [len(row) for row in ids]
+    if min(lengths) == max(lengths):
+        table = np.stack(ids)  # narrow, and widened once for each of the two
+        inputs, targets = table[:, :-1].astype(np.int64), table[:, 1:].astype(np.int64)
+    else:
+        inputs = np.zeros((len(ids), max(lengths) - 1), np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        for place, (row, length) in enumerate(zip(ids, lengths, strict=True)):
+            inputs[place, : length - 1] = row[:-1]
+            targets[place, : length - 1] = row[1:]
+    labels = torch.from_numpy(targets)
+    return {"input_ids": torch.from_numpy(inputs), "labels": labels, "shift_labels": labels}
 
 
 def pad_batch(batch: dict[str, Tensor], *, rows: int) -> dict[str, Tensor]:

@@ -23,6 +23,9 @@ HUB_PRESETS = {
     "fineweb-10bt": HubPreset(
         "HuggingFaceFW/fineweb", "sample/10BT", "web text, about 10B GPT-2 tokens; llm.c's reference curves use it"
     ),
+    "fineweb-edu-10bt": HubPreset(
+        "HuggingFaceFW/fineweb-edu", "sample/10BT", "web text chosen as educational, about 10B GPT-2 tokens"
+    ),
 }
 
 

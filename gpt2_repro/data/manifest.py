@@ -17,13 +17,26 @@ MANIFEST = "manifest.json"
 
 def form_of(args: DataArguments) -> dict[str, Any]:
     """What decides the form of a row."""
-    return {"packing": "concat", "sequence_length": args.sequence_length, "separator": args.separator}
+    return {name: getattr(args, name) for name in ("packing", "sequence_length", "min_length", "separator")}
 
 
 def request_of(args: DataArguments) -> dict[str, Any]:
     """Everything that decides the content of a prepared folder: all of the section but the folder's own name."""
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
-    return {"source": source_name(args), "packing": "concat", **request}
+    return {"source": source_name(args), **request}
+
+
+def first_difference(recorded: dict[str, Any], asked: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key of `asked` that was recorded with another value, that value and the one asked for; None if none.
+
+    Folders that were prepared before there was packing wrap record no min_length: theirs is 0.
+    """
+    recorded = {"min_length": 0} | recorded
+    # Through JSON, as the recorded ones went.
+    for key, value in json.loads(json.dumps(asked)).items():
+        if recorded.get(key) != value:
+            return key, recorded.get(key), value
+    return None
 
 
 def read_manifest(dataset_dir: str, *, prepare: str) -> dict[str, Any]:
@@ -61,14 +74,12 @@ def open_manifest(recipe: ParsedRecipe) -> dict[str, Any]:
     args = DataArguments(**recipe.values["data"])
     manifest = read_manifest(args.dataset_dir, prepare=_prepare_command(recipe))
     typed = "dataset_dir" in recipe.typed
-    asked = json.loads(json.dumps(form_of(args) if typed else request_of(args)))
-    for key, value in asked.items():
-        holds = manifest["request"].get(key)
-        if holds != value:
-            raise UserError(
-                f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use "
-                f"--{key} {holds} or prepare it with `python prepare_data.py {recipe.path}` and another --dataset_dir"
-            )
+    if difference := first_difference(manifest["request"], form_of(args) if typed else request_of(args)):
+        key, holds, value = difference
+        raise UserError(
+            f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use "
+            f"--{key} {holds} or prepare it with `python prepare_data.py {recipe.path}` and another --dataset_dir"
+        )
     return manifest
 
 

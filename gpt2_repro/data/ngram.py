@@ -7,7 +7,9 @@ import numpy as np
 MAX_TOKENS = 50_000_000
 
 
-def reference_losses(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> dict[str, float]:
+def reference_losses(
+    train: tuple[np.ndarray, np.ndarray], validation: tuple[np.ndarray, np.ndarray], vocab_size: int
+) -> dict[str, float]:
     """Mean negative log-likelihood per target of `validation` under models counted on `train`, in nats.
 
     Unigram: add-one smoothed. Bigram: Witten-Bell interpolation with that unigram, so
@@ -15,17 +17,17 @@ def reference_losses(train: np.ndarray, validation: np.ndarray, vocab_size: int)
     1991). Both are asked for the targets of the rows, so the figures compare with a validation loss as they are.
 
     Args:
-        train, validation: rows [rows, sequence_length + 1] of ids.
+        train, validation: ids of rows one after another [ids], and the length of each row [rows].
         vocab_size: number of ids.
     """
-    context, target = train[:, :-1].ravel().astype(np.int64), train[:, 1:].ravel().astype(np.int64)
+    context, target = _pairs(*train)
     counts = np.bincount(target, minlength=vocab_size)
     unigram = (counts + 1) / (counts.sum() + vocab_size)
     pairs, pair_counts = np.unique(context * vocab_size + target, return_counts=True)
     context_counts = np.bincount(context, minlength=vocab_size)
     followers = np.bincount(pairs // vocab_size, minlength=vocab_size)
 
-    context, target = validation[:, :-1].ravel().astype(np.int64), validation[:, 1:].ravel().astype(np.int64)
+    context, target = _pairs(*validation)
     asked = context * vocab_size + target
     place = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
     seen = np.where(pairs[place] == asked, pair_counts[place], 0)
@@ -33,3 +35,9 @@ def reference_losses(train: np.ndarray, validation: np.ndarray, vocab_size: int)
     weight = np.maximum(followers[context], 1)
     bigram = (seen + weight * unigram[target]) / (context_counts[context] + weight)
     return {"unigram": float(-np.log(unigram[target]).mean()), "bigram": float(-np.log(bigram).mean())}
+
+
+def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every target and the id before it, never across two rows: [targets] each."""
+    ends = np.cumsum(lengths)
+    return np.delete(ids, ends - 1).astype(np.int64), np.delete(ids, ends - lengths).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Concatenate documents and cut them into rows. Pure: arrays in, arrays out."""
+"""Cut documents into rows, joined (concat) or each alone (wrap). Pure: arrays in, arrays out."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +11,7 @@ def pack_rows(
     """Cut a stream of ids into rows of sequence_length + 1 with stride sequence_length.
 
     A row's last id is the next row's first: every id but the stream's first is a target once. Ids after the last
-    full row are left over (see `leftover_tokens`).
+    full row are left over.
 
     Args:
         pieces: arrays of ids [any length], in order.
@@ -44,7 +44,49 @@ def _cut(tokens: np.ndarray, sequence_length: int) -> tuple[np.ndarray, np.ndarr
     return windows[::sequence_length][:rows], tokens[rows * sequence_length :]
 
 
-def leftover_tokens(tokens: int, sequence_length: int) -> int:
-    """Tokens of a stream that no row holds."""
-    rows = max(0, tokens - 1) // sequence_length
-    return tokens - (rows * sequence_length + 1 if rows else 0)
+def pack_windows(
+    pieces: Iterable[tuple[np.ndarray, np.ndarray]],
+    sequence_length: int,
+    *,
+    min_length: int = 0,
+    rows_per_block: int = 4096,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cut each document alone into rows of at most sequence_length + 1 ids with stride sequence_length.
+
+    A row's last id is the first of the same document's next row: every id but the document's first is a target once.
+    A row with fewer targets than min_length, or with none, is dropped; only a document's last one can have so few.
+
+    Args:
+        pieces: ids of whole documents one after another [ids], and the length of each document [documents].
+        sequence_length: targets of a row, at most.
+        min_length: targets of a row, at least; not more than sequence_length.
+        rows_per_block: rows of what is yielded, at most.
+
+    Yields ids of rows one after another [ids], of the pieces' dtype, and the length of each row [rows].
+    """
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    tokens = 0
+    for piece in pieces:
+        held.append(piece)
+        tokens += len(piece[0])
+        if tokens > rows_per_block * sequence_length:
+            yield from _cut_windows(held, sequence_length, max(1, min_length), rows_per_block)
+            held, tokens = [], 0
+    if held:
+        yield from _cut_windows(held, sequence_length, max(1, min_length), rows_per_block)
+
+
+def _cut_windows(
+    pieces: list[tuple[np.ndarray, np.ndarray]], sequence_length: int, min_targets: int, rows_per_block: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    ids, documents = (np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*pieces, strict=True))
+    targets = np.maximum(documents - 1, 0)
+    rows = targets // sequence_length + (targets % sequence_length >= min_targets)
+    # Of each row: its place among its document's rows, its first id, its length.
+    place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+    starts = np.repeat(np.cumsum(documents) - documents, rows) + place * sequence_length
+    lengths = np.minimum(np.repeat(targets, rows) - place * sequence_length, sequence_length) + 1
+    for first in range(0, len(lengths), rows_per_block):
+        start, length = (array[first : first + rows_per_block] for array in (starts, lengths))
+        ends = np.cumsum(length)
+        yield ids[np.arange(ends[-1]) + np.repeat(start - (ends - length), length)], length

@@ -13,10 +13,10 @@ import numpy as np
 from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.manifest import MANIFEST, request_of
+from gpt2_repro.data.manifest import MANIFEST, first_difference, request_of
 from gpt2_repro.data.ngram import MAX_TOKENS, reference_losses
-from gpt2_repro.data.packing import leftover_tokens
-from gpt2_repro.data.rows import read_rows, write_rows
+from gpt2_repro.data.packing import pack_rows, pack_windows
+from gpt2_repro.data.rows import Block, open_rows, write_rows
 from gpt2_repro.data.sources import Source, open_source
 from gpt2_repro.data.staging import StagedFile, is_held_out, tokenize_files
 from gpt2_repro.data.tokenizer import Encoder, save_tokenizer, tokenizer_hash, train_tokenizer
@@ -69,12 +69,11 @@ def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{target} exists and is no prepared folder: name another --dataset_dir or move it away")
     manifest = json.loads(path.read_text())
-    for key, value in json.loads(json.dumps(request)).items():
-        if manifest["request"].get(key) != value:
-            raise UserError(
-                f"{target} was prepared with {key} {manifest['request'].get(key)}, not {value}: name another "
-                "--dataset_dir or move it away"
-            )
+    if difference := first_difference(manifest["request"], request):
+        key, holds, value = difference
+        raise UserError(
+            f"{target} was prepared with {key} {holds}, not {value}: name another --dataset_dir or move it away"
+        )
     logger.info("%s is already prepared", target)
     return manifest
 
@@ -87,13 +86,12 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments) -> Sou
     note = staging / "request.json"
     kept = json.loads(note.read_text()) if note.is_file() else None
     begun = any(staging.glob("tokens-*.npz"))
-    if kept and begun:
-        for key, value in json.loads(json.dumps(request)).items():
-            if kept["request"].get(key) != value:
-                raise UserError(
-                    f"{staging} holds an interrupted preparation with {key} {kept['request'].get(key)}, not {value}: "
-                    "type the same options to go on with it, or delete that folder"
-                )
+    if kept and begun and (difference := first_difference(kept["request"], request)):
+        key, holds, value = difference
+        raise UserError(
+            f"{staging} holds an interrupted preparation with {key} {holds}, not {value}: type the same options to "
+            "go on with it, or delete that folder"
+        )
     revision = kept["source"].get("revision") if kept and begun else None
     source = open_source(args, staging / "downloads", revision=revision)
     if kept and begun and kept["source"] == json.loads(json.dumps(source.description)):
@@ -142,16 +140,18 @@ def _write_folder(
         raise UserError(f"the source {source.description['name']} holds no text: an empty corpus cannot be prepared")
     hashes, largest = {}, 0
     for split in ("validation", "train"):
-        pieces = _pieces(staged, split_of, split)
-        rows, hashes[split], top = write_rows(folder / split, split, pieces, args.sequence_length, encoder.dtype)
-        largest = max(largest, top)
-        counts[split]["rows"] = rows
-        counts[split]["dropped_tokens"] = leftover_tokens(counts[split]["tokens"], args.sequence_length)
-        if not rows:
-            raise UserError(
-                f"{split} has {counts[split]['tokens']:,} tokens, too few for one row of {args.sequence_length + 1}: "
-                "use more text or another --validation_tokens, --validation_fraction or --sequence_length"
-            )
+        blocks = _blocks(_pieces(staged, split_of, split), args)
+        row_length = args.sequence_length + 1 if args.packing == "concat" else None
+        written = write_rows(folder / split, split, blocks, encoder.dtype, row_length)
+        if not written.rows:
+            raise UserError(_no_rows(split, counts[split]["tokens"], args))
+        hashes[split] = written.sha256
+        largest = max(largest, written.largest_id)
+        # What is cut is the whole split or each document; the first id of it is no target.
+        streams = 1 if args.packing == "concat" else counts[split]["documents"]
+        counts[split]["rows"] = written.rows
+        counts[split]["row_tokens"] = written.targets
+        counts[split]["dropped_tokens"] = counts[split]["tokens"] - streams - written.targets
     if args.validation_text:
         _write_validation_text(folder / "text", source, staged, split_of)
     shutil.copytree(folder.parent / "tokenizer", folder / "tokenizer")
@@ -167,7 +167,7 @@ def _write_folder(
         "versions": {name: version(name) for name in ("datasets", "pyarrow", "tokenizers", "numpy")},
     }
     if counts["train"]["tokens"] <= MAX_TOKENS:
-        train, validation = (read_rows(folder / split) for split in ("train", "validation"))
+        train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         manifest["reference_losses"] = reference_losses(train, validation, encoder.vocab_size)
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     return manifest
@@ -194,10 +194,33 @@ def _split_documents(args: DataArguments, staged: list[StagedFile]) -> tuple[lis
     return split_of, counts
 
 
-def _pieces(staged: list[StagedFile], split_of: list[np.ndarray], split: str) -> Iterator[np.ndarray]:
+def _pieces(staged: list[StagedFile], split_of: list[np.ndarray], split: str) -> Iterator[Block]:
+    """The documents of a split, a staged file at a time: their ids one after another, and the length of each."""
     code = {"train": 1, "validation": 2}[split]
     for file, of_file in zip(tqdm(staged, desc=f"pack {split}", unit="file"), split_of, strict=True):
-        yield file.ids()[np.repeat(of_file == code, file.lengths())]
+        lengths = file.lengths()
+        yield file.ids()[np.repeat(of_file == code, lengths)], lengths[of_file == code]
+
+
+def _blocks(pieces: Iterator[Block], args: DataArguments) -> Iterator[Block]:
+    """The documents cut into rows."""
+    if args.packing == "wrap":
+        yield from pack_windows(pieces, args.sequence_length, min_length=args.min_length)
+        return
+    for rows in pack_rows((ids for ids, _ in pieces), args.sequence_length):
+        yield rows.ravel(), np.full(len(rows), args.sequence_length + 1)
+
+
+def _no_rows(split: str, tokens: int, args: DataArguments) -> str:
+    if args.packing == "wrap":
+        return (
+            f"{split} has {tokens:,} tokens and no document of {max(1, args.min_length) + 1} or more: use more text or "
+            "another --validation_tokens, --validation_fraction or --min_length"
+        )
+    return (
+        f"{split} has {tokens:,} tokens, too few for one row of {args.sequence_length + 1}: use more text or another "
+        "--validation_tokens, --validation_fraction or --sequence_length"
+    )
 
 
 def _write_validation_text(folder: Path, source: Source, staged: list[StagedFile], split_of: list[np.ndarray]) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.collator import IGNORED, EpochSampler, collate_rows
 
 
 def test_batch_form() -> None:
@@ -16,6 +16,33 @@ def test_batch_form() -> None:
     assert batch["shift_labels"] is batch["labels"]
     for tensor in batch.values():
         assert tensor.dtype == torch.int64 and tensor.is_contiguous()
+
+
+def test_rows_of_different_lengths_are_padded_behind_their_end() -> None:
+    lengths = (4, 2, 6)
+    rows = [{"input_ids": np.arange(start * 10, start * 10 + n, dtype=np.uint16)} for start, n in enumerate(lengths)]
+    batch = collate_rows(rows)
+    assert batch["input_ids"].tolist() == [[0, 1, 2, 0, 0], [10, 0, 0, 0, 0], [20, 21, 22, 23, 24]]
+    assert batch["labels"].tolist() == [[1, 2, 3, -100, -100], [11, -100, -100, -100, -100], [21, 22, 23, 24, 25]]
+    assert batch["shift_labels"] is batch["labels"]
+    for tensor in batch.values():
+        assert tensor.dtype == torch.int64 and tensor.is_contiguous()
+
+
+def test_padding_changes_no_loss() -> None:
+    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.model.build import build_config, build_model
+    from gpt2_repro.model.pretraining import IGNORED as OF_THE_LOSS
+
+    assert IGNORED == OF_THE_LOSS
+    torch.manual_seed(0)
+    shape = ModelArguments(n_layer=1, n_head=2, n_embd=16)
+    model = build_model(build_config(shape, sequence_length=8, vocab_size=64), attention="causal_sdpa").eval()
+    source = np.random.default_rng(0)
+    rows = [{"input_ids": source.integers(0, 64, n).astype(np.uint16)} for n in (9, 3, 6)]
+    alone = [model(**collate_rows([row])).loss.item() * (len(row["input_ids"]) - 1) for row in rows]
+    together = model(**collate_rows(rows)).loss.item()
+    assert together == pytest.approx(sum(alone) / (8 + 2 + 5), rel=1e-6)
 
 
 def test_an_epoch_has_whole_steps_and_no_row_twice() -> None:

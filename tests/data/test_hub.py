@@ -17,6 +17,7 @@ from gpt2_repro.data.tokenizer import train_tokenizer
 
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+REPOSITORIES = ("HuggingFaceFW/fineweb", "HuggingFaceFW/fineweb-edu")
 FAILING: set[str] = set()  # names of files that the server refuses
 
 
@@ -40,9 +41,10 @@ def hub(documents: list[str]) -> Iterator[str]:
 
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
-            if path == "/api/datasets/HuggingFaceFW/fineweb":
-                self.answer(json.dumps({"id": "HuggingFaceFW/fineweb", "sha": REVISION, "siblings": []}).encode())
-            elif path.startswith(f"/api/datasets/HuggingFaceFW/fineweb/tree/{REVISION}"):
+            repository = next((name for name in REPOSITORIES if f"/{name}/" in f"{path}/"), "")
+            if path == f"/api/datasets/{repository}":
+                self.answer(json.dumps({"id": repository, "sha": REVISION, "siblings": []}).encode())
+            elif path.startswith(f"/api/datasets/{repository}/tree/{REVISION}"):
                 folder = path.split(REVISION)[1].strip("/").replace("%2F", "/")
                 self.answer(
                     json.dumps(
@@ -55,7 +57,7 @@ def hub(documents: list[str]) -> Iterator[str]:
                 )
             elif path.rsplit("/", 1)[-1] in FAILING:
                 self.send_error(403)
-            elif path.startswith(f"/datasets/HuggingFaceFW/fineweb/resolve/{REVISION}/"):
+            elif path.startswith(f"/datasets/{repository}/resolve/{REVISION}/"):
                 self.answer(files[path.split(f"{REVISION}/")[1]])
             else:
                 self.send_error(404)
@@ -79,17 +81,24 @@ def hub(documents: list[str]) -> Iterator[str]:
     server.shutdown()
 
 
-def test_the_default_source_reads_its_files_from_the_hub(hub: str, type_command, corpus, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "source", "repository"),
+    [((), "fineweb-10bt", REPOSITORIES[0]), (("--source", "fineweb-edu-10bt"), "fineweb-edu-10bt", REPOSITORIES[1])],
+    ids=["default", "edu"],
+)
+def test_a_preset_reads_its_files_from_the_hub(
+    hub: str, type_command, corpus, tmp_path: Path, words: tuple[str, ...], source: str, repository: str
+) -> None:
     options = ("--tokenizer", "train:300", "--sequence_length", "32", "--validation_tokens", "500", "--num_proc", "2")
     online = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     done: subprocess.CompletedProcess[str] = type_command(
-        "python", "prepare_data.py", "--dataset_dir", tmp_path / "hub", *options, **online
+        "python", "prepare_data.py", *words, "--dataset_dir", tmp_path / "hub", *options, **online
     )
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "hub" / "manifest.json").read_text())
     assert manifest["source"] == {
-        "name": "fineweb-10bt",
-        "repository": "HuggingFaceFW/fineweb",
+        "name": source,
+        "repository": repository,
         "folder": "sample/10BT",
         "revision": REVISION,
     }

@@ -9,33 +9,39 @@ import pytest
 from gpt2_repro.data.ngram import reference_losses
 
 
-def test_reference_losses_equal_counting_by_hand() -> None:
+def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate(rows).astype(np.uint16), np.array([len(row) for row in rows])
+
+
+@pytest.mark.parametrize("lengths", [(9,), (2, 3, 9, 17)], ids=["one length", "many lengths"])
+def test_reference_losses_equal_counting_by_hand(lengths: tuple[int, ...]) -> None:
     source = np.random.default_rng(0)
     vocabulary = 12
-    train = source.integers(0, 10, (20, 9)).astype(np.uint16)
-    validation = source.integers(0, vocabulary, (5, 9)).astype(np.uint16)  # two ids and most pairs never seen
+    train = [source.integers(0, 10, source.choice(lengths)).tolist() for _ in range(20)]
+    # Two ids and most pairs never seen.
+    validation = [source.integers(0, vocabulary, source.choice(lengths)).tolist() for _ in range(8)]
 
     unigram, pairs, contexts = Counter(), Counter(), Counter()
-    for row in train.tolist():
+    for row in train:
         for before, after in zip(row, row[1:], strict=False):
             unigram[after] += 1
             pairs[before, after] += 1
             contexts[before] += 1
     total = sum(unigram.values())
     losses = {"unigram": [], "bigram": []}
-    for row in validation.tolist():
+    for row in validation:
         for before, after in zip(row, row[1:], strict=False):
             p = (unigram[after] + 1) / (total + vocabulary)
             followers = len({b for a, b in pairs if a == before})
             losses["unigram"].append(-math.log(p))
             q = (pairs[before, after] + followers * p) / (contexts[before] + followers) if contexts[before] else p
             losses["bigram"].append(-math.log(q))
-    ours = reference_losses(train, validation, vocabulary)
+    ours = reference_losses(flat(train), flat(validation), vocabulary)
     assert ours == pytest.approx({name: np.mean(values) for name, values in losses.items()}, rel=1e-12)
 
 
 def test_a_bigram_text_is_known_to_its_bigram() -> None:
-    row = np.array([[0, 1, 2, 3] * 200 + [0]], dtype=np.uint16)
+    row = flat([[0, 1, 2, 3] * 200 + [0]])
     losses = reference_losses(row, row, 4)
     assert losses["unigram"] == pytest.approx(math.log(4), abs=0.01)
     assert losses["bigram"] < 0.02

@@ -1,9 +1,9 @@
 """A prepared folder is finished and verified, or absent; the same for any number of workers and any interruption."""
 
 import gzip
+import hashlib
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +20,9 @@ from gpt2_repro.data.files import LocalFile
 from gpt2_repro.data.prepare import prepare
 from gpt2_repro.data.rows import verify
 from gpt2_repro.data.staging import tokenize_files
-from gpt2_repro.data.tokenizer import train_tokenizer
+from gpt2_repro.data.tokenizer import Encoder, train_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import TokenCount
-
-
-@pytest.fixture
-def arguments(corpus: list[Path], tmp_path: Path) -> Callable[..., DataArguments]:
-    def build(name: str = "out", **changes: object) -> DataArguments:
-        values = {
-            "data_files": [str(path) for path in corpus],
-            "tokenizer": "train:300",
-            "sequence_length": 32,
-            "validation_tokens": 500,
-            "dataset_dir": str(tmp_path / name),
-        }
-        return DataArguments(**(values | changes))
-
-    return build
 
 
 def rows(folder: str | Path, split: str) -> np.ndarray:
@@ -56,6 +41,7 @@ def test_the_folder_is_what_its_manifest_says(arguments, documents: list[str]) -
         assert (table[1:, 0] == table[:-1, -1]).all()  # stride of one row
         streams[split] = [*table[:, :-1].ravel(), table[-1, -1]]
         assert len(streams[split]) + counts["dropped_tokens"] == counts["tokens"]
+        assert counts["row_tokens"] == counts["rows"] * 32
         features = load_from_disk(f"{args.dataset_dir}/{split}").features["input_ids"]
         assert (features.feature.dtype, features.length) == ("uint16", 33)
     texts = [tokenizer.decode(stream).split("<|endoftext|>") for stream in streams.values()]
@@ -70,17 +56,55 @@ def test_the_folder_is_what_its_manifest_says(arguments, documents: list[str]) -
     assert not Path(args.dataset_dir + ".staging").exists()
 
 
-def test_any_number_of_workers_gives_the_same_bytes(arguments) -> None:
-    one = prepare(arguments("one"), num_proc=1)
-    two = prepare(arguments("two"), num_proc=2)
+@pytest.mark.parametrize("separator", ["before", "after", "none"])
+def test_wrap_cuts_each_document_alone(arguments, documents: list[str], separator: str) -> None:
+    args = arguments(packing="wrap", min_length=12, separator=separator)
+    manifest = prepare(args, num_proc=1)
+    encoded = [
+        ids.tolist() for ids in Encoder(Path(args.dataset_dir, "tokenizer"), separator=separator).encode(documents)
+    ]
+    held_out = next(n for n in range(len(encoded)) if sum(map(len, encoded[:n])) >= 500)
+    hashes = {}
+    for split, part in (("validation", encoded[:held_out]), ("train", encoded[held_out:])):
+        windows = [ids[start : start + 33] for ids in part for start in range(0, max(0, len(ids) - 1), 32)]
+        wanted = [window for window in windows if len(window) > 12]
+        table = load_from_disk(f"{args.dataset_dir}/{split}")
+        assert table.features["input_ids"].feature.dtype == "uint16" and table.features["input_ids"].length == -1
+        assert table["input_ids"][:] == wanted
+        targets = sum(len(row) - 1 for row in wanted)
+        dropped = sum(len(window) - 1 for window in windows if len(window) <= 12)
+        assert dropped and len(wanted) < len(windows)
+        assert manifest["counts"][split] == {
+            "documents": sum(1 for ids in part if ids),
+            "empty_documents": sum(1 for ids in part if not ids),
+            "tokens": sum(map(len, part)),
+            "rows": len(wanted),
+            "row_tokens": targets,
+            "dropped_tokens": dropped,
+        }
+        content = b"".join(np.array(row, np.uint16).tobytes() for row in wanted)
+        lengths = np.array([len(row) for row in wanted], np.uint32).tobytes()
+        hashes[split] = hashlib.sha256(content + lengths).hexdigest()
+    assert manifest["sha256"] == hashes
+    assert (manifest["request"]["packing"], manifest["request"]["min_length"]) == ("wrap", 12)
+    assert manifest["reference_losses"]["bigram"] < manifest["reference_losses"]["unigram"]
+    verify(args.dataset_dir, manifest)
+
+
+@pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 12}], ids=["concat", "wrap"])
+def test_any_number_of_workers_gives_the_same_bytes(arguments, form: dict) -> None:
+    one = prepare(arguments("one", **form), num_proc=1)
+    two = prepare(arguments("two", **form), num_proc=2)
     assert one["sha256"] == two["sha256"] and one["counts"] == two["counts"]
+    shards = [sorted(Path(arguments(name).dataset_dir, "train").glob("*.arrow")) for name in ("one", "two")]
+    assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
 
 
 def test_an_interruption_changes_nothing_and_loses_nothing(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepare(arguments("whole"), num_proc=1)
     args = arguments("cut")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "write_rows", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(prepare_module, "write_rows", lambda *words, **named: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare(args, num_proc=1)
     assert not Path(args.dataset_dir).exists()
@@ -132,14 +156,30 @@ def test_max_tokens_cuts_at_a_document(arguments) -> None:
     assert prepare(arguments("one", max_tokens=3000), num_proc=1)["sha256"] == manifest["sha256"]
 
 
-def test_verify_finds_a_changed_bit(arguments) -> None:
-    args = arguments()
+@pytest.mark.parametrize("form", [{}, {"packing": "wrap"}], ids=["concat", "wrap"])
+def test_verify_finds_a_changed_bit(arguments, form: dict) -> None:
+    args = arguments(**form)
     manifest = prepare(args, num_proc=1)
     verify(args.dataset_dir, manifest)
     shard = Path(args.dataset_dir, "train", "data-00000.arrow")
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
+    with pytest.raises(UserError, match="prepare it anew"):
+        verify(args.dataset_dir, manifest)
+
+
+def test_verify_finds_ids_that_moved_to_the_next_row(arguments) -> None:
+    args = arguments(packing="wrap")
+    manifest = prepare(args, num_proc=1)
+    rows = load_from_disk(f"{args.dataset_dir}/train")["input_ids"][:]
+    shard = Path(args.dataset_dir, "train", "data-00000.arrow")
+    content = shard.read_bytes()
+    ends = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    assert content.count(ends.tobytes()) == 1
+    moved = ends.copy()
+    moved[3] -= 1
+    shard.write_bytes(content.replace(ends.tobytes(), moved.tobytes()))
     with pytest.raises(UserError, match="prepare it anew"):
         verify(args.dataset_dir, manifest)
 
@@ -154,6 +194,10 @@ def test_verify_finds_a_changed_bit(arguments) -> None:
         ({"tokenizer": "train:100"}, "train:257"),
         ({"validation_tokens": 10**9}, "train has 0 tokens, too few for one row of 33"),
         ({"validation_tokens": 1, "sequence_length": 5000}, "validation has"),
+        (
+            {"packing": "wrap", "min_length": 4000, "sequence_length": 5000},
+            "tokens and no document of 4001 or more: use more text",
+        ),
     ],
 )
 def test_what_cannot_be_prepared_leaves_nothing(arguments, changes: dict, message: str, tmp_path: Path) -> None:
@@ -198,7 +242,7 @@ def test_files_that_cannot_be_read_are_named(
 def test_staged_tokens_never_vanish_by_a_changed_option(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "write_rows", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(prepare_module, "write_rows", lambda *words, **named: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             prepare(args, num_proc=1)
     staging = Path(args.dataset_dir + ".staging")
@@ -244,6 +288,35 @@ def test_the_embedded_corpus_is_prose_of_this_python() -> None:
     size = sum(len(document) for document in topics + modules)
     assert 1e6 < size < 5e6
     assert list(Topics().read()) == list(Topics().read())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_length": 5}, "--min_length 5 belongs to --packing wrap"),
+        ({"packing": "wrap", "min_length": 33}, "--min_length 33 must lie between 0 and --sequence_length 32"),
+        ({"packing": "wrap", "min_length": -1}, "--min_length -1 must lie between 0 and"),
+        ({"sequence_length": 0}, "--sequence_length 0 must be at least 1"),
+    ],
+)
+def test_lengths_that_fit_no_packing_are_refused(arguments, changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        arguments(**changes)
+
+
+def test_a_wrapped_folder_as_a_user_types_it(corpus: list[Path], tmp_path: Path, type_command) -> None:
+    words = ("python", "prepare_data.py", "--data_files", *corpus, "--dataset_dir", tmp_path / "wrap")
+    words += ("--tokenizer", "train:300", "--validation_tokens", "500", "--num_proc", "1", "--packing", "wrap")
+    refused = type_command(*words, "--sequence_length", "32", "--min_length", "64")
+    assert refused.returncode == 2 and refused.stderr.startswith("error: --min_length 64 must lie between")
+    assert not list(tmp_path.iterdir())
+    done = type_command(*words, "--sequence_length", "32", "--min_length", "8", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert "every row is what its manifest says" in done.stdout
+    lengths = [len(row) - 1 for row in load_from_disk(str(tmp_path / "wrap" / "train"))["input_ids"]]
+    assert (min(lengths), max(lengths)) == (8, 32)
+    counts = json.loads((tmp_path / "wrap" / "manifest.json").read_text())["counts"]["train"]
+    assert f"{counts['rows']:,} rows, {counts['dropped_tokens']:,} tokens left over" in done.stdout
 
 
 def test_preparing_imports_no_torch(tiny_recipe: Path, type_command) -> None:

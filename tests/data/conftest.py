@@ -1,0 +1,23 @@
+"""What the tests of a prepared folder share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.data.arguments import DataArguments
+
+
+@pytest.fixture
+def arguments(corpus: list[Path], tmp_path: Path) -> Callable[..., DataArguments]:
+    def build(name: str = "out", **changes: object) -> DataArguments:
+        values = {
+            "data_files": [str(path) for path in corpus],
+            "tokenizer": "train:300",
+            "sequence_length": 32,
+            "validation_tokens": 500,
+            "dataset_dir": str(tmp_path / name),
+        }
+        return DataArguments(**(values | changes))
+
+    return build
