@@ -26,8 +26,6 @@ SECTIONS = {
     "training": PretrainingArguments,
     "evaluation": EvaluationArguments,
 }
-# Words of commands that wait for a recipe, a field or a run that is not there yet.
-PENDING = {"recipes/blog_wrap512.yaml", "--packing", "--min_length", "fineweb-edu-10bt"}
 FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
@@ -40,10 +38,6 @@ def commands(story: str) -> list[list[str]]:
 
 
 TRAININGS, PREPARATIONS, EVALUATIONS = (commands(story) for story in ("train.py", "prepare_data.py", "evaluate.sh"))
-
-
-def waiting(words: list[str]) -> bool:
-    return bool(PENDING & set(words))
 
 
 def parse(words: list[str], story: str) -> ParsedRecipe:
@@ -73,10 +67,6 @@ def test_the_page_has_its_commands() -> None:
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_every_command_parses(words: list[str], story: str) -> None:
-    if waiting(words):
-        with pytest.raises(UserError):  # once it parses, its word leaves PENDING
-            parse(words, story)
-        pytest.skip("waits for a recipe or a field")
     recipe = parse(words, story)
     DataArguments(**recipe.values["data"])
     if story == "train.py" and recipe.extras.diff_recipe:
@@ -95,14 +85,14 @@ def run_name(words: list[str]) -> str:
     return Path(typed).stem
 
 
-@pytest.mark.parametrize("words", [w for w in TRAININGS if not waiting(w)], ids=" ".join)
+@pytest.mark.parametrize("words", TRAININGS, ids=" ".join)
 def test_each_training_finds_its_data_prepared_by_a_command_of_the_page(words: list[str]) -> None:
     data = parse(words, "train.py").values["data"]
-    prepared = [parse(words, "prepare_data.py").values["data"] for words in PREPARATIONS if not waiting(words)]
+    prepared = [parse(words, "prepare_data.py").values["data"] for words in PREPARATIONS]
     assert data in prepared
 
 
-@pytest.mark.parametrize("words", [w for w in TRAININGS if not waiting(w)], ids=" ".join)
+@pytest.mark.parametrize("words", TRAININGS, ids=" ".join)
 def test_each_ablation_changes_one_thing_and_has_a_folder_of_its_own(words: list[str]) -> None:
     run = parse(words, "train.py")
     own = parse([str(run.path)], "train.py")

@@ -12,36 +12,32 @@ from torch.utils.data import Sampler
 IGNORED = -100  # the label of a position that is no target
 
 
-def collate_rows(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
+def collate_rows(
+    rows: Sequence[dict[str, np.ndarray]], *, num_rows: int | None = None, length: int | None = None
+) -> dict[str, Tensor]:
     """Rows of up to T + 1 ids become `input_ids` [rows, T] and the same labels under two names [rows, T].
 
     Shorter rows are padded behind their end, with the id 0 and the label -100. Trainer counts targets and evaluates
     only where there are `labels`; the loss leaves them unshifted only as `shift_labels`. No attention_mask: attention
     is causal, so no target sees the padding behind it, and a mask would cost the flash kernel.
+
+    Args:
+        num_rows: of the batch, where it has to be more than there are.
+        length: T, where it has to be more than the longest row has.
     """
     ids = [row["input_ids"] for row in rows]
     lengths = [len(row) for row in ids]
-    if min(lengths) == max(lengths):
+    shape = (num_rows or len(ids), length or max(lengths) - 1)
+    if shape[0] == len(ids) and min(lengths) == max(lengths) == shape[1] + 1:
         table = np.stack(ids)  # narrow, and widened once for each of the two
         inputs, targets = table[:, :-1].astype(np.int64), table[:, 1:].astype(np.int64)
     else:
-        inputs = np.zeros((len(ids), max(lengths) - 1), np.int64)
-        targets = np.full_like(inputs, IGNORED)
-        for place, (row, length) in enumerate(zip(ids, lengths, strict=True)):
-            inputs[place, : length - 1] = row[:-1]
-            targets[place, : length - 1] = row[1:]
+        inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        for place, (row, ids_of_row) in enumerate(zip(ids, lengths, strict=True)):
+            inputs[place, : ids_of_row - 1] = row[:-1]
+            targets[place, : ids_of_row - 1] = row[1:]
     labels = torch.from_numpy(targets)
     return {"input_ids": torch.from_numpy(inputs), "labels": labels, "shift_labels": labels}
-
-
-def pad_batch(batch: dict[str, Tensor], *, rows: int) -> dict[str, Tensor]:
-    """A batch of `rows` rows, those it lacks without a target."""
-    missing = rows - len(batch["input_ids"])
-    padding = {"input_ids": 0, "labels": -100, "shift_labels": -100}
-    return {
-        name: torch.nn.functional.pad(tensor, (0, 0, 0, missing), value=padding[name])
-        for name, tensor in batch.items()
-    }
 
 
 class EpochSampler(Sampler[int]):

@@ -1,7 +1,8 @@
 """The Trainer subclass: where pre-training departs from transformers' Trainer (5.23), each place with its reason.
 
 - The schedule: HF's warm-up gives the first step a learning rate of 0 (optimization.py); llm.c's does not.
-- Targets of a step: known without counting. Trainer counts them and gathers the counts of all processes in each step.
+- Targets of a step: where all rows are full, known without counting. Trainer counts them and gathers the counts of all
+  processes in each step.
 - The order of rows: a function of the seed, whole steps only. RandomSampler leaves a short last step in each epoch.
 - Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
 - The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
@@ -23,17 +24,18 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
 from gpt2_repro.compute import BatchPlan, learning_rate_factor
-from gpt2_repro.data.collator import EpochSampler, collate_rows, pad_batch
-from gpt2_repro.model.pretraining import IGNORED
+from gpt2_repro.data.collator import EpochSampler, collate_rows
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport
 from gpt2_repro.training.engine import check_engine, describe_engine
+from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.stopping import LastStep
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
+from gpt2_repro.training.validation import validation_batches
 
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,9 @@ class PretrainingTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         prepare_wandb(kwargs["args"].report_to, run.path)
-        super().__init__(data_collator=collate_rows, **kwargs)
+        # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
+        length = plan.sequence_length if kwargs["args"].compile_loss else None
+        super().__init__(data_collator=functools.partial(collate_rows, length=length), **kwargs)
         self.plan = plan
         self.sampler = EpochSampler(
             len(self.train_dataset),
@@ -73,12 +77,12 @@ class PretrainingTrainer(Trainer):
         self.run = run
         self.environment = environment | {"trajectory": trajectory}
         self.trajectory = trajectory
-        peak = environment["accelerator"]["peak_flops"]
-        self.peak_flops = peak * plan.num_processes if peak and environment["precision"] == "bf16" else None
+        self.full_rows = environment["data"]["request"]["packing"] == "concat"
+        peak = environment["accelerator"]["peak_flops"] if environment["precision"] == "bf16" else None
+        self.meter = Meter(
+            flops_per_token=environment["flops_per_token"], peak_flops=peak and peak * plan.num_processes
+        )
         self._staging = False
-        # Seconds since the last line of the log: in validation and saving, and waiting for rows.
-        self._paused = self._waited = 0.0
-        self._logged_at: tuple[int, float] | None = None
         self._use_own_callbacks()
 
     def _use_own_callbacks(self) -> None:
@@ -173,81 +177,69 @@ class PretrainingTrainer(Trainer):
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
-        return self.plan.tokens_per_step
+    @property
+    def tokens_trained(self) -> int:
+        """Targets of all steps so far, as a checkpoint of the run knows them."""
+        return self.state.num_input_tokens_seen
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self._logged_at is None:
-            self._logged_at = (self.state.global_step, time.perf_counter())
-            self._paused = self._waited = 0.0
-        return super().training_step(*args, **kwargs)
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
+        targets = self.plan.tokens_per_step
+        if not self.full_rows:
+            targets = int(super()._get_num_items_in_batch(batch_samples, device))
+        self.state.num_input_tokens_seen += targets
+        return targets
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
+        self.meter.start(self.tokens_trained)
+        with self.meter.wait():
             return super().get_batch_samples(*args, **kwargs)
-        finally:
-            self._waited += time.perf_counter() - began
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens, speed and MFU, write the line to metrics.jsonl, then report as Trainer does."""
-        step = self.state.global_step
-        if "loss" in logs and self._logged_at is not None:
-            since, began = self._logged_at
-            seconds = time.perf_counter() - began - self._paused
-            speed = (step - since) * self.plan.tokens_per_step / seconds
-            logs |= {"tokens": step * self.plan.tokens_per_step, "tokens_per_second": round(speed, 1)}
-            logs["data_wait"] = round(self._waited / seconds, 4)  # share of the time, not a number of seconds
-            if self.peak_flops:
-                logs["mfu"] = round(speed * self.environment["flops_per_token"] / self.peak_flops, 4)
-            self._logged_at, self._paused, self._waited = (step, time.perf_counter()), 0.0, 0.0
+        if "loss" in logs:
+            logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
         if self.is_world_process_zero() and ("loss" in logs or "eval_loss" in logs):
-            self.run.append("metrics.jsonl", {"step": step, **logs, "time": round(time.time(), 3)})
+            self.run.append("metrics.jsonl", {"step": self.state.global_step, **logs, "time": round(time.time(), 3)})
         super().log(logs, start_time)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Mean negative log-likelihood per target of the validation rows, exact for any number of processes."""
-        began = time.perf_counter()
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        model = self.model.eval()
-        total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-        mine = range(self.args.process_index, len(rows), self.args.world_size)
-        size = self.args.per_device_eval_batch_size
-        with torch.no_grad():
-            for start in range(0, len(mine), size):
-                picked = rows[list(mine[start : start + size])]["input_ids"]
-                batch = self.data_collator([{"input_ids": row} for row in picked])
-                targets = int((batch["labels"] != IGNORED).sum())
-                if self.args.compile_loss:  # a shorter last batch would be compiled anew
-                    batch = pad_batch(batch, rows=size)
-                batch = self._prepare_inputs(batch)
-                # Sums stay on the device: asking for each would make the host wait for each.
-                total[0] += model(**batch, num_items_in_batch=1).loss.double()
-                total[1] += targets
-                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        total = self.accelerator.reduce(total, reduction="sum")
-        loss = (total[0] / total[1]).item()
-        if not math.isfinite(loss):
-            logger.warning("the validation loss is not finite at step %d", self.state.global_step)
-        metrics = {
-            f"{metric_key_prefix}_loss": loss,
-            f"{metric_key_prefix}_tokens": int(total[1].item()),
-            "tokens": self.state.global_step * self.plan.tokens_per_step,
-        }
-        self.log(metrics)
-        if self.is_world_process_zero():
-            self.run.write_status("running", step=self.state.global_step, eval_loss=loss)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self._paused += time.perf_counter() - began
+        with self.meter.pause():
+            batches = validation_batches(
+                self.eval_dataset if eval_dataset is None else eval_dataset,
+                process=self.args.process_index,
+                processes=self.args.world_size,
+                size=self.args.per_device_eval_batch_size,
+                fixed_length=self.plan.sequence_length if self.args.compile_loss else None,
+            )
+            model = self.model.eval()
+            total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+            with torch.no_grad():
+                for batch, targets in batches:
+                    # Sums stay on the device: asking for each would make the host wait for each.
+                    total[0] += model(**self._prepare_inputs(batch), num_items_in_batch=1).loss.double()
+                    total[1] += targets
+                    self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+            nll, count = self.accelerator.reduce(total, reduction="sum").tolist()
+            if not math.isfinite(nll):
+                logger.warning("the validation loss is not finite at step %d", self.state.global_step)
+            metrics = {f"{metric_key_prefix}_loss": nll / count, f"{metric_key_prefix}_tokens": int(count)}
+            self.log(metrics | {"tokens": self.tokens_trained})
+            if self.is_world_process_zero():
+                self.run.write_status("running", step=self.state.global_step, eval_loss=nll / count)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.run.path / checkpoints.STAGING) if self._staging else str(self.run.path)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        began = time.perf_counter()
+        with self.meter.pause():
+            self._save_whole(model, trial)
+
+    def _save_whole(self, model: Any, trial: Any) -> None:
         name = f"checkpoint-{self.state.global_step}"
         staged = self.run.path / checkpoints.STAGING / name
         if self.is_world_process_zero():
@@ -265,9 +257,8 @@ class PretrainingTrainer(Trainer):
             checkpoints.rotate(self.run.path, keep=self.args.keep_checkpoints)
             self._record("running")
         self.accelerator.wait_for_everyone()
-        self._paused += time.perf_counter() - began
 
     def _record(self, state: str) -> None:
         step = self.state.global_step
         seconds = round(time.perf_counter() - self._began, 1)
-        self.run.write_status(state, step=step, tokens=step * self.plan.tokens_per_step, seconds=seconds)
+        self.run.write_status(state, step=step, tokens=self.tokens_trained, seconds=seconds)

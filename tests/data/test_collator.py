@@ -81,3 +81,10 @@ def test_a_large_folder_is_read_in_blocks_and_shuffled_in_windows(monkeypatch: p
 @pytest.mark.parametrize("num_rows", [20, 23])
 def test_sequential_rows_lie_as_in_the_folder(num_rows: int) -> None:
     assert list(EpochSampler(num_rows, rows_per_step=4, seed=9, shuffle=False)) == list(range(20))
+
+
+def test_a_batch_of_a_given_shape_has_no_further_targets() -> None:
+    rows = [{"input_ids": np.arange(1, 5, dtype=np.uint16)}, {"input_ids": np.arange(1, 4, dtype=np.uint16)}]
+    batch = collate_rows(rows, num_rows=3, length=4)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 0], [1, 2, 0, 0], [0, 0, 0, 0]]
+    assert batch["shift_labels"].tolist() == [[2, 3, 4, -100], [2, 3, -100, -100], [-100] * 4]

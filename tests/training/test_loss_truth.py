@@ -13,7 +13,9 @@ from datasets import load_from_disk
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, set_seed
 
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.prepare import prepare
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_config, build_model
 
@@ -190,3 +192,53 @@ def test_a_loss_that_is_not_finite_is_shown(type_command, tiny_recipe: Path, eve
     assert "the validation loss is not finite at step 0" in done.stdout + done.stderr
     logged = events(tmp_path / "run")
     assert math.isnan(logged[0]["eval_loss"]) and math.isnan(next(e["loss"] for e in logged if "loss" in e))
+
+
+@pytest.fixture(scope="module")
+def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe on windows of single documents, of 8 to 32 targets."""
+    folder = tmp_path_factory.mktemp("wrapped")
+    recipe = yaml.safe_load(tiny_recipe.read_text())
+    recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}
+    prepare(DataArguments(**recipe["data"]), num_proc=1)
+    path = folder / "wrapped.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
+def test_padding_is_no_target(launcher, type_command, wrapped_recipe: Path, events, tmp_path: Path) -> None:
+    folder = Path(yaml.safe_load(wrapped_recipe.read_text())["data"]["dataset_dir"])
+    micro = 8 if launcher == ("python",) else 2
+    options = ("--output_dir", tmp_path / "run", "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
+    first = type_command(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", 3)
+    assert first.returncode == 0, first.stderr[-3000:]
+    again = type_command(*launcher, "train.py", wrapped_recipe, *options)
+    assert again.returncode == 0, again.stderr[-3000:]
+
+    model = first_model(tmp_path / "run").eval()
+
+    def nll(row: torch.Tensor) -> float:
+        with torch.no_grad():
+            logits = model(row[None, :-1]).logits[0, :, :300].double()
+        return F.cross_entropy(logits, row[1:], reduction="sum").item()
+
+    splits = {split: load_from_disk(str(folder / split))["input_ids"][:] for split in ("train", "validation")}
+    table = {split: [torch.tensor(row) for row in splits[split]] for split in splits}
+    assert len({len(row) for row in table["train"]}) > 3
+    logged = events(tmp_path / "run")
+    targets = sum(len(row) - 1 for row in table["validation"])
+    by_hand = sum(map(nll, table["validation"])) / targets
+    evaluations = [event for event in logged if "eval_loss" in event]
+    assert [event["eval_tokens"] for event in evaluations] == [targets] * 3
+    assert evaluations[0]["eval_loss"] == pytest.approx(by_hand, abs=1e-5)
+
+    order = list(EpochSampler(len(table["train"]), rows_per_step=8, seed=42, shuffle=True))
+    seen = 0
+    for event in (event for event in logged if "loss" in event):
+        step = [table["train"][place] for place in order[(event["step"] - 1) * 8 : event["step"] * 8]]
+        count = sum(len(row) - 1 for row in step)
+        seen += count
+        assert event["loss"] == pytest.approx(sum(map(nll, step)) / count, abs=1e-5), event["step"]
+        assert event["tokens"] == seen  # targets, not positions, and right after a resume
+    assert seen < 8 * 8 * 32

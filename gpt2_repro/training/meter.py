@@ -1,0 +1,58 @@
+"""How fast a run is between two lines of its log, without the time in which it does something else."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+
+class Meter:
+    """Measures from one line of the log to the next.
+
+    Args:
+        flops_per_token: of training.
+        peak_flops: of all devices together in FLOP/s, None where it is not known.
+    """
+
+    def __init__(self, *, flops_per_token: int, peak_flops: float | None) -> None:
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self._since: tuple[int, float] | None = None
+        self._paused = self._waited = 0.0
+
+    def start(self, tokens: int) -> None:
+        """Begin, at the first step of this process. `tokens`: those trained before."""
+        if self._since is None:
+            self._restart(tokens)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Validation and saving: no time of training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def wait(self) -> Iterator[None]:
+        """Waiting for rows: time of training, and a share to be shown."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited += time.perf_counter() - began
+
+    def read(self, tokens: int) -> dict[str, float]:
+        """Tokens per second, the share of waiting and MFU since the last reading; `tokens`: trained in all."""
+        if self._since is None:
+            return {}
+        before, began = self._since
+        seconds = time.perf_counter() - began - self._paused
+        speed = (tokens - before) / seconds
+        line = {"tokens_per_second": round(speed, 1), "data_wait": round(self._waited / seconds, 4)}
+        if self.peak_flops:
+            line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
+        self._restart(tokens)
+        return line
+
+    def _restart(self, tokens: int) -> None:
+        self._since, self._paused, self._waited = (tokens, time.perf_counter()), 0.0, 0.0
