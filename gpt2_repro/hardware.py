@@ -1,6 +1,7 @@
 """Which accelerators are here and what they can do. An unknown GPU has no peak, so it gets no MFU, never a guess."""
 
 import dataclasses
+import importlib.util
 import os
 import platform
 import shutil
@@ -106,12 +107,32 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
     return True, "bf16 with fp32 masters"
 
 
-def check_compile() -> None:
-    """Raise UserError where torch.compile is known to compute NaN: torch 2.10 on A100."""
+def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
+    """Whether to compile: as asked, else on GPUs.
+
+    Raises UserError where torch.compile cannot work here, unless nobody asked for it and any hardware will do.
+    """
+    if asked is False or (asked is None and use_cpu):
+        return False
+    obstacle = _compile_obstacle(use_cpu=use_cpu)
+    if obstacle and asked is None and accept_any_hardware:
+        return False
+    if obstacle:
+        raise UserError(f"{obstacle}, or type --torch_compile false to train without, about half as fast on a GPU")
+    return True
+
+
+def _compile_obstacle(*, use_cpu: bool) -> str | None:
     import torch
 
-    if torch.__version__.startswith("2.10.") and torch.cuda.is_available() and "A100" in torch.cuda.get_device_name():
-        raise UserError("torch 2.10 compiles to NaN on A100: install torch 2.9 or 2.11, or leave out --torch_compile")
+    if not use_cpu and torch.__version__.startswith("2.10.") and "A100" in torch.cuda.get_device_name():
+        return "torch 2.10 compiles to NaN on A100: install torch 2.9 or 2.11"
+    compilers = ("g++", "clang++") if use_cpu else ("gcc", "cc", "clang")  # Triton compiles a launcher in C
+    if not any(map(shutil.which, compilers)) and not os.environ.get("CXX" if use_cpu else "CC"):
+        return f"torch.compile needs a compiler ({' or '.join(compilers)}) and there is none: install one"
+    if not use_cpu and importlib.util.find_spec("triton") is None:
+        return "torch.compile needs triton and it is not installed: install it"
+    return None
 
 
 def nvidia_driver() -> str | None:

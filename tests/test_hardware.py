@@ -1,6 +1,5 @@
 """Devices as they are reported, and the words for those that cannot be used."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -68,32 +67,45 @@ def test_the_demo_takes_the_largest_power_of_two(monkeypatch: pytest.MonkeyPatch
     assert hardware.demo_processes() == processes
 
 
-@pytest.mark.parametrize(
-    ("flags", "native"), [("avx2 avx512f avx512_bf16", True), ("fpu amx_bf16", True), ("avx2 avx512f", False)]
-)
-def test_bf16_is_native_only_with_its_instructions(monkeypatch: pytest.MonkeyPatch, flags: str, native: bool) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda path: f"flags : {flags}\n")
-    assert hardware.cpu_multiplies_bf16() is native
-    chosen, reason = hardware.choose_bf16(True, use_cpu=True, accept_any_hardware=False)
-    assert chosen is native and reason.startswith("bf16" if native else "fp32")
-    assert hardware.choose_bf16(False, use_cpu=True, accept_any_hardware=False)[0] is False
-
-
-def test_a_gpu_without_bf16_is_refused_unless_any_hardware_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    with pytest.raises(UserError, match="Tesla V100 cannot multiply in bf16: type --bf16 false"):
-        hardware.choose_bf16(True, use_cpu=False, accept_any_hardware=False)
-    assert hardware.choose_bf16(True, use_cpu=False, accept_any_hardware=True)[0] is False
-
-
-def test_a_compiler_that_computes_nan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_gpus(monkeypatch, 1)
+@pytest.fixture
+def gpu_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
-    for version, refused in (("2.10.0+cu128", True), ("2.11.0+cu128", False), ("2.9.1", False)):
-        monkeypatch.setattr(torch, "__version__", version)
-        if refused:
-            with pytest.raises(UserError, match="torch 2.10 compiles to NaN on A100"):
-                hardware.check_compile()
-        else:
-            hardware.check_compile()
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "use_cpu", "compiles"),
+    [(None, False, True), (None, True, False), (True, True, True), (True, False, True), (False, False, False)],
+)
+@pytest.mark.usefixtures("gpu_that_compiles")
+def test_gpus_compile_unless_told_not_to(asked: bool | None, use_cpu: bool, compiles: bool) -> None:
+    for any_hardware in (False, True):
+        chosen = hardware.choose_compile(asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
+        assert chosen is compiles
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (("torch", "__version__", "2.10.1"), "torch 2.10 compiles to NaN on A100: install torch 2.9 or 2.11"),
+        (("which", None, None), "needs a compiler .gcc or cc or clang. and there is none"),
+        (("find_spec", None, None), "needs triton"),
+    ],
+    ids=["A100", "compiler", "triton"],
+)
+@pytest.mark.usefixtures("gpu_that_compiles")
+def test_what_cannot_compile_is_said_before_the_run(broken, message, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    if broken[0] == "torch":
+        monkeypatch.setattr(torch, "__version__", broken[2])
+    elif broken[0] == "which":
+        monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    else:
+        monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    for asked, any_hardware in ((None, False), (True, False), (True, True)):
+        with pytest.raises(UserError, match=f"{message}.*--torch_compile false"):
+            hardware.choose_compile(asked, use_cpu=False, accept_any_hardware=any_hardware)
+    assert hardware.choose_compile(None, use_cpu=False, accept_any_hardware=True) is False
+    assert hardware.choose_compile(False, use_cpu=False, accept_any_hardware=False) is False

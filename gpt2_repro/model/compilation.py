@@ -38,7 +38,7 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
 
     Returns the list in which a graph appears when it is first needed; `model.compiled_graphs` is the same list.
 
-    A graph that breaks in two raises: the whole loss is one graph, or the run says so. Compiled code is kept in
+    A graph that breaks in two raises, but for flash_attention_2, whose path through transformers may break. Compiled code is kept in
     $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` of the working directory.
     """
     # Importing transformers already writes torch's own default, in /tmp, into the environment.
@@ -50,13 +50,11 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
     def watched(graph: GraphModule, inputs: list[Any], **options: Any) -> Any:
         graphs.append(describe_graph(graph, vocab_size=model.config.vocab_size))
         kind = "training" if graphs[-1].training else "validation"
-        again = (
-            " again, for another shape" if [known.training for known in graphs].count(graphs[-1].training) > 1 else ""
-        )
-        logger.info("compiling the %s step%s; the cache is %s", kind, again, os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        logger.info("compiling the %s step; the cache is %s", kind, os.environ["TORCHINDUCTOR_CACHE_DIR"])
         return compiler(graph, inputs, **options)
 
-    model.summed_loss = torch.compile(model.summed_loss, backend=watched, fullgraph=True, dynamic=False)
+    whole = model.config._attn_implementation != "flash_attention_2"
+    model.summed_loss = torch.compile(model.summed_loss, backend=watched, fullgraph=whole, dynamic=False)
     model.compiled_graphs = graphs
     return graphs
 

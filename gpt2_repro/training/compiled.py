@@ -14,20 +14,25 @@ logger = logging.getLogger(__name__)
 
 
 def check_graphs(graphs: Sequence[Graph], *, n_layer: int) -> list[str]:
-    """What is wrong with the compiled training step, in lines; nothing where it is one causal graph without logits."""
+    """What is wrong with the compiled training step, in lines; nothing where all attentions are causal in the kernel.
+
+    One process and DeepSpeed have one graph; under DDP torch cuts it at the buckets of gradients, so that their
+    communication overlaps.
+    """
     training = [graph for graph in graphs if graph.training]
     if not training:
         return [
             "nothing was compiled (is TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE set?): this run is eager and slow"
         ]
     problems = []
-    if len(training) > 1:
-        problems.append(f"the training step was compiled {len(training)} times: its shapes change")
-    if training[0].masked:
-        problems.append(f"{training[0].masked} attentions get a mask: the flash kernel is lost")
-    if training[0].causal != n_layer:
-        problems.append(f"{training[0].causal} of {n_layer} attentions are known to be causal in the kernel")
-    if training[0].logits:
+    causal, masked = sum(graph.causal for graph in training), sum(graph.masked for graph in training)
+    if masked:
+        problems.append(f"{masked} attentions get a mask: the flash kernel is lost")
+    if causal + masked > n_layer:
+        problems.append(f"{causal + masked} attentions were compiled for {n_layer} layers: the shapes change")
+    elif causal < n_layer and not masked:
+        problems.append(f"{causal} of {n_layer} attentions are known to be causal in the kernel")
+    if any(graph.logits for graph in training):
         problems.append("the logits of the whole batch are returned")
     return problems
 
@@ -50,8 +55,13 @@ class CompilationReport(TrainerCallback):
             logger.warning("compilation: %s", problem)
         if not problems:
             seconds = time.perf_counter() - self.began
+            graphs = sum(graph.training for graph in self.graphs)
             logger.info(
-                "compiled: one graph, %d causal attentions, no logits; first step %.0f s", self.n_layer, seconds
+                "compiled: %d graph%s, %d causal attentions, no logits; first step %.0f s",
+                graphs,
+                "" if graphs == 1 else "s",
+                self.n_layer,
+                seconds,
             )
         self.record({"compiled": bool(self.graphs), "compilation_problems": problems})
         self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]

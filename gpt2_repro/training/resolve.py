@@ -33,9 +33,7 @@ def resolve_arguments(
     use_cpu = hardware.choose_device(use_cpu=asked["use_cpu"], accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    compiles = not use_cpu if asked["torch_compile"] is None else asked["torch_compile"]
-    if compiles:
-        hardware.check_compile()
+    compiles = hardware.choose_compile(asked["torch_compile"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
     bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
     plan = plan_batches(
         tokens_per_step=asked["tokens_per_step"],

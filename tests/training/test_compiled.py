@@ -19,7 +19,7 @@ VALIDATION = Graph(training=False, causal=12, masked=0, logits=False)
     [
         ([], "nothing was compiled"),
         ([VALIDATION], "nothing was compiled"),
-        ([GOOD, GOOD], "compiled 2 times"),
+        ([GOOD, GOOD], "24 attentions were compiled for 12 layers"),
         ([Graph(True, 0, 12, False)], "12 attentions get a mask"),
         ([Graph(True, 11, 0, False)], "11 of 12 attentions"),
         ([Graph(True, 12, 0, True)], "logits"),
@@ -31,6 +31,8 @@ def test_each_problem_is_named(graphs: list[Graph], problem: str) -> None:
 
 def test_a_good_graph_has_no_problem() -> None:
     assert check_graphs([VALIDATION, GOOD], n_layer=12) == []
+    # DDP cuts it at its buckets.
+    assert check_graphs([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], n_layer=12) == []
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs a C++ compiler")
@@ -46,8 +48,8 @@ def test_a_compiled_run_under_zero1_is_the_eager_one(
     done = type_command("launch", 2, *words, "--output_dir", run, timeout=500, **cache)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"compiling the training step; the cache is {tmp_path}/cache" in done.stdout
-    assert "compiled: one graph, 2 causal attentions, no logits; first step" in done.stdout
-    assert done.stdout.count("compiling") == 2 and "for another shape" not in done.stdout
+    assert "compiled: 1 graph, 2 causal attentions, no logits; first step" in done.stdout
+    assert done.stdout.count("compiling") == 2  # one for training, one for validation
     engine = json.loads((run / "environment.json").read_text())["engine"]
     assert engine["compiled"] is True and engine["compilation_problems"] == []
     for ours, theirs in zip(events(run), events(eager), strict=True):
