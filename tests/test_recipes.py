@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Config, TrainingArguments
 
 from gpt2_repro.compute import plan_batches
 from gpt2_repro.data.arguments import DataArguments
@@ -76,6 +77,33 @@ def test_the_default_recipe_is_llmc_on_1_to_8_gpus(processes: int) -> None:
         "attn_implementation": "auto",
     }
     assert recipe.values["data"]["source"] == "fineweb-10bt"
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+def test_the_blog_recipe_is_the_published_one_on_1_to_8_gpus(processes: int) -> None:
+    path = RECIPES[0].with_name("blog_wrap512.yaml")
+    recipe = parse_recipe([str(path)], sections=SECTIONS, options=OPTIONS)
+    data, training = recipe.values["data"], recipe.values["training"]
+    plan = plan_batches(
+        tokens_per_step=training["tokens_per_step"],
+        sequence_length=data["sequence_length"],
+        micro_batch_size=training["per_device_train_batch_size"],
+        num_processes=processes,
+        total_tokens=training["total_tokens"],
+    )
+    # One epoch of the post's own count, which has its padding in it, less its validation split.
+    assert plan.max_steps == int(0.999 * 11_007_602_548) // 524_288 == 20_974
+    assert (plan.rows_per_step, plan.gradient_accumulation_steps) == (1024, 16 // processes)
+    wanted = {"source": "fineweb-edu-10bt", "packing": "wrap", "sequence_length": 512, "min_length": 256}
+    wanted |= {"separator": "none", "split": "hash", "validation_fraction": 0.001}
+    assert {key: data[key] for key in wanted} == wanted
+    assert data["dataset_dir"] != DataArguments().dataset_dir
+    wanted = {"learning_rate": 6e-4, "warmup_steps": 700, "final_learning_rate_fraction": 0.0, "weight_decay": 0.1}
+    wanted |= {"max_grad_norm": 1.0, "bf16": True, "per_device_train_batch_size": 64}
+    wanted |= {name: getattr(TrainingArguments, name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon")}
+    assert {key: training[key] for key in wanted} == wanted and training["adam_beta2"] == 0.999
+    assert recipe.values["model"]["dropout"] == GPT2Config().resid_pdrop == 0.1
+    assert recipe.values["evaluation"]["max_length"] == 512
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
