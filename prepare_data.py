@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     recipe = parse_recipe(argv, sections={"data": DataArguments}, description=__doc__, extras=EXTRAS)
     if recipe.extras.list_sources:
         for name, about in SOURCES.items():
-            print(f"{name:14} {about}")
+            print(f"{name:18} {about}")
         return
     args = DataArguments(**recipe.values["data"])
     if recipe.extras.num_proc < 1:

@@ -104,7 +104,7 @@ class PretrainingArguments(TrainingArguments):
         "label_smoothing_factor": "the logged loss is the negative log-likelihood",
         "neftune_noise_alpha": "it is a fine-tuning technique that changes the loss",
         "label_names": "the collator names its labels",
-        "length_column_name": "rows are of one length",
+        "length_column_name": "the collator knows the lengths of its rows",
         "prediction_loss_only": "validation computes losses only",
         "include_for_metrics": "validation computes losses only",
         "batch_eval_metrics": "validation computes losses only",
