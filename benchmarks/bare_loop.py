@@ -1,0 +1,166 @@
+"""What stands beside a run of train.py in real_run.py, which types these: fresh weights, stock loading, a bare loop.
+
+    python benchmarks/bare_loop.py start DATA OUT '{"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}'
+    python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
+    python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
+
+`start` and `stock` know transformers alone. `bare` takes the model, its loss and the order of the rows from this
+project, and nothing of Trainer, Accelerate or DeepSpeed.
+"""
+
+import contextlib
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+ROOT = Path(__file__).parents[1]
+SEED = 1337
+
+
+def start(data: str, out: str, shape: str) -> None:
+    """A fresh GPT-2 as stock transformers makes and saves it, fp32, with the tokenizer of the data."""
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(data, "tokenizer"))
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    torch.manual_seed(SEED)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **json.loads(shape), **special))
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
+    """Load `final/` as anyone would; its fp32 loss over the first validation rows, and what differs from a stock save."""
+    from datasets import load_from_disk
+    from safetensors import safe_open
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = GPT2LMHeadModel.from_pretrained(final).to(device).eval()
+    ids = torch.tensor(load_from_disk(str(Path(data, "validation"))).with_format("numpy")[: int(rows)]["input_ids"])
+    total = 0.0
+    with torch.no_grad():
+        for part in ids.long().to(device).split(8):
+            logits = model(part[:, :-1]).logits.flatten(0, 1)
+            total += torch.nn.functional.cross_entropy(logits, part[:, 1:].flatten(), reduction="sum").item()
+
+    described: list[set[Any]] = []
+    for folder in (final, start):
+        with safe_open(Path(folder, "model.safetensors"), "pt") as weights:
+            found = {(name, *weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+        described.append(found | set(json.loads(Path(folder, "config.json").read_text())))
+    result = {
+        "loss": total / ids[:, 1:].numel(),
+        "dtype": str(model.dtype),
+        "vocab_size": model.config.vocab_size,
+        "tokenizer_ids": len(AutoTokenizer.from_pretrained(final)),
+        "activation_function": model.config.activation_function,
+        "differs_from_stock": sorted(map(str, described[0] ^ described[1])),
+        "project_modules": [name for name in sys.modules if name.startswith("gpt2_repro")],
+    }
+    Path(out).write_text(json.dumps(result))
+
+
+def bare(run: str, out: str, rows_per_pass: str = "") -> None:
+    """Train as the recipe.yaml of a run says, as the run did by its environment.json; write each step's loss and time.
+
+    With `rows_per_pass` in passes of another size: the same run but for the order of its sums.
+    """
+    sys.path.insert(0, str(ROOT))
+    from gpt2_repro.data.arguments import DataArguments
+    from gpt2_repro.data.prepared import open_dataset
+    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.model.build import build_config, build_model
+    from gpt2_repro.recipe import parse_recipe
+    from gpt2_repro.training.arguments import PretrainingArguments
+
+    sections = {"data": DataArguments, "model": ModelArguments, "training": PretrainingArguments}
+    recipe = parse_recipe([f"{run}/recipe.yaml"], sections=sections)
+    data, shape, asked = DataArguments(**recipe.values["data"]), recipe.values["model"], recipe.values["training"]
+    environment = json.loads(Path(run, "environment.json").read_text())
+    plan, device = environment["plan"], environment["accelerator"]["kind"]
+
+    rows, _, tokenizer = open_dataset(data, environment["data"], eval_tokens=asked["eval_tokens"])
+    length = data.sequence_length
+    vocabulary = {"vocab_size": environment["data"]["vocab_size"], "tokenizer": tokenizer}
+    config = build_config(ModelArguments(**shape), sequence_length=length, **vocabulary)
+    attention = environment["attention"].split()[0]
+    compiled = environment["engine"]["compiled"]
+    model = (
+        build_model(config, attention=attention, init_from=shape["init_from"], compiled=compiled).to(device).train()
+    )
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": asked["weight_decay"]},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    betas = (asked["adam_beta1"], asked["adam_beta2"])
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=asked["adam_epsilon"], fused=True)
+    autocast = (
+        torch.autocast(device, torch.bfloat16) if environment["precision"] == "bf16" else contextlib.nullcontext()
+    )
+
+    rows_per_step, size = plan["tokens_per_step"] // length, int(rows_per_pass or plan["micro_batch_size"])
+    batches = micro_batches(rows, asked, rows_per_step=rows_per_step, size=size)
+    losses, seconds = [], []
+    ahead, began = next(batches), time.perf_counter()
+    for step in range(plan["max_steps"]):
+        total = torch.zeros((), device=device)
+        for _ in range(rows_per_step // size):
+            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in ahead.items()}
+            with autocast:
+                loss = model(**batch, num_items_in_batch=plan["tokens_per_step"]).loss
+            loss.backward()
+            total += loss.detach()
+            ahead = next(batches)  # rows are read while the GPU computes
+        torch.nn.utils.clip_grad_norm_(model.parameters(), asked["max_grad_norm"])
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, plan["max_steps"], asked)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(total.item())
+        seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
+    Path(out).write_text(
+        json.dumps({"losses": losses, "step_seconds": seconds, "tokens_per_step": plan["tokens_per_step"]})
+    )
+
+
+def learning_rate(step: int, steps: int, asked: dict[str, Any]) -> float:
+    """Of update `step` from 0: llm.c's warm-up, then its cosine."""
+    peak, warmup, end = asked["learning_rate"], asked["warmup_steps"], asked["final_learning_rate_fraction"]
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
+
+
+def micro_batches(rows: Any, asked: dict[str, Any], *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
+    """The rows of the run in its order, `size` at a time [size, T], without end."""
+    from gpt2_repro.data.collator import EpochSampler, collate_rows
+
+    seed = asked["seed"] if asked["data_seed"] is None else asked["data_seed"]
+    shuffle = asked["train_sampling_strategy"] == "random"
+    sampler = EpochSampler(len(rows), rows_per_step=rows_per_step, seed=seed, shuffle=shuffle)
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for first in range(0, len(order), size):
+            picked = rows[order[first : first + size]]["input_ids"]
+            batch = collate_rows([{"input_ids": row} for row in picked])
+            del batch["labels"]
+            yield {
+                name: tensor.pin_memory() if torch.cuda.is_available() else tensor for name, tensor in batch.items()
+            }
+
+
+if __name__ == "__main__":
+    commands: dict[str, Callable[..., None]] = {"start": start, "stock": stock, "bare": bare}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,249 @@
+"""The real thing, killed and resumed on the way, beside a bare PyTorch loop from the same weights on the same rows.
+
+    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz'                           # 124M on the GPUs that are here
+    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz' --phases export bare compare     # what is still missing
+    python benchmarks/real_run.py --data_files 'books/*.txt' --tokenizer train:1024 --processes 2 --steps 60 \\
+        --eval_tokens 4096 -- --use_cpu --n_layer 2 --n_head 2 --n_embd 64 --sequence_length 64 \\
+        --tokens_per_step 2048 --per_device_train_batch_size 8 --warmup_steps 10
+
+What follows `--` goes to train.py, and what of it belongs to the data to prepare_data.py too. Everything lies in --work:
+results.json is written after each phase, so that a time limit loses one phase at most. Exit code 1 where a check fails.
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import signal
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from processes import Finished, run_python
+from side_by_side import apart, draw, table
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+TOLERANCE = 0.005  # mean difference of the logged loss of a step, once the first steps are over
+SETTLED = 50  # these first steps; in short runs half of all
+EXPORT_TOLERANCE = 0.01  # the last validation loss, in bf16, beside the fp32 loss of final/
+COLD = 10  # steps after a start that no speed is taken from
+
+
+class Bench:
+    """A working folder: what is typed there, and what was measured."""
+
+    def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
+        from gpt2_repro.data.arguments import DataArguments
+        from gpt2_repro.model.arguments import ModelArguments
+        from gpt2_repro.recipe import own_fields, parse_recipe
+
+        self.args, self.work = args, args.work.resolve()
+        self.run, self.start, self.data = (self.work / name for name in ("run", "start", "data"))
+        sections = {"data": DataArguments, "model": ModelArguments}
+        recipe = parse_recipe([args.recipe, *extra], sections=sections, leave_others=True)
+        data, model = recipe.values["data"], recipe.values["model"]
+        self.length = data["sequence_length"]
+        self.shape = {key: model[key] for key in ("n_layer", "n_head", "n_embd")} | {"n_positions": self.length}
+        prepare = {"tokenizer": args.tokenizer, "dataset_dir": self.data, "split": "head"}
+        prepare["validation_tokens"] = args.eval_tokens + self.length + 1
+        prepare |= {key: data[key] for key in own_fields(DataArguments) if key in recipe.typed}
+        self.prepare_command = ["prepare_data.py", args.recipe, "--data_files", *args.data_files, *options(prepare)]
+        self.save_steps = args.steps // 6
+        train = {
+            "dataset_dir": self.data,
+            "output_dir": self.run,
+            "init_from": self.start,
+            "max_steps": args.steps,
+            "tokens_per_step": max(2, args.processes) * 64 * 1024,  # two passes a step on one GPU, one on more
+            "per_device_train_batch_size": 64,
+            "warmup_steps": 50,
+            "logging_steps": 1,
+            "eval_steps": args.steps // 3,
+            "eval_tokens": args.eval_tokens,
+            "save_steps": self.save_steps,
+            "disable_tqdm": "true",
+        }
+        launcher = {"config_file": "accelerate_configs/zero1.yaml", "num_processes": args.processes}
+        launch = ["-m", "accelerate.commands.launch", *options(launcher | {"main_process_port": 0})]
+        self.train_command = [*launch, "train.py", args.recipe, *options(train), *extra]
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.results: dict[str, Any] = {"commands": [], "phases": {}}
+        if (self.work / "results.json").is_file():
+            self.results = json.loads((self.work / "results.json").read_text())
+        self.results["commands"].append(shlex.join(["python", *sys.argv]))
+
+    def save(self, phase: str, **facts: Any) -> None:
+        self.results["phases"].setdefault(phase, {}).update(facts)
+        (self.work / "results.json").write_text(json.dumps(self.results, indent=1) + "\n")
+
+    def call(self, words: list[str], log: str, stop: Callable[[], bool] = lambda: False) -> Finished:
+        return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
+
+    def events(self, kind: str) -> dict[int, dict[str, Any]]:
+        """The whole lines of metrics.jsonl that have a `kind`, by step."""
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+        return {event["step"]: event for event in map(json.loads, lines) if kind in event}
+
+    def checkpoint(self) -> int:
+        """The step of the newest complete checkpoint, 0 without one."""
+        manifests = self.run.glob("checkpoint-*/manifest.json")
+        return max((int(path.parent.name.removeprefix("checkpoint-")) for path in manifests), default=0)
+
+    def prepare(self) -> None:
+        done = self.call(self.prepare_command, "prepare.log")
+        self.save("prepare", seconds=done.seconds, manifest=json.loads((self.data / "manifest.json").read_text()))
+
+    def fresh(self) -> None:
+        words = ["start", str(self.data), str(self.start), json.dumps(self.shape)]
+        done = self.call(["benchmarks/bare_loop.py", *words], "start.log")
+        self.save("start", seconds=done.seconds, shape=self.shape)
+
+    def train(self) -> None:
+        """Train, kill everything, leave a torn checkpoint as a kill in the middle of a save could, train on."""
+        if self.run.exists():
+            sys.exit(f"{self.run} is there: remove it, name another --work, or leave the phase train out")
+
+        def is_time() -> bool:
+            newest = self.checkpoint()
+            return newest > self.args.steps // 2 and max(self.events("loss")) >= newest + max(1, self.save_steps // 4)
+
+        first = self.call(self.train_command, "train_1.log", stop=is_time)
+        if not first.killed:
+            sys.exit("the run ended before it could be killed: type more --steps")
+        before, newest = self.events("loss"), self.checkpoint()
+        killed = max(before)
+        self.save(
+            "train",
+            killed_at=killed,
+            checkpoint=newest,
+            seconds_to_validation=self.events("eval_loss")[0]["time"] - first.began,
+            seconds_to_first_step=before[1]["time"] - first.began,
+        )
+        torn = self.run / f"checkpoint-{killed}"
+        tear(self.run / f"checkpoint-{newest}", torn)
+
+        second = self.call(self.train_command, "train_2.log")
+        shutil.rmtree(torn)
+        log, losses = (self.work / "train_2.log").read_text(), self.events("loss")
+        environment = json.loads((self.run / "environment.json").read_text())
+        warm = [event for step, event in losses.items() if COLD < step <= newest or newest + COLD < step]
+        checks = {
+            "resumes from the newest complete one": f"resuming from {self.run}/checkpoint-{newest}\n" in log,
+            "skips the torn checkpoint": f"skipping {torn}: " in log,
+            "each step is logged": list(losses) == list(range(1, self.args.steps + 1)),
+            "complete": json.loads((self.run / "run_status.json").read_text())["state"] == "complete",
+            "compiled as it should be, or not at all": not environment["engine"].get("compilation_problems"),
+        }
+        self.save(
+            "train",
+            seconds=first.seconds + second.seconds,
+            seconds_to_next_step=losses[newest + 1]["time"] - first.ended,
+            difference_when_repeated=max(abs(before[s]["loss"] - losses[s]["loss"]) for s in before if s > newest),
+            tokens_per_second=statistics.median(event["tokens_per_second"] for event in warm),
+            mfu=statistics.median(event["mfu"] for event in warm) if "mfu" in warm[0] else None,
+            data_wait=statistics.median(event["data_wait"] for event in warm),
+            peak_mib=max(first.peak_mib, second.peak_mib),
+            checks=checks,
+            environment={key: value for key, value in environment.items() if key not in ("data", "trajectory")},
+        )
+
+    def export(self) -> None:
+        last = list(self.events("eval_loss").values())[-1]
+        rows, out = last["eval_tokens"] // self.length, self.work / "export.json"
+        words = ["stock", str(self.run / "final"), str(self.start), str(self.data), str(rows), str(out)]
+        done = self.call(["benchmarks/bare_loop.py", *words], "export.log")
+        found = json.loads(out.read_text())
+        checks = {
+            "loads without this project": not found["project_modules"],
+            "loss as last validated": abs(found["loss"] - last["eval_loss"]) < EXPORT_TOLERANCE,
+            "tensors, shapes and configuration keys are a stock save's": not found["differs_from_stock"],
+            "its activation is gelu_new": found["activation_function"] == "gelu_new",
+            "as many ids as its tokenizer": found["vocab_size"] == found["tokenizer_ids"],
+        }
+        self.save("export", seconds=done.seconds, rows=rows, eval_loss=last["eval_loss"], checks=checks, **found)
+
+    def bare(self) -> None:
+        done = self.call(["benchmarks/bare_loop.py", "bare", str(self.run), str(self.work / "bare.json")], "bare.log")
+        measured = json.loads((self.work / "bare.json").read_text())
+        speed = measured["tokens_per_step"] / statistics.median(measured["step_seconds"][COLD:])
+        self.save("bare", seconds=done.seconds, tokens_per_second=speed, peak_mib=done.peak_mib, **measured)
+
+    def again(self) -> None:
+        """The bare loop in passes of half the rows: how far apart two right runs are."""
+        plan, out = self.results["phases"]["train"]["environment"]["plan"], self.work / "again.json"
+        words = ["bare", str(self.run), str(out), str(max(1, plan["micro_batch_size"] // 2))]
+        done = self.call(["benchmarks/bare_loop.py", *words], "again.log")
+        self.save("again", seconds=done.seconds, losses=json.loads(out.read_text())["losses"])
+
+    def compare(self) -> None:
+        train, bare = self.results["phases"]["train"], self.results["phases"]["bare"]
+        again = self.results["phases"].get("again", {}).get("losses")
+        ours, theirs = [event["loss"] for event in self.events("loss").values()], bare["losses"]
+        settled = min(SETTLED, len(ours) // 2)
+        after = apart(ours, theirs, settled)
+        speed = train["tokens_per_second"] / train["environment"]["plan"]["num_processes"]
+        self.save(
+            "compare",
+            settled=settled,
+            all=apart(ours, theirs, 0),
+            after=after,
+            again=apart(again, theirs, settled) if again else None,
+            speed_ratio=speed / bare["tokens_per_second"],
+            checks={f"mean difference after step {settled} under {TOLERANCE}": after["mean"] < TOLERANCE},
+        )
+        marks = {"killed": train["killed_at"], "resumed": train["checkpoint"], "tolerance": TOLERANCE}
+        draw(ours, theirs, **marks, path=self.work / "losses.png")
+
+
+def options(values: dict[str, Any]) -> list[str]:
+    return [word for key, value in values.items() for word in (f"--{key}", str(value))]
+
+
+def tear(complete: Path, torn: Path) -> None:
+    """What a kill in the middle of a save leaves where files are written in place: one cut short, others missing."""
+    torn.mkdir()
+    shutil.copy(complete / "manifest.json", torn)
+    weights = (complete / "model.safetensors").read_bytes()
+    (torn / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+
+
+def main(argv: list[str]) -> None:
+    """Go through the phases, print the block for RESULTS.md, end with 1 where a check failed."""
+    own, extra = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="recipes/gpt2_124m.yaml", help="the run's recipe")
+    parser.add_argument("--data_files", nargs="+", required=True, help="globs of text, as prepare_data.py takes them")
+    parser.add_argument("--tokenizer", default="openai-community/gpt2", help="a Hub id, a local folder or train:N")
+    parser.add_argument("--work", type=Path, default=Path("runs/real_run"), help="the folder of all that is written")
+    parser.add_argument("--processes", type=int, help="training processes (default: the GPUs that are here, or 1)")
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of the run and of the bare loop")
+    parser.add_argument("--eval_tokens", type=int, default=262_144, help="validation tokens, held out when preparing")
+    phases = ["prepare", "start", "train", "export", "bare", "compare"]
+    told = "these, in this order; `again`, typed before compare, is the bare loop with half the rows a pass"
+    parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=told)
+    parser.add_argument("--timeout", type=int, default=900, help="seconds for one process")
+    args = parser.parse_args(own)
+    if args.steps < 2 * COLD + 4:
+        parser.error(f"--steps {args.steps}: at least {2 * COLD + 4}, for speeds are taken after {COLD}")
+    if args.processes is None:
+        import torch
+
+        args.processes = 1 if "--use_cpu" in extra else max(1, torch.cuda.device_count())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and leave no worker behind
+    bench = Bench(args, extra)
+    for phase in args.phases:
+        print(f"{phase} ...", file=sys.stderr, flush=True)
+        getattr(bench, {"start": "fresh"}.get(phase, phase))()
+    print(table(bench.results))
+    sys.exit(0 if all(all(found.get("checks", {}).values()) for found in bench.results["phases"].values()) else 1)
+
+
+if __name__ == "__main__":
+    from gpt2_repro import entry
+
+    entry.run(main)

@@ -1,0 +1,141 @@
+"""Two loss curves of the same steps beside each other: a picture of them, and the table of real_run.py."""
+
+import datetime
+import os
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+
+def apart(ours: list[float], theirs: list[float], after: int) -> dict[str, float]:
+    """Mean and largest difference of the losses of the steps after `after`."""
+    differences = [abs(a - b) for a, b in zip(ours[after:], theirs[after:], strict=True)]
+    return {"mean": statistics.mean(differences), "max": max(differences)}
+
+
+def draw(ours: list[float], theirs: list[float], *, killed: int, resumed: int, tolerance: float, path: Path) -> None:
+    """Both losses above, their difference below, with the steps at which the run was killed and taken up again."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    steps = range(1, len(ours) + 1)
+    figure, (above, below) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(9, 6), height_ratios=(2, 1), layout="constrained"
+    )
+    above.plot(steps, theirs, color="black", linewidth=2.4, label="bare PyTorch loop")
+    above.plot(steps, ours, color="tab:orange", linewidth=1.1, label="train.py under ZeRO-1")
+    above.set_ylabel("training loss, nats per token")
+    below.plot(steps, [a - b for a, b in zip(ours, theirs, strict=True)], color="tab:orange", linewidth=1)
+    below.axhspan(-tolerance, tolerance, color="grey", alpha=0.2, linewidth=0, label=f"±{tolerance}")
+    below.set_ylabel("train.py less the loop")
+    below.set_xlabel("step")
+    for axes in (above, below):
+        axes.axvline(killed, color="tab:red", linestyle="--", linewidth=1, label=f"killed after step {killed}")
+        axes.axvline(resumed, color="tab:green", linestyle=":", linewidth=1.4, label=f"resumed from step {resumed}")
+        axes.grid(alpha=0.3)
+    above.legend()
+    below.legend(handles=below.get_legend_handles_labels()[0][:1], loc="lower right")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def table(results: dict[str, Any]) -> str:
+    """A block for RESULTS.md of the phases that are done."""
+    phases = results["phases"]
+    lines = (
+        heading(phases.get("train", {}).get("environment", {}))
+        + [f"`{command}`" for command in results["commands"]]
+        + [""]
+    )
+    lines += ["| what | measured |", "| --- | --- |"]
+    lines += [f"| {what} | {measured} |" for what, measured in facts(phases)]
+    for phase, found in phases.items():
+        lines += [
+            f"| {phase}: {what} | {'yes' if passed else '**NO**'} |"
+            for what, passed in found.get("checks", {}).items()
+        ]
+    return "\n".join(lines)
+
+
+def heading(environment: dict[str, Any]) -> list[str]:
+    """Date, machine, versions, commit and what was trained; the date alone where nothing was trained."""
+    today = f"{datetime.date.today()}"
+    if not environment:
+        return [today]
+    accelerator, plan = environment["accelerator"], environment["plan"]
+    machine = f"{accelerator['count']} x {accelerator['name']}"
+    if accelerator["kind"] == "cpu":
+        machine = f"{cpu_name()}, {os.cpu_count()} cores"
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    batch = f"{plan['num_processes']} x {plan['micro_batch_size']} x {plan['sequence_length']}"
+    return [
+        f"{today}, {machine}, {versions}, commit {environment['commit']}",
+        f"{environment['parameters']:,} parameters, {plan['max_steps']} steps of {plan['tokens_per_step']:,} tokens, "
+        f"{batch} tokens a pass, {environment['precision']}, {environment['attention'].split()[0]}",
+    ]
+
+
+def cpu_name() -> str:
+    """The CPU's model as Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+    )
+    return names[0].strip() if names else platform.machine()
+
+
+def facts(phases: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was measured, in words and numbers with their units."""
+    found = []
+    for phase in phases:
+        if "seconds" in phases[phase]:
+            found.append((f"{phase}, in all", f"{phases[phase]['seconds']:.1f} s"))
+    if counts := phases.get("prepare", {}).get("manifest", {}).get("counts"):
+        words = ", ".join(
+            f"{count['tokens']:,} of {split} in {count['documents']:,}" for split, count in counts.items()
+        )
+        found.append(("prepared tokens, in documents", words))
+    if "environment" in (train := phases.get("train", {})):
+        engine = train["environment"]["engine"]
+        shown = ("engine", "zero_optimizer", "weights", "products", "masters", "accumulation", "compiled")
+        found += [
+            ("engine", ", ".join(f"{key} {engine[key]}" for key in shown if key in engine)),
+            ("start of the process to the first validation", f"{train['seconds_to_validation']:.1f} s"),
+            ("start of the process to the first step", f"{train['seconds_to_first_step']:.1f} s"),
+            (f"SIGKILL after step {train['killed_at']} to the next step", f"{train['seconds_to_next_step']:.1f} s"),
+            (
+                f"the {train['killed_at'] - train['checkpoint']} steps done twice differ by at most",
+                f"{train['difference_when_repeated']:.1e}",
+            ),
+            ("ZeRO-1, median after warm-up", f"{train['tokens_per_second']:,.0f} tokens/s"),
+            ("MFU (6N + 12LCT)", f"{train['mfu']:.1%}" if train["mfu"] else "-"),
+            ("waiting for data", f"{train['data_wait']:.2%}"),
+        ]
+    if export := phases.get("export"):
+        found.append(
+            (
+                f"loss of final/ in fp32 by stock transformers, last validation loss, {export['rows']} rows",
+                f"{export['loss']:.4f}, {export['eval_loss']:.4f}",
+            )
+        )
+        found.append(("final/", f"{export['vocab_size']:,} ids, {export['dtype']}, {export['activation_function']}"))
+    if bare := phases.get("bare"):
+        found.append(("bare loop, one process, median after warm-up", f"{bare['tokens_per_second']:,.0f} tokens/s"))
+    for phase in ("train", "bare"):
+        if peak := phases.get(phase, {}).get("peak_mib"):
+            found.append((f"{phase}: peak of the GPU's used memory (nvidia-smi)", f"{peak:,} MiB"))
+    if compared := phases.get("compare"):
+        after = f"after step {compared['settled']}"
+        scopes = {
+            "all": "difference of the logged loss, all steps",
+            "after": f"difference of the logged loss, {after}",
+            "again": f"bare loop beside itself in passes of half the rows, {after}",
+        }
+        for scope, words in scopes.items():
+            if compared[scope]:
+                found.append((words, f"mean {compared[scope]['mean']:.5f}, max {compared[scope]['max']:.5f}"))
+        found.append(("speed of a process under ZeRO-1 over the bare loop's", f"{compared['speed_ratio']:.3f}"))
+    return found
