@@ -59,7 +59,13 @@ def main() -> None:
     parser.add_argument("--timeout", type=int, default=300, help="seconds for one process")
     parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
     args = parser.parse_args()
-    names = args.only or ["trainer", "bare", *(["nanogpt"] if args.nanogpt else []), "stock"]
+    names = args.only or [
+        "trainer",
+        *(["ddp"] if gpu else []),
+        "bare",
+        *(["nanogpt"] if args.nanogpt else []),
+        "stock",
+    ]
     if "nanogpt" in names and not Path(args.nanogpt, "model.py").is_file():
         parser.error("nanogpt needs --nanogpt PATH, a checkout with a model.py")
     taken = {field.name: getattr(args, field.name) for field in dataclasses.fields(Setup)}

@@ -58,7 +58,8 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
         )
     steps = training["max_steps"] or training["total_tokens"] // training["tokens_per_step"]
     tokens = steps * training["tokens_per_step"]
-    print(f"steps             {steps:,} = {tokens:,} tokens")
+    bound = "at most " if data_args.packing == "wrap" else ""
+    print(f"steps             {steps:,} = {bound}{tokens:,} tokens")
     print(f"FLOPs             {flops / 1e6:,.1f} M a token (6N + 12LCT), {flops * tokens:.3g} in all")
     hours = flops * tokens / (0.5 * PEAK_FLOPS["H100"]) / 3600
     print(f"                  {hours:.1f} hours on one H100 at 50 % of its peak: arithmetic, not a measurement")

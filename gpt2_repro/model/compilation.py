@@ -36,10 +36,10 @@ class Graph:
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
     """Compile the loss of a model from `make_pretraining`.
 
-    Returns the list in which a graph appears when it is first needed; `model.compiled_graphs` is the same list.
+    A graph that breaks in two raises, but for flash_attention_2, whose path through transformers may break. Compiled
+    code is kept in $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` of the working directory.
 
-    A graph that breaks in two raises, but for flash_attention_2, whose path through transformers may break. Compiled code is kept in
-    $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` of the working directory.
+    Returns the list in which a graph appears when it is first needed; `model.compiled_graphs` is the same list.
     """
     # Importing transformers already writes torch's own default, in /tmp, into the environment.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):

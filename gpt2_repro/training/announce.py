@@ -44,7 +44,8 @@ def describe_run(
 def announce(environment: dict[str, Any]) -> None:
     """Say what will be trained, in numbers that a person can check."""
     plan, data = environment["plan"], environment["data"]
-    epochs = plan["total_tokens"] / max(1, data["counts"]["train"]["tokens"])
+    rows_per_step = plan["tokens_per_step"] // plan["sequence_length"]
+    epochs = plan["max_steps"] * rows_per_step / max(1, data["counts"]["train"]["rows"])
     logger.info("model: %s parameters, attention %s", f"{environment['parameters']:,}", environment["attention"])
     logger.info(
         "batch: %s tokens a step = %s rows x %s tokens x %s processes x %s accumulation steps",
@@ -55,8 +56,9 @@ def announce(environment: dict[str, Any]) -> None:
         plan["gradient_accumulation_steps"],
     )
     logger.info(
-        "length: %s steps = %s tokens, %.2f epochs of %s",
+        "length: %s steps = %s%s tokens, %.2f epochs of %s",
         f"{plan['max_steps']:,}",
+        "at most " if data["request"]["packing"] == "wrap" else "",
         f"{plan['total_tokens']:,}",
         epochs,
         data["source"]["name"],
