@@ -211,10 +211,9 @@ def test_padding_is_no_target(launcher, type_command, wrapped_recipe: Path, even
     folder = Path(yaml.safe_load(wrapped_recipe.read_text())["data"]["dataset_dir"])
     micro = 8 if launcher == ("python",) else 2
     options = ("--output_dir", tmp_path / "run", "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
-    first = type_command(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", 3)
-    assert first.returncode == 0, first.stderr[-3000:]
-    again = type_command(*launcher, "train.py", wrapped_recipe, *options)
-    assert again.returncode == 0, again.stderr[-3000:]
+    for stop in (3, 0) if launcher == ("python",) else (0,):  # one of the two is interrupted
+        done = type_command(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", stop)
+        assert done.returncode == 0, done.stderr[-3000:]
 
     model = first_model(tmp_path / "run").eval()
 
