@@ -1,0 +1,199 @@
+"""What reading rows costs, in this project's order and in others, from a cold page cache and from a warm one.
+
+    python benchmarks/read_rows.py                                   # 7 GB of random ids in the temporary folder
+    python benchmarks/read_rows.py --folder /data --rows 2000000     # on the disk that a run would read from
+
+Linux, without root. A line is read in fresh processes, in rounds that go forward and back through the list. Cold: the
+files are opened, dropped from the page cache, and --batches batches read; 512 are one window of the block shuffle.
+What opening reads is not counted, and under a virtual machine the host may still hold what was dropped. Warm: all
+files are read through before. Nothing computes between batches: with workers a batch's time is theirs, and a step
+feels the CPU time of the main process at least. torch has one thread, as in a worker and under torchrun. KiB a row
+depend on the kernel's read-ahead; where the cache ends near 100 %, only more --rows tell the orders apart.
+"""
+
+import argparse
+import ctypes
+import itertools
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+from transformers import default_data_collator
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.prepared import open_split
+from gpt2_repro.data.rows import write_rows
+
+
+LENGTH, ROWS, WARM_WINDOWS, WARM_BATCHES = 1024, 64, 3, 64  # targets a row, rows, windows a round, batches
+CONTENDERS = {  # key: (line of the table, files, workers)
+    "blocks": ("this project's rows and order", "train/*.arrow", (0, 2)),
+    "permutation": ("this project's rows, plain permutation", "train/*.arrow", (0, 2)),
+    "sequential": ("this project's rows, in sequence", "train/*.arrow", (0, 2)),
+    "run_clm": ("run_clm's three columns, plain permutation", "run_clm.arrow", (0,)),
+    "memmap": ("np.memmap as in nanoGPT, random offsets", "memmap.bin", (0,)),
+}
+
+
+def main() -> None:
+    """Write, measure, delete, and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=400_000, help=f"of {LENGTH} targets, in thousands (400,000)")
+    parser.add_argument("--batches", type=int, default=512, help=f"of {ROWS} rows in a cold window (512)")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each line (3)")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="these lines")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to read from")
+    args = parser.parse_args()
+    needed = (args.batches + WARM_BATCHES * (WARM_WINDOWS + 1)) * ROWS
+    if sys.platform != "linux" or args.rows % 1000 or args.rows < needed:
+        parser.error(f"this needs Linux and --rows in thousands, not less than the {needed:,} that a round reads")
+    results: dict[tuple[str, int], list[Any]] = {(name, n): [] for name in args.only for n in CONTENDERS[name][2]}
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="read_rows-") as root:
+        for files in {CONTENDERS[name][1] for name in args.only}:
+            _apart(write, Path(root), files, args.rows)
+        for turn in range(args.rounds):
+            for name, workers in results if turn % 2 == 0 else reversed(results):
+                found = _apart(measure, name, Path(root), workers, args.rows, args.batches, turn)
+                print(f"round {turn + 1} {name}, {workers} workers: {found}", file=sys.stderr)
+                results[name, workers].append(found)
+    print(f"{time.strftime('%Y-%m-%d')}, {os.uname().machine}, {os.cpu_count()} cores, Linux {os.uname().release}")
+    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, datasets {datasets.__version__}")
+    print(f"{file_system(args.folder)}; {args.rows:,} rows, {ROWS} x {LENGTH} a batch", end="\n`")
+    print("python", *sys.argv, end="`\n\n")
+    print_table(results)
+
+
+def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call in a forked process: nothing that it maps or starts lives on."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def write(root: Path, files: str, rows: int) -> None:
+    """Random ids, in the form that the name of the files says."""
+    source = np.random.default_rng(0)
+    pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
+    if files == "train/*.arrow":
+        stream = itertools.chain(pieces, [np.zeros(1, np.uint16)])
+        write_rows(root / "train", "train", stream, LENGTH, np.dtype(np.uint16))
+    elif files == "memmap.bin":
+        with (root / files).open("wb") as file:
+            file.writelines(piece.data for piece in pieces)
+    else:  # the types that `datasets` gives these names, in batches of the 1,000 rows that its `map` writes at once
+        kinds = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int64()}
+        schema = pa.schema({name: pa.list_(kind) for name, kind in kinds.items()})
+        with pa.ipc.new_stream(str(root / files), schema) as writer:
+            for ids in pieces:
+                lists = [pa.FixedSizeListArray.from_arrays(pa.array(v), LENGTH) for v in (ids, np.ones_like(ids), ids)]
+                writer.write_table(pa.table(lists, names=schema.names).cast(schema))
+
+
+def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> Any:
+    """Open one contender's files; reading begins where the batches that are returned are iterated."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    if name == "memmap":
+
+        def batch() -> dict[str, torch.Tensor]:
+            ids = np.memmap(root / "memmap.bin", np.uint16, "r")  # nanoGPT maps it anew for each batch
+            starts = torch.randint(len(ids) - LENGTH, (ROWS,)).tolist()
+            both = [[torch.from_numpy(ids[i + k : i + k + LENGTH].astype(np.int64)) for i in starts] for k in (0, 1)]
+            return {"input_ids": torch.stack(both[0]), "labels": torch.stack(both[1])}
+
+        return iter(batch, None)
+    if name == "run_clm":
+        dataset, collate = datasets.Dataset.from_file(str(root / "run_clm.arrow")), default_data_collator
+    else:
+        dataset, collate = open_split(str(root), "train", {"counts": {"train": {"rows": rows}}}), collate_rows
+    order: Any = RandomSampler(dataset)
+    if name in ("blocks", "sequential"):
+        order = EpochSampler(rows, rows_per_step=ROWS, seed=seed, shuffle=name == "blocks")
+    return DataLoader(dataset, ROWS, sampler=order, collate_fn=collate, num_workers=workers)
+
+
+def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int) -> dict[str, list[float]]:
+    """A window of `cold` batches from the disk and warm ones: ms a batch, KiB a row, % of the files in the cache."""
+    source = open_batches(name, root, workers, rows, seed)
+    files = list(root.glob(CONTENDERS[name][1]))
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())  # a page that is not written yet would stay
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before, read, start = cached(files), disk_bytes(), time.perf_counter()
+    batches = iter(source)
+    taken = sum(len(batch["input_ids"]) for batch in itertools.islice(batches, cold))
+    seconds, read, after = time.perf_counter() - start, disk_bytes() - read, cached(files)
+    found = {"before": [before], "after": [after]}
+    if before < 5:  # pages that opening has mapped stay
+        found["cold"] = [seconds / taken * ROWS * 1e3]
+        if read > 0.5 * (after - before) / 100 * sum(file.stat().st_size for file in files):
+            found["KiB"] = [read / taken / 1024]
+    for file in files:
+        np.memmap(file, np.uint8, "r").max()
+    for window in range(WARM_WINDOWS + 1) if cached(files) > 99 else ():
+        start, cpu = time.perf_counter(), time.process_time()
+        count = sum(1 for _ in itertools.islice(batches, WARM_BATCHES))
+        if window:  # the first one empties queues
+            found.setdefault("warm", []).append((time.perf_counter() - start) / count * 1e3)
+            found.setdefault("cpu", []).append((time.process_time() - cpu) / count * 1e3)
+    return found
+
+
+def cached(files: list[Path]) -> float:
+    """The % of the files' pages that are in the page cache, by mincore(2)."""
+    held = []
+    for pages in (np.memmap(file, np.uint8, "r") for file in files):
+        held.append(np.ones(-(-pages.size // os.sysconf("SC_PAGE_SIZE")), np.uint8))  # stays where the call fails
+        ctypes.CDLL(None).mincore(pages.ctypes, ctypes.c_size_t(pages.size), held[-1].ctypes)
+    return 100 * float((np.concatenate(held) & 1).mean())
+
+
+def disk_bytes() -> int:
+    """Bytes that a block device has read for this process and its living workers."""
+    processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
+    return sum(int(Path("/proc", p, "io").read_text().split("read_bytes:")[1].split()[0]) for p in processes)
+
+
+def file_system(folder: Path) -> str:
+    """Type, device and read-ahead of the file system that a folder is on."""
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    above = [(len(m[4]), m[m.index("-") + 1], m[2]) for m in mounts if folder.resolve().is_relative_to(m[4])]
+    block = Path("/sys/dev/block", max(above)[2])
+    places = [block / up / "queue/read_ahead_kb" for up in (".", "..")]  # a partition's lies one up
+    ahead = [place.read_text().strip() + " KiB" for place in places if place.exists()] or ["unknown"]
+    return f"{max(above)[1]} on {'a' if block.exists() else 'no'} block device, read-ahead {ahead[0]}"
+
+
+def print_table(results: dict[tuple[str, int], list[dict[str, list[float]]]]) -> None:
+    """Medians (min to max) in Markdown; what was not measured is said, never a 0."""
+    print("| rows and order | workers | KiB a row, cold | % in the cache before | and after", end=" | ")
+    print("rows/s, cold, to the first | ms a batch, cold | rows/s, warm, to the first | ms a batch, warm", end=" | ")
+    print("CPU ms of the main process, warm |\n" + "|" + " --- |" * 10)
+    first: dict[str, float] = {}
+    for (name, workers), rounds in results.items():
+        cells = dict.fromkeys(("KiB", "before", "after", "cold/s", "cold"), "not measured: no disk to read from")
+        cells |= dict.fromkeys(("warm/s", "warm", "cpu"), "not measured: more than memory holds")
+        for key in tuple(cells):
+            if values := [value for found in rounds for value in found.get(key, ())]:
+                median = float(np.median(values))
+                cells[key] = f"{median:.2f} ({min(values):.2f} to {max(values):.2f})"
+                if key in ("cold", "warm"):
+                    cells[key + "/s"] = f"{ROWS * 1e3 / median:,.0f}, {first.setdefault(key, median) / median:.2f}"
+        print("|", " | ".join([CONTENDERS[name][0], str(workers), *cells.values()]), "|")
+
+
+if __name__ == "__main__":
+    main()
