@@ -87,8 +87,9 @@ def write(root: Path, files: str, rows: int) -> None:
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":
-        stream = itertools.chain(pieces, [np.zeros(1, np.uint16)])
-        write_rows(root / "train", "train", stream, LENGTH, np.dtype(np.uint16))
+        lengths = np.full(1000, LENGTH + 1)
+        blocks = ((source.integers(0, 50_257, lengths.sum(), np.uint16), lengths) for _ in range(rows // 1000))
+        write_rows(root / "train", "train", blocks, np.dtype(np.uint16), LENGTH + 1)
     elif files == "memmap.bin":
         with (root / files).open("wb") as file:
             file.writelines(piece.data for piece in pieces)

@@ -44,7 +44,7 @@ class EpochSampler(Sampler[int]):
     """The rows of an epoch in an order that is a function of the seed and the epoch alone.
 
     Shuffled twice: blocks of rows that lie together on the disk, then the rows inside a window of many blocks. A plain
-    permutation would read 2 KiB here and there, and a cold disk gives 128 KiB for each; a folder of up to one
+    permutation would read 2 KiB here and there, and a cold disk reads 128 KiB or more for each; a folder of up to one
     window's rows is permuted as a whole. Rows that do not fill the last step are dropped, other ones in each epoch, so
     that every step has the same number of tokens.
     """
