@@ -5,15 +5,12 @@ Read in accelerate 1.15 and deepspeed 0.19.8: an unknown key at the top of a Dee
 """
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
 
-
-logger = logging.getLogger(__name__)
 
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
