@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -252,13 +253,21 @@ def test_staged_tokens_never_vanish_by_a_changed_option(arguments, monkeypatch: 
     prepare(args, num_proc=1)
 
 
+class SlowFile(LocalFile):
+    """A file that takes a worker longer than a starved main process needs to call the others off."""
+
+    def read(self):
+        time.sleep(2)
+        yield from super().read()
+
+
 def test_files_beyond_enough_tokens_are_left_alone(documents: list[str], tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.txt" for number in range(12)]
     for path in paths:
         path.write_text(" ".join(documents[:40]))
     train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
     args = DataArguments(data_files=list(map(str, paths)), sequence_length=32, max_tokens=TokenCount(100))
-    files = [LocalFile(str(path)) for path in paths]
+    files = [LocalFile(str(paths[0])), *(SlowFile(str(path)) for path in paths[1:])]
     staged = tokenize_files(files, tmp_path, tmp_path / "tokenizer", args, num_proc=2)
     assert len(staged) == 1
     assert len(list(tmp_path.glob("tokens-*.npz"))) < 12
