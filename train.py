@@ -2,7 +2,6 @@
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
-    python train.py recipes/demo.yaml
     python train.py recipes/gpt2_124m.yaml --dry_run
 
 Start the same command again to resume; a finished run is left as it is.
@@ -62,6 +61,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.build import build_config, build_model, choose_attention
     from gpt2_repro.model.export import start_ids
     from gpt2_repro.training.announce import announce, describe_run
+    from gpt2_repro.training.checkpoints import newest_complete
     from gpt2_repro.training.final import finish
     from gpt2_repro.training.trainer import PretrainingTrainer
 
@@ -69,15 +69,17 @@ def main(argv: list[str]) -> None:
     if args.sample_tokens:
         start_ids(tokenizer, args.sample_prompt, window=length)
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
-    attention, reason = choose_attention(model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16)
+    attention, reason = choose_attention(
+        model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16, one_row_compiled=args.compiles_one_row
+    )
     set_seed(args.seed)
-    model = build_model(config, attention=attention, init_from=model_args.init_from, compiled=args.compile_loss)
+    init_from = "" if model_args.init_from and newest_complete(run.path)[0] else model_args.init_from
+    model = build_model(config, attention=attention, init_from=init_from, compiled=args.compile_loss)
 
     if main_process:
         run.lock()
         run.write_text("recipe.yaml", recipe.to_yaml(output_dir=args.output_dir))
-    environment = describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})")
-    announce(environment)
+    environment = announce(describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})"))
     trainer = PretrainingTrainer(
         model=model,
         args=args,

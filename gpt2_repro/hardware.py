@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 from gpt2_repro.errors import UserError
@@ -127,9 +128,12 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
 
     if not use_cpu and torch.__version__.startswith("2.10.") and "A100" in torch.cuda.get_device_name():
         return "torch 2.10 compiles to NaN on A100: install torch 2.9 or 2.11"
-    compilers = ("g++", "clang++") if use_cpu else ("gcc", "cc", "clang")  # Triton compiles a launcher in C
-    if not any(map(shutil.which, compilers)) and not os.environ.get("CXX" if use_cpu else "CC"):
+    # inductor compiles C++ for a CPU; Triton compiles its launchers in C for a GPU.
+    compilers, variable = (("g++",), "CXX") if use_cpu else (("gcc", "clang"), "CC")
+    if not any(map(shutil.which, compilers)) and not os.environ.get(variable):
         return f"torch.compile needs a compiler ({' or '.join(compilers)}) and there is none: install one"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "torch.compile needs Python's headers and they are not here: install python3-dev"
     if not use_cpu and importlib.util.find_spec("triton") is None:
         return "torch.compile needs triton and it is not installed: install it"
     return None

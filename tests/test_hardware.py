@@ -90,16 +90,19 @@ def test_gpus_compile_unless_told_not_to(asked: bool | None, use_cpu: bool, comp
     ("broken", "message"),
     [
         (("torch", "__version__", "2.10.1"), "torch 2.10 compiles to NaN on A100: install torch 2.9 or 2.11"),
-        (("which", None, None), "needs a compiler .gcc or cc or clang. and there is none"),
+        (("which", None, None), "needs a compiler .gcc or clang. and there is none"),
         (("find_spec", None, None), "needs triton"),
+        (("headers", None, None), "needs Python's headers"),
     ],
-    ids=["A100", "compiler", "triton"],
+    ids=["A100", "compiler", "triton", "headers"],
 )
 @pytest.mark.usefixtures("gpu_that_compiles")
 def test_what_cannot_compile_is_said_before_the_run(broken, message, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     if broken[0] == "torch":
         monkeypatch.setattr(torch, "__version__", broken[2])
+    elif broken[0] == "headers":
+        monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: "/nowhere")
     elif broken[0] == "which":
         monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
     else:

@@ -161,3 +161,17 @@ def test_a_run_killed_before_its_final_folder_only_writes_that(
     assert len(events(run)) == lines
     finals = [load_file(path / "final" / "model.safetensors") for path in (run, layouts["zero1-2x4"])]
     assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
+
+
+def test_a_run_goes_on_without_the_weights_it_started_from(
+    layouts: dict[str, Path], train, type_command, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(layouts["8x1"] / "final", source)
+    run = train(tmp_path / "run", "--init_from", source, "--stop_at_step", 4)
+    shutil.rmtree(source)
+    train(run, "--init_from", source)
+    assert f"trained on from the weights of `{source}`" in (run / "final" / "README.md").read_text()
+    gone = type_command("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "new", "--init_from", source)
+    assert gone.returncode == 2 and f"there is no checkpoint {source}" in gone.stderr
+    assert not (tmp_path / "new").exists()

@@ -76,9 +76,10 @@ def open_manifest(recipe: ParsedRecipe) -> dict[str, Any]:
     typed = "dataset_dir" in recipe.typed
     if difference := first_difference(manifest["request"], form_of(args) if typed else request_of(args)):
         key, holds, value = difference
+        option = f" --{key} {value}" if key in recipe.typed else ""
         raise UserError(
-            f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use "
-            f"--{key} {holds} or prepare it with `python prepare_data.py {recipe.path}` and another --dataset_dir"
+            f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use --{key} {holds} "
+            f"or prepare it with `python prepare_data.py {recipe.path}{option}` and another --dataset_dir"
         )
     return manifest
 

@@ -12,10 +12,20 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.export import load_model, resolve_checkpoint
-from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.model.pretraining import make_pretraining, plain_config
 
 
 logger = logging.getLogger(__name__)
+
+# What decides the function that a GPT-2 of a given shape computes.
+SAME_FUNCTION = (
+    "activation_function",
+    "layer_norm_epsilon",
+    "n_inner",
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "tie_word_embeddings",
+)
 
 
 def build_config(
@@ -63,6 +73,17 @@ def copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) 
     Raises UserError where the two differ in shape, with the options that make them agree.
     """
     theirs, ours = source.config, model.config
+    if theirs.model_type != ours.model_type:
+        raise UserError(
+            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: name one of those"
+        )
+    plain = plain_config(ours)
+    for key in SAME_FUNCTION:
+        if getattr(theirs, key) != getattr(plain, key):
+            raise UserError(
+                f"{name} computes another function than this recipe's GPT-2: {key} {getattr(theirs, key)}, not "
+                f"{getattr(plain, key)}; name a checkpoint like openai-community/gpt2"
+            )
     asked = {key: getattr(ours, key, None) for key in ("n_layer", "n_head", "n_embd", "n_positions")}
     found = {key: getattr(theirs, key, None) for key in asked}
     if found != asked:
@@ -83,14 +104,19 @@ def copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) 
             parameter[: len(weights[key])] = weights[key]
 
 
-def choose_attention(asked: str, *, cuda: bool, bf16: bool) -> tuple[str, str]:
+def choose_attention(asked: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False) -> tuple[str, str]:
     """The attention implementation and the reason for it.
+
+    `one_row_compiled`: whether passes of one row are to be compiled.
 
     Raises UserError where flash_attention_2 is asked for and cannot run.
     """
     if asked in ("causal_sdpa", "eager"):
         return asked, "as asked"
     obstacle = _flash_obstacle(cuda=cuda, bf16=bf16)
+    if one_row_compiled and not obstacle:
+        # transformers' _is_packed_sequence, 5.23
+        obstacle = "with one row a pass transformers reads the position ids in it, which cannot be compiled"
     if asked == "flash_attention_2":
         if obstacle:
             raise UserError(f"flash_attention_2 cannot be used: {obstacle}; use --attn_implementation auto")

@@ -36,8 +36,8 @@ class Graph:
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
     """Compile the loss of a model from `make_pretraining`.
 
-    A graph that breaks in two raises, but for flash_attention_2, whose path through transformers may break. Compiled
-    code is kept in $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` of the working directory.
+    A graph that breaks in two raises: the whole loss is one graph, or the run says so. Compiled code is kept in
+    $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` of the working directory.
 
     Returns the list in which a graph appears when it is first needed; `model.compiled_graphs` is the same list.
     """
@@ -53,19 +53,19 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
         logger.info("compiling the %s step; the cache is %s", kind, os.environ["TORCHINDUCTOR_CACHE_DIR"])
         return compiler(graph, inputs, **options)
 
-    whole = model.config._attn_implementation != "flash_attention_2"
-    model.summed_loss = torch.compile(model.summed_loss, backend=watched, fullgraph=whole, dynamic=False)
+    model.summed_loss = torch.compile(model.summed_loss, backend=watched, fullgraph=True, dynamic=False)
     model.compiled_graphs = graphs
     return graphs
 
 
 def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
     """What a graph of torch.compile, before it is lowered, says of attention and logits."""
-    attentions = [
-        node for node in _calls(graph) if "attention" in str(node.target) or "flash_attn" in str(node.target)
-    ]
+    attentions = [node for node in _calls(graph) if "scaled_dot_product_attention" in str(node.target)]
+    # flash-attn takes no mask, and its backward operation stands in the same graph.
+    flash = [node for node in _calls(graph) if "_flash_attn_forward" in str(node.target)]
     masked = sum(node.kwargs.get("attn_mask") is not None or len(node.args) > 3 for node in attentions)
-    causal = sum(bool(node.kwargs.get("is_causal") or node.kwargs.get("causal")) for node in attentions)
+    causal = sum(bool(node.kwargs.get("is_causal")) for node in attentions)
+    causal += sum(bool(node.kwargs.get("causal")) for node in flash)
     (output,) = graph.graph.find_nodes(op="output")
     shapes = [node.meta["example_value"].shape for node in output.all_input_nodes if "example_value" in node.meta]
     return Graph(torch.is_grad_enabled(), causal, masked, any(shape[-1:] == (vocab_size,) for shape in shapes))

@@ -92,6 +92,9 @@ def chunked_cross_entropy(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    if not torch.is_grad_enabled():
+        # A parameter still says that it wants a gradient, and the loss would compute one.
+        hidden, weight = hidden.detach(), weight.detach()
     # A power of two: matrix products of odd heights leave part of a GPU idle.
     chunk = chunk or 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
     return _ChunkedCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk)
@@ -137,6 +140,9 @@ def make_pretraining(model: PreTrainedModel, *, vocab_size: int) -> PreTrainedMo
     model.config.true_vocab_size = vocab_size
     model.summed_loss = MethodType(summed_loss, model)
     model.forward = MethodType(_forward, model)
+    # Activation checkpointing hooks the embeddings for models of which only a part is trained. Here every weight is,
+    # and torch 2.9 cannot compile the hook.
+    model.enable_input_require_grads = lambda: None
     return model
 
 

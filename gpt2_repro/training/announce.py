@@ -41,8 +41,8 @@ def describe_run(
     }
 
 
-def announce(environment: dict[str, Any]) -> None:
-    """Say what will be trained, in numbers that a person can check."""
+def announce(environment: dict[str, Any]) -> dict[str, Any]:
+    """Say what will be trained, in numbers that a person can check; return the same facts."""
     plan, data = environment["plan"], environment["data"]
     rows_per_step = plan["tokens_per_step"] // plan["sequence_length"]
     epochs = plan["max_steps"] * rows_per_step / max(1, data["counts"]["train"]["rows"])
@@ -63,3 +63,4 @@ def announce(environment: dict[str, Any]) -> None:
         epochs,
         data["source"]["name"],
     )
+    return environment

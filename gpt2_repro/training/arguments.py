@@ -112,7 +112,7 @@ class PretrainingArguments(TrainingArguments):
         "eval_do_concat_batches": "validation computes losses only",
         "eval_use_gather_object": "validation computes losses only",
         "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
-        "include_num_input_tokens_seen": "tokens are steps times tokens_per_step; counting syncs each micro-step",
+        "include_num_input_tokens_seen": "the targets trained are logged; counting inputs too syncs each micro-step",
         "resume_from_checkpoint": "resuming is automatic: start the same command again",
         "ignore_data_skip": "a resumed run never repeats rows",
         "restore_callback_states_from_checkpoint": "resuming is automatic",
@@ -133,3 +133,8 @@ class PretrainingArguments(TrainingArguments):
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         super().__post_init__()
+
+    @property
+    def compiles_one_row(self) -> bool:
+        """Whether passes of one row are to be compiled."""
+        return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)

@@ -45,6 +45,8 @@ def _save_final(trainer: PretrainingTrainer) -> None:
 
 def _model_card(name: str, environment: dict[str, Any], status: dict[str, Any]) -> str:
     plan, data = environment["plan"], environment["data"]
+    start = environment["trajectory"].get("init_from")
+    origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
     loss = status.get("eval_loss")
     return f"""---
 library_name: transformers
@@ -53,11 +55,11 @@ pipeline_tag: text-generation
 
 # {name}
 
-A GPT-2 of {environment["parameters"]:,} parameters, trained from scratch. One seed is one checkpoint, not a recipe.
+A GPT-2 of {environment["parameters"]:,} parameters, {origin}. One seed is one checkpoint, not a recipe.
 
 | | |
 | --- | --- |
-| tokens | {plan["total_tokens"]:,} in {plan["max_steps"]:,} steps of {plan["tokens_per_step"]:,} |
+| tokens | {status["tokens"]:,} in {plan["max_steps"]:,} steps |
 | window | {plan["sequence_length"]} tokens |
 | data | {json.dumps(data["source"])} |
 | validation loss | {"not measured" if loss is None else f"{loss:.4f} nats per token"} |

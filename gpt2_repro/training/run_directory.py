@@ -97,7 +97,7 @@ def refuse_another_run(saved: dict[str, Any], asked: dict[str, Any], *, where: P
     """Raise UserError, with the differences, where what is saved was not asked for."""
     asked = json.loads(json.dumps(asked))
     changed = [
-        f"{key} {saved.get(key)} -> {asked.get(key)}"
+        f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}"
         for key in dict.fromkeys([*saved, *asked])
         if saved.get(key) != asked.get(key)
     ]
@@ -105,6 +105,10 @@ def refuse_another_run(saved: dict[str, Any], asked: dict[str, Any], *, where: P
         raise UserError(
             f"{where} belongs to another run ({'; '.join(changed)}): undo the change or name another --output_dir"
         )
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value == "" else str(value)
 
 
 def now() -> str:

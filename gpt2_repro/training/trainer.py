@@ -12,6 +12,7 @@
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import math
 import shutil
@@ -189,10 +190,11 @@ class PretrainingTrainer(Trainer):
         self.state.num_input_tokens_seen += targets
         return targets
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
         self.meter.start(self.tokens_trained)
-        with self.meter.wait():
-            return super().get_batch_samples(*args, **kwargs)
+        with self.meter.wait():  # for the rows; counting targets may wait for the device
+            batches = list(itertools.islice(epoch_iterator, num_batches))
+        return batches, self._get_num_items_in_batch(batches, device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens, speed and MFU, write the line to metrics.jsonl, then report as Trainer does."""
@@ -218,8 +220,9 @@ class PretrainingTrainer(Trainer):
             total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
             with torch.no_grad():
                 for batch, targets in batches:
-                    # Sums stay on the device: asking for each would make the host wait for each.
-                    total[0] += model(**self._prepare_inputs(batch), num_items_in_batch=1).loss.double()
+                    # Sums stay on the device and copies do not block: the host runs ahead.
+                    ids, labels = (self._to_device(batch[name]) for name in ("input_ids", "shift_labels"))
+                    total[0] += model(input_ids=ids, shift_labels=labels, num_items_in_batch=1).loss.double()
                     total[1] += targets
                     self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
             nll, count = self.accelerator.reduce(total, reduction="sum").tolist()
@@ -231,6 +234,10 @@ class PretrainingTrainer(Trainer):
                 self.run.write_status("running", step=self.state.global_step, eval_loss=nll / count)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        on_gpu = self.args.device.type == "cuda"
+        return (tensor.pin_memory() if on_gpu else tensor).to(self.args.device, non_blocking=on_gpu)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.run.path / checkpoints.STAGING) if self._staging else str(self.run.path)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, set_seed
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, set_seed
 
 from gpt2_repro.compute import gpt2_parameters
 from gpt2_repro.errors import UserError
@@ -79,6 +79,10 @@ def test_flash_attention_is_taken_only_where_it_agrees_with_sdpa(monkeypatch) ->
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(build, "_flash_difference", lambda: 0.01)
     assert choose_attention("auto", cuda=True, bf16=True)[0] == "flash_attention_2"
+    compiled = {"cuda": True, "bf16": True, "one_row_compiled": True}
+    assert choose_attention("auto", **compiled)[0] == "causal_sdpa"
+    with pytest.raises(UserError, match="one row a pass.*cannot be compiled"):
+        choose_attention("flash_attention_2", **compiled)
     monkeypatch.setattr(build, "_flash_difference", lambda: 0.4)
     assert choose_attention("auto", cuda=True, bf16=True) == (
         "causal_sdpa",
@@ -122,6 +126,34 @@ def test_init_from_another_shape_says_what_to_type(change, vocabulary, message, 
     config = build_config(args, sequence_length=length, vocab_size=vocabulary)
     with pytest.raises(UserError, match=message):
         build_model(config, attention="causal_sdpa", init_from=str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"activation_function": "relu"}, "another function.*activation_function relu, not gelu_new"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True, not False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings False, not True"),
+        ({"n_inner": 64}, "n_inner 64, not None"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_init_from_another_function_is_refused(other: dict, message: str, tmp_path) -> None:
+    shape = {"vocab_size": 90, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0, **other)).save_pretrained(tmp_path)
+    args = ModelArguments(n_layer=2, n_head=2, n_embd=32)
+    with pytest.raises(UserError, match=message):
+        build_model(
+            build_config(args, sequence_length=16, vocab_size=90), attention="causal_sdpa", init_from=str(tmp_path)
+        )
+
+
+def test_init_from_another_family_is_refused(tmp_path) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=90, **shape)).save_pretrained(tmp_path)
+    config = build_config(ModelArguments(n_layer=2, n_head=2, n_embd=32), sequence_length=16, vocab_size=90)
+    with pytest.raises(UserError, match="is a llama and this recipe trains a gpt2"):
+        build_model(config, attention="causal_sdpa", init_from=str(tmp_path))
 
 
 def test_init_from_nothing_is_a_users_mistake(tmp_path) -> None:

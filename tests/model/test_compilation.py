@@ -128,3 +128,25 @@ def test_the_compiled_graph_saves_neither_logits_nor_what_it_can_compute_again(b
     assert saved and not [shape for shape in saved if padded in shape and tokens in shape]
     # The gradient of the embedding is there instead: it was computed along with the loss.
     assert torch.Size([padded, 32]) in saved
+
+
+@torch.library.custom_op("flash_attn_stand_in::_flash_attn_forward", mutates_args=())
+def _flash_attn_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, softmax_scale: float, causal: bool
+) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+_flash_attn_forward.register_fake(lambda q, k, v, *args, **kwargs: torch.empty_like(q))
+
+
+def test_flash_attn_has_more_arguments_and_no_mask() -> None:
+    found = []
+
+    def watch(graph, inputs):
+        found.append(describe_graph(graph, vocab_size=90))
+        return graph
+
+    x = torch.randn(1, 2, 8, 4)
+    torch.compile(lambda x: _flash_attn_forward(x, x, x, 0.0, 0.5, causal=True), backend=watch, fullgraph=True)(x)
+    assert found == [Graph(training=True, causal=1, masked=0, logits=False)]

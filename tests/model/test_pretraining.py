@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel
 from transformers.integrations import sdpa_attention
 
+from gpt2_repro.model import pretraining
 from gpt2_repro.model.pretraining import IGNORED, chunked_cross_entropy, make_pretraining, plain_model
 
 
@@ -104,6 +105,18 @@ def test_bf16_products_with_fp32_sums() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         autocast = chunked_cross_entropy(hidden, weight, labels, vocab_size=VOCABULARY) / 512
     assert autocast.item() == pytest.approx(ours.item(), rel=1e-6)
+
+
+def test_without_gradients_none_is_computed(batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    stock = pretraining._minus_one_at
+    monkeypatch.setattr(pretraining, "_minus_one_at", lambda *args: calls.append(args) or stock(*args))
+    model = build("gpt2")
+    with torch.no_grad():
+        model(input_ids=batch[0], shift_labels=batch[1])
+    assert calls == []
+    model(input_ids=batch[0], shift_labels=batch[1])
+    assert len(calls) == 1
 
 
 def test_accumulated_batches_share_one_divisor(batch) -> None:
