@@ -15,15 +15,13 @@ import resource
 import statistics
 import sys
 import tempfile
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from stopwatch import Stopwatch
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -56,65 +54,6 @@ class Setup:
     @property
     def total_steps(self) -> int:
         return self.warmup + self.steps * self.windows + 2  # two more, in which waits are counted
-
-
-class Waits(TorchDispatchMode):
-    """Counts the numbers that eager code on a CPU hands to the host: on a GPU each would be a wait."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += function._schema.name == "aten::_local_scalar_dense"
-        return function(*args, **(kwargs or {}))
-
-
-class Stopwatch:
-    """Told of the end of every step; times windows of steps and counts the waits of the two steps after them."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.done = setup, 0
-        self.seconds: list[float] = []
-        self.waits: int | None = None
-        self.counting: Any = None
-
-    def step_ended(self) -> None:
-        self.done += 1
-        window, place = divmod(self.done - self.setup.warmup, self.setup.steps)
-        if place == 0 and 0 <= window <= self.setup.windows:
-            synchronize()
-            now = time.perf_counter()
-            if window:
-                self.seconds.append((now - self.began) / self.setup.steps)
-            self.began = time.perf_counter()
-            if window == self.setup.windows:
-                self._count_waits()
-        elif self.done == self.setup.total_steps:
-            self._stop_counting()
-
-    def _count_waits(self) -> None:
-        if torch.cuda.is_available():
-            self.counting = warnings.catch_warnings(record=True)
-            self.seen = self.counting.__enter__()
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-        elif not self.setup.compile:
-            self.counting = Waits()
-            self.counting.__enter__()
-
-    def _stop_counting(self) -> None:
-        if self.counting is None:
-            return
-        if torch.cuda.is_available():
-            torch.cuda.set_sync_debug_mode("default")
-            self.waits = sum("synchroniz" in str(warning.message) for warning in self.seen)
-        else:
-            self.waits = self.counting.count
-        self.counting.__exit__(None, None, None)
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def device() -> str:
@@ -293,7 +232,9 @@ def main(name: str, described: str) -> None:
     """Run one contender and print what was measured."""
     logging.disable(logging.INFO)
     setup = Setup(**json.loads(described))
-    watch = Stopwatch(setup)
+    watch = Stopwatch(
+        warmup=setup.warmup, steps=setup.steps, windows=setup.windows, total=setup.total_steps, eager=not setup.compile
+    )
     {"bare": bare, "nanogpt": nanogpt, "stock": stock}.get(name, trainer)(setup, watch)
     on_gpu = torch.cuda.is_available()
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

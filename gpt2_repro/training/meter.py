@@ -23,23 +23,21 @@ class Meter:
         if self._since is None:
             self._restart(tokens)
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> contextlib.AbstractContextManager[None]:
         """Validation and saving: no time of training."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._paused += time.perf_counter() - began
+        return self._timed("_paused")
+
+    def wait(self) -> contextlib.AbstractContextManager[None]:
+        """Waiting for rows: time of training, and a share to be shown."""
+        return self._timed("_waited")
 
     @contextlib.contextmanager
-    def wait(self) -> Iterator[None]:
-        """Waiting for rows: time of training, and a share to be shown."""
+    def _timed(self, total: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
         finally:
-            self._waited += time.perf_counter() - began
+            setattr(self, total, getattr(self, total) + time.perf_counter() - began)
 
     def read(self, tokens: int) -> dict[str, float]:
         """Tokens per second, the share of waiting and MFU since the last reading; `tokens`: trained in all."""
