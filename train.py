@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
     )
     set_seed(args.seed)
     init_from = "" if model_args.init_from and newest_complete(run.path)[0] else model_args.init_from
-    model = build_model(config, attention=attention, init_from=init_from, compiled=args.compile_loss)
+    model = build_model(config, tokenizer, attention=attention, init_from=init_from, compiled=args.compile_loss)
 
     if main_process:
         run.lock()

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
 import train as train_story
 from gpt2_repro import hardware
+from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
 
 
@@ -216,3 +218,10 @@ def test_the_bare_command_without_data_says_what_prepares_it(type_command) -> No
     # Once by rank 0, before the launcher's traceback, and once by the launcher, last.
     assert lines[0] == f"{line} recipes/gpt2_124m.yaml`"
     assert lines[-1].endswith(lines[0])
+
+
+def test_weights_of_another_tokenizer_are_refused(refused, documents: list[str], tmp_path: Path) -> None:
+    shape = {"vocab_size": 300, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "other")
+    train_tokenizer([text[::-1] for text in documents], 300, tmp_path / "other", sequence_length=32)
+    assert "other meanings than the prepared data" in refused("--init_from", tmp_path / "other")

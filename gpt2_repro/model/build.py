@@ -11,21 +11,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, PreT
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.compilation import compile_loss
-from gpt2_repro.model.export import load_model, resolve_checkpoint
-from gpt2_repro.model.pretraining import make_pretraining, plain_config
+from gpt2_repro.model.initial_weights import start_from
+from gpt2_repro.model.pretraining import make_pretraining
 
 
 logger = logging.getLogger(__name__)
-
-# What decides the function that a GPT-2 of a given shape computes.
-SAME_FUNCTION = (
-    "activation_function",
-    "layer_norm_epsilon",
-    "n_inner",
-    "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx",
-    "tie_word_embeddings",
-)
 
 
 def build_config(
@@ -52,56 +42,26 @@ def build_config(
     return config
 
 
-def build_model(config: GPT2Config, *, attention: str, init_from: str = "", compiled: bool = False) -> PreTrainedModel:
+def build_model(
+    config: GPT2Config,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    attention: str,
+    init_from: str = "",
+    compiled: bool = False,
+) -> PreTrainedModel:
     """A model with fp32 weights and the pre-training forward, its loss compiled where that is asked for.
 
     Fresh weights come from torch's global seed; those of `init_from`, a plain checkpoint, replace them.
-    Raises UserError where that cannot be loaded or has another shape.
+    Raises UserError where that cannot be loaded, has another shape, or another tokenizer than the data's `tokenizer`.
     """
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     if init_from:
-        copy_weights(load_model(resolve_checkpoint(init_from)), model, name=init_from)
+        start_from(init_from, model, tokenizer)
     make_pretraining(model, vocab_size=config.true_vocab_size)
     if compiled:
         compile_loss(model)
     return model
-
-
-def copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Copy a plain checkpoint into a model whose vocabulary may be padded; the padding keeps what it has.
-
-    Raises UserError where the two differ in shape, with the options that make them agree.
-    """
-    theirs, ours = source.config, model.config
-    if theirs.model_type != ours.model_type:
-        raise UserError(
-            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: name one of those"
-        )
-    plain = plain_config(ours)
-    for key in SAME_FUNCTION:
-        if getattr(theirs, key) != getattr(plain, key):
-            raise UserError(
-                f"{name} computes another function than this recipe's GPT-2: {key} {getattr(theirs, key)}, not "
-                f"{getattr(plain, key)}; name a checkpoint like openai-community/gpt2"
-            )
-    asked = {key: getattr(ours, key, None) for key in ("n_layer", "n_head", "n_embd", "n_positions")}
-    found = {key: getattr(theirs, key, None) for key in asked}
-    if found != asked:
-        mend = " ".join(
-            f"--{'sequence_length' if key == 'n_positions' else key} {value}"
-            for key, value in found.items()
-            if value != asked[key]
-        )
-        raise UserError(f"{name} has another shape than this recipe: type {mend}")
-    if theirs.vocab_size != ours.true_vocab_size:
-        raise UserError(
-            f"{name} knows {theirs.vocab_size:,} ids and the prepared data has {ours.true_vocab_size:,}: prepare the "
-            "data with that checkpoint's tokenizer"
-        )
-    weights = dict(source.named_parameters())
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            parameter[: len(weights[key])] = weights[key]
 
 
 def choose_attention(asked: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False) -> tuple[str, str]:
