@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from benchmarks.saved_bytes import saved_bytes_per_token
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_config, build_model
 
@@ -74,33 +75,14 @@ def test_fewer_operations_than_stock_and_no_wait(stock, ours) -> None:
     assert (mine.syncs, theirs.syncs > 0) == (0, True)
 
 
-def saved_bytes_per_token(model: PreTrainedModel, call: Call) -> float:
-    """Bytes kept for the backward pass for each further token: what does not grow with the batch drops out."""
-
-    def saved(batch: torch.Tensor) -> int:
-        storages: dict[int, int] = {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):  # noqa: SIM117
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = call(model, batch)
-        loss.backward()  # all of them live until here, so no address is counted for two
-        return sum(storages.values())
-
-    return (saved(rows(9)) - saved(rows(1))) / (8 * LENGTH)
-
-
 def test_memory_of_a_token(stock, ours) -> None:
     unit = LAYERS * WIDTH  # one byte of each activation as wide as the model, in each block
-    kept = saved_bytes_per_token(*ours)
+    kept = saved_bytes_per_token(*ours, length=LENGTH)
     # 12 blocks of 768: 0.33 MB a token, 22 GB for 64 x 1024. Stock GPT-2 keeps more than twice that, and its logits.
     assert kept < 42 * unit
-    assert saved_bytes_per_token(*stock) > 2.2 * kept
+    assert saved_bytes_per_token(*stock, length=LENGTH) > 2.2 * kept
     ours[0].activation_checkpointing_enable()
-    assert saved_bytes_per_token(*ours) < 8 * unit
+    assert saved_bytes_per_token(*ours, length=LENGTH) < 8 * unit
 
 
 def test_activation_checkpointing_changes_no_gradient(ours) -> None:

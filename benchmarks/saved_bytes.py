@@ -1,0 +1,75 @@
+"""Bytes that GPT-2 124M saves for the backward pass for each further token, stock and here: `python benchmarks/saved_bytes.py`.
+
+Under bf16 autocast on the CPU, eager, with and without activation checkpointing. What does not grow with the batch,
+such as weights cast to bf16, drops out of the difference of two batches.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+def saved_bytes_per_token(
+    model: PreTrainedModel,
+    call: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor],
+    *,
+    length: int,
+    counts: tuple[int, int] = (1, 9),
+) -> float:
+    """Bytes a token: those of the larger of two batches less those of the smaller, by their difference in tokens.
+
+    `call` gives the loss of rows [count, length].
+    """
+
+    def saved(count: int) -> int:
+        storages: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        rows = torch.randint(0, 500, (count, length))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):  # noqa: SIM117
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = call(model, rows)
+        loss.backward()  # all of them live until here, so no address is counted for two
+        model.zero_grad()
+        return sum(storages.values())
+
+    small, large = counts
+    return (saved(large) - saved(small)) / ((large - small) * length)
+
+
+def main() -> None:
+    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.model.build import build_config, build_model
+
+    config = build_config(ModelArguments(), sequence_length=1024, vocab_size=50_257)
+    contenders = {
+        "stock GPT2Config()": (
+            GPT2LMHeadModel(GPT2Config(use_cache=False)).train(),
+            lambda model, rows: model(input_ids=rows, labels=rows).loss,
+        ),
+        "this project": (
+            build_model(config, attention="causal_sdpa").train(),
+            lambda model, rows: model(input_ids=rows, shift_labels=rows.roll(-1, 1)).loss,
+        ),
+    }
+    print("| model | KiB a token | with activation checkpointing |\n| --- | --- | --- |")
+    for name, (model, call) in contenders.items():
+        figures = []
+        for checkpointing in (False, True):
+            if checkpointing:
+                model.activation_checkpointing_enable()
+            figures.append(saved_bytes_per_token(model, call, length=256, counts=(1, 3)) / 1024)
+        print(f"| {name} | " + " | ".join(f"{figure:,.0f}" for figure in figures) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
