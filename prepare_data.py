@@ -3,48 +3,77 @@
 python prepare_data.py                                   the recipe gpt2_124m: FineWeb 10BT from the Hub
 python prepare_data.py recipes/demo.yaml                 Python's own documentation, a minute
 python prepare_data.py --data_files 'books/*.txt' --dataset_dir data/books --validation_tokens 1e6
+python prepare_data.py --list_sources                    all sources with their size, tokens, disk and time
+python prepare_data.py --verify                          is the folder what its manifest says? after copying it
 """
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import entry
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.prepare import prepare
-from gpt2_repro.data.rows import verify
-from gpt2_repro.data.sources import SOURCES
-from gpt2_repro.errors import UserError
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.manifest import MANIFEST, read_manifest
+from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.shards import verify
+from gpt2_repro.data.sources.presets import table
 from gpt2_repro.recipe import parse_recipe
 
 
 EXTRAS: dict[str, dict[str, Any]] = {
-    "num_proc": {"type": int, "default": os.cpu_count() or 1, "help": "Worker processes, each on one file."},
-    "verify": {"action": "store_true", "help": "Read the finished folder again and compare it with its manifest."},
-    "list_sources": {"action": "store_true", "help": "Print the sources and stop."},
+    "list_sources": {"action": "store_true", "help": "Print the sources with size, tokens, disk and time, and stop."},
+    "verify": {
+        "action": "store_true",
+        "help": "Read the finished folder again and compare it with its manifest; prepare it first if it is not there.",
+    },
+    "num_proc": {"type": int, "default": os.cpu_count() or 1, "help": "Worker processes."},
+    "encoder": {
+        "choices": ["auto", "fastokens", "tokenizers"],
+        "default": "auto",
+        "help": "What turns text into ids; auto takes fastokens for byte-level BPE. The ids are the same.",
+    },
+    "max_bad_documents": {
+        "type": int,
+        "default": 0,
+        "help": "Rows that hold no readable text are left out and counted, up to so many.",
+    },
+    "keep_downloads": {
+        "action": "store_true",
+        "help": "Leave files of the Hub in its cache instead of dropping them.",
+    },
+    "network_timeout": {
+        "type": float,
+        "default": 600.0,
+        "help": "Seconds for which a Hub that does not answer is asked again.",
+    },
+    "overwrite": {"action": "store_true", "help": "Replace a finished folder, once its successor is whole."},
 }
 
 
 def main(argv: list[str]) -> None:
     """Parse, prepare, print what the folder holds."""
     recipe = parse_recipe(argv, sections={"data": DataArguments}, description=__doc__, extras=EXTRAS)
-    if recipe.extras.list_sources:
-        for name, about in SOURCES.items():
-            print(f"{name:18} {about}")
-        return
+    extras = recipe.extras
+    options = PreparationOptions(**{f.name: getattr(extras, f.name) for f in dataclasses.fields(PreparationOptions)})
+    if extras.list_sources:
+        return print(table(options.num_proc))
     args = DataArguments(**recipe.values["data"])
-    if recipe.extras.num_proc < 1:
-        raise UserError("--num_proc must be at least 1")
-    manifest = prepare(args, num_proc=recipe.extras.num_proc)
-    if recipe.extras.verify:
+    if extras.verify and Path(args.dataset_dir, MANIFEST).is_file() and not options.overwrite:
+        manifest = read_manifest(args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")
+    else:
+        manifest = prepare(args, options)
+    if extras.verify:
         verify(args.dataset_dir, manifest)
-        print(f"{args.dataset_dir}: every row is what its manifest says")
+        print(f"{args.dataset_dir}: every file is what its manifest says")
 
     for split, counts in manifest["counts"].items():
         print(
             f"{Path(args.dataset_dir, split)}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
             f"{counts['rows']:,} rows, {counts['dropped_tokens']:,} tokens left over"
         )
+    if bad := manifest.get("read", {}).get("bad_documents"):
+        print(f"{bad:,} rows held no readable text, the first: {manifest['read']['bad_examples'][0]}")
     if losses := manifest.get("reference_losses"):
         print(f"to beat, nats per token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
 

@@ -1,9 +1,20 @@
-"""Pure arithmetic of a training run: batches from a token budget, the schedule, parameters, FLOPs, sizes."""
+"""Pure arithmetic of a training run: token counts, batches from a token budget, the schedule, parameters, FLOPs, sizes."""
 
 import dataclasses
 import math
 
 from gpt2_repro.errors import UserError
+
+
+class TokenCount(int):
+    """A number of tokens, written `10e9`, `10_000_000_000` or `524288`."""
+
+    def __new__(cls, value: object) -> "TokenCount":
+        text = str(value).replace("_", "").replace(",", "")
+        number = float(text)
+        if not number.is_integer() or number < 0:
+            raise ValueError(f"{value!r} is not a whole number of tokens")
+        return super().__new__(cls, int(text) if text.isdigit() else int(number))
 
 
 @dataclasses.dataclass(frozen=True)

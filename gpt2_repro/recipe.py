@@ -22,17 +22,6 @@ from gpt2_repro.errors import UserError, did_you_mean
 SECTIONS = ("data", "model", "training", "evaluation")
 
 
-class TokenCount(int):
-    """A number of tokens, written `10e9`, `10_000_000_000` or `524288`."""
-
-    def __new__(cls, value: object) -> "TokenCount":
-        text = str(value).replace("_", "").replace(",", "")
-        number = float(text)
-        if not number.is_integer() or number < 0:
-            raise ValueError(f"{value!r} is not a whole number of tokens")
-        return super().__new__(cls, int(text) if text.isdigit() else int(number))
-
-
 @dataclasses.dataclass(frozen=True)
 class ParsedRecipe:
     """What a recipe and a command line say together."""

@@ -77,12 +77,12 @@ def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> li
 def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe of a run of seconds on a prepared folder."""
     from gpt2_repro.data.arguments import DataArguments
-    from gpt2_repro.data.prepare import prepare
+    from gpt2_repro.data.preparation.prepare import prepare
 
     folder = tmp_path_factory.mktemp("tiny")
     recipe = json.loads(json.dumps(TINY))
     recipe["data"] |= {"data_files": [str(path) for path in corpus], "dataset_dir": str(folder / "data")}
-    prepare(DataArguments(**recipe["data"]), num_proc=1)
+    prepare(DataArguments(**recipe["data"]))
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(recipe))
     return path

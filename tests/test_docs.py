@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.compute import flops_per_token, gpt2_parameters
+from gpt2_repro.compute import TokenCount, flops_per_token, gpt2_parameters
 from gpt2_repro.data.collator import EpochSampler
-from gpt2_repro.recipe import TokenCount
 
 
 ROOT = Path(__file__).parents[1]

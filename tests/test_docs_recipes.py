@@ -9,7 +9,7 @@ import pytest
 import prepare_data
 import train as train_story
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.sources import SOURCES
+from gpt2_repro.data.sources.opening import SOURCE_NAMES
 from gpt2_repro.diff_recipe import deviations
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options
@@ -47,7 +47,7 @@ def parse(words: list[str], story: str) -> ParsedRecipe:
     else:
         options = ("data", "model", "training")
         recipe = parse_recipe(words, sections=SECTIONS, options=options, extras=train_story.EXTRAS)
-    if recipe.values["data"]["source"] not in SOURCES:
+    if recipe.values["data"]["source"] not in SOURCE_NAMES:
         raise UserError(f"there is no source {recipe.values['data']['source']}")
     return recipe
 

@@ -6,8 +6,9 @@ from typing import ClassVar, Literal
 
 import pytest
 
+from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import TokenCount, parse_recipe
+from gpt2_repro.recipe import parse_recipe
 
 
 @dataclasses.dataclass

@@ -1,10 +1,10 @@
-"""The recipe section `data:`: which text, which tokenizer, how it becomes rows."""
+"""The recipe section `data:`: which text, which tokenizer, how it becomes rows; and how that is carried out."""
 
 import dataclasses
 from typing import Literal
 
+from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import TokenCount
 
 
 @dataclasses.dataclass
@@ -14,20 +14,32 @@ class DataArguments:
     source: str = dataclasses.field(
         default="fineweb-10bt",
         metadata={
-            "help": "A source: fineweb-10bt, fineweb-edu-10bt (Hub), embedded (Python's own documentation), files "
-            "(data_files)."
+            "help": "A name of --list_sources, a Hub dataset as OWNER/NAME[:CONFIG][@REVISION], or globs of local files. "
+            "Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1."
         },
     )
     data_files: list[str] = dataclasses.field(
         default_factory=list,
         metadata={
-            "help": "Globs of your own text, in place of the source: .txt (a document a file), .jsonl and .parquet "
-            "(a document a row, in the column `text`), each also .gz."
+            "help": "Globs of your own files, in place of the source: .txt, .jsonl, .csv (each also .gz or .zst), .parquet, "
+            "or .bin with tokens (llm.c's shards, nanoGPT's uint16)."
         },
+    )
+    text_column: str = dataclasses.field(
+        default="text", metadata={"help": "Key or column that holds the document in .jsonl, .csv, .parquet."}
+    )
+    sample_by: Literal["document", "paragraph", "line"] = dataclasses.field(
+        default="document", metadata={"help": "What of a .txt file is a document: all of it, a paragraph or a line."}
+    )
+    source_split: str = dataclasses.field(
+        default="train", metadata={"help": "The split to take of a Hub dataset that is named by its id."}
     )
     tokenizer: str = dataclasses.field(
         default="openai-community/gpt2",
-        metadata={"help": "A Hub id, a local folder, or train:N for a byte-level BPE of N ids trained on the source."},
+        metadata={
+            "help": "A Hub id, a local folder, train:N for a byte-level BPE of N ids trained on the source, or char for its "
+            "characters."
+        },
     )
     dataset_dir: str = dataclasses.field(
         default="data/fineweb-10bt",
@@ -50,12 +62,16 @@ class DataArguments:
     separator: Literal["before", "after", "none"] = dataclasses.field(
         default="before", metadata={"help": "Where the end-of-text id goes: before or after each document, or none."}
     )
-    split: Literal["head", "hash"] = dataclasses.field(
+    split: Literal["head", "hash", "source"] = dataclasses.field(
         default="head",
-        metadata={"help": "Validation documents: the first ones (head, as llm.c) or by a seeded hash of the text."},
+        metadata={
+            "help": "Validation documents: the first ones (head, as llm.c), by a seeded hash of the text (hash), or the "
+            "source's own validation files (source; of your files those with `val` or `validation` in their name)."
+        },
     )
     validation_tokens: TokenCount = dataclasses.field(
-        default=TokenCount(100_000_000), metadata={"help": "Tokens held out by the split head, by whole documents."}
+        default=TokenCount(100_000_000),
+        metadata={"help": "Tokens held out by the split head, by whole documents; of other validation sets at most."},
     )
     validation_fraction: float = dataclasses.field(
         default=0.01, metadata={"help": "Share of the documents held out by the split hash."}
@@ -64,6 +80,13 @@ class DataArguments:
     validation_text: bool = dataclasses.field(
         default=False,
         metadata={"help": "Also write the validation documents to text/validation.jsonl, for evaluation from them."},
+    )
+    validation_sets: list[str] = dataclasses.field(
+        default_factory=list,
+        metadata={
+            "help": "Further validation sets, each as NAME=SOURCE: books=pg19 or mine='notes/*.txt'. Training reports "
+            "the loss of each."
+        },
     )
     max_tokens: TokenCount = dataclasses.field(
         default=TokenCount(0), metadata={"help": "Stop after this many tokens of the source; 0 takes them all."}
@@ -86,3 +109,30 @@ class DataArguments:
             raise UserError(f"--validation_fraction {self.validation_fraction} must lie between 0 and 1")
         if not 0 <= self.split_seed < 2**64:
             raise UserError(f"--split_seed {self.split_seed} must lie between 0 and 2**64")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparationOptions:
+    """How a preparation is carried out. Nothing of it changes the result.
+
+    Args:
+        num_proc: worker processes.
+        encoder: auto, fastokens or tokenizers.
+        keep_downloads: leave files of the Hub in its cache.
+        network_timeout: seconds for which a Hub that does not answer is asked again.
+        max_bad_documents: rows that hold no readable text are left out and counted, up to so many.
+        overwrite: replace a finished folder.
+    """
+
+    num_proc: int = 1
+    encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
+    keep_downloads: bool = False
+    network_timeout: float = 600.0
+    max_bad_documents: int = 0
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_proc < 1:
+            raise UserError("--num_proc must be at least 1")
+        if self.max_bad_documents < 0:
+            raise UserError(f"--max_bad_documents {self.max_bad_documents} must be at least 0")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.sources import source_name
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import ParsedRecipe, parse_recipe
 
@@ -23,15 +22,15 @@ def form_of(args: DataArguments) -> dict[str, Any]:
 def request_of(args: DataArguments) -> dict[str, Any]:
     """Everything that decides the content of a prepared folder: all of the section but the folder's own name."""
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
-    return {"source": source_name(args), **request}
+    return {"source": "files" if args.data_files else args.source, **request}
 
 
 def first_difference(recorded: dict[str, Any], asked: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """The first key of `asked` that was recorded with another value, that value and the one asked for; None if none.
 
-    Folders that were prepared before there was packing wrap record no min_length: theirs is 0.
+    What a folder does not record came later, and is the default there.
     """
-    recorded = {"min_length": 0} | recorded
+    recorded = {k: v for k, v in dataclasses.asdict(DataArguments()).items() if k not in recorded} | recorded
     # Through JSON, as the recorded ones went.
     for key, value in json.loads(json.dumps(asked)).items():
         if recorded.get(key) != value:

@@ -16,7 +16,7 @@ def pack_rows(
     Args:
         pieces: arrays of ids [any length], in order.
         sequence_length: targets per row.
-        rows_per_block: rows per yielded array, at most.
+        rows_per_block: rows of every yielded array but the last, wherever the pieces end.
 
     Yields arrays [rows, sequence_length + 1] of the pieces' dtype.
     """
@@ -26,20 +26,17 @@ def pack_rows(
         held.append(piece)
         length += len(piece)
         if length > rows_per_block * sequence_length:
-            block, rest = _cut(np.concatenate(held), sequence_length)
-            for start in range(0, len(block), rows_per_block):
+            ids = np.concatenate(held)
+            rows = (len(ids) - 1) // sequence_length // rows_per_block * rows_per_block
+            block, rest = _cut(ids, sequence_length, rows)
+            for start in range(0, rows, rows_per_block):
                 yield block[start : start + rows_per_block]
             held, length = [rest], len(rest)
-    if held:
-        block, _ = _cut(np.concatenate(held), sequence_length)
-        for start in range(0, len(block), rows_per_block):
-            yield block[start : start + rows_per_block]
+    if length > sequence_length:
+        yield _cut(np.concatenate(held), sequence_length, (length - 1) // sequence_length)[0]
 
 
-def _cut(tokens: np.ndarray, sequence_length: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = max(0, len(tokens) - 1) // sequence_length
-    if not rows:
-        return np.empty((0, sequence_length + 1), tokens.dtype), tokens
+def _cut(tokens: np.ndarray, sequence_length: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     windows = np.lib.stride_tricks.sliding_window_view(tokens, sequence_length + 1)
     return windows[::sequence_length][:rows], tokens[rows * sequence_length :]
 
@@ -60,33 +57,49 @@ def pack_windows(
         pieces: ids of whole documents one after another [ids], and the length of each document [documents].
         sequence_length: targets of a row, at most.
         min_length: targets of a row, at least; not more than sequence_length.
-        rows_per_block: rows of what is yielded, at most.
+        rows_per_block: rows of all that is yielded but the last, wherever the pieces end.
 
     Yields ids of rows one after another [ids], of the pieces' dtype, and the length of each row [rows].
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
-    tokens = 0
-    for piece in pieces:
-        held.append(piece)
-        tokens += len(piece[0])
-        if tokens > rows_per_block * sequence_length:
-            yield from _cut_windows(held, sequence_length, max(1, min_length), rows_per_block)
-            held, tokens = [], 0
-    if held:
-        yield from _cut_windows(held, sequence_length, max(1, min_length), rows_per_block)
+    rows = 0
+    for ids, lengths in pieces:
+        if not len(lengths):
+            continue
+        held.append(_cut_windows(ids, lengths, sequence_length, max(1, min_length)))
+        rows += len(held[-1][1])
+        if rows >= rows_per_block:
+            ids, lengths = _join(held)
+            whole = rows // rows_per_block * rows_per_block
+            ends = np.concatenate([[0], np.cumsum(lengths)])
+            for first in range(0, whole, rows_per_block):
+                last = first + rows_per_block
+                yield ids[ends[first] : ends[last]], lengths[first:last]
+            held, rows = [(ids[ends[whole] :], lengths[whole:])], rows - whole
+    if rows:
+        yield _join(held)
+
+
+def _join(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    ids, lengths = zip(*pieces, strict=True)
+    return np.concatenate(ids), np.concatenate(lengths)
+
+
+def rows_of(documents: np.ndarray, sequence_length: int, min_length: int) -> np.ndarray:
+    """How many rows pack_windows cuts from documents of these lengths [documents]: [documents]."""
+    targets = np.maximum(documents - 1, 0)
+    return targets // sequence_length + (targets % sequence_length >= max(1, min_length))
 
 
 def _cut_windows(
-    pieces: list[tuple[np.ndarray, np.ndarray]], sequence_length: int, min_targets: int, rows_per_block: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    ids, documents = (np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for arrays in zip(*pieces, strict=True))
+    ids: np.ndarray, documents: np.ndarray, sequence_length: int, min_targets: int
+) -> tuple[np.ndarray, np.ndarray]:
     targets = np.maximum(documents - 1, 0)
-    rows = targets // sequence_length + (targets % sequence_length >= min_targets)
+    rows = rows_of(documents, sequence_length, min_targets)
     # Of each row: its place among its document's rows, its first id, its length.
     place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
     starts = np.repeat(np.cumsum(documents) - documents, rows) + place * sequence_length
     lengths = np.minimum(np.repeat(targets, rows) - place * sequence_length, sequence_length) + 1
-    for first in range(0, len(lengths), rows_per_block):
-        start, length = (array[first : first + rows_per_block] for array in (starts, lengths))
-        ends = np.cumsum(length)
-        yield ids[np.arange(ends[-1]) + np.repeat(start - (ends - length), length)], length
+    ends = np.cumsum(lengths)
+    wanted = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    return ids[wanted], lengths

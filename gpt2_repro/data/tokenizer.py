@@ -1,19 +1,20 @@
-"""Tokenizers without torch: fetch or train one, save it beside the data, and encode documents with it."""
+"""Tokenizers without torch: fetch one, train one or count the characters, and save it beside the data."""
 
 import hashlib
 import json
-import os
+import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from gpt2_repro.errors import UserError
 
 
+logger = logging.getLogger(__name__)
+
 END_OF_TEXT = "<|endoftext|>"
+# A trainer holds every different word: beyond this much text it learns little and takes gigabytes.
+TRAINING_BYTES = 500_000_000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 
 
@@ -30,7 +31,9 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     for path in found:
         shutil.copyfile(path, destination / path.name)
     if not (destination / "tokenizer.json").is_file():
-        raise UserError(f"{name} has no tokenizer.json: name a Hub id or a folder with a fast tokenizer, or train:N")
+        raise UserError(
+            f"{name} has no tokenizer.json: name a Hub id or a folder with a fast tokenizer, train:N or char"
+        )
     _complete_config(destination, sequence_length)
 
 
@@ -89,6 +92,59 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     _complete_config(destination, sequence_length)
 
 
+def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
+    """Save a tokenizer whose ids are the characters of the documents in their order, as nanoGPT's shakespeare_char.
+
+    It knows no other character and has no end-of-text.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    characters = sorted(set().union(*map(set, documents)))
+    if not characters:
+        raise UserError("the source holds no text: there are no characters to count")
+    tokenizer = Tokenizer(models.WordLevel({character: place for place, character in enumerate(characters)}, ""))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    destination.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(destination / "tokenizer.json"))
+    _complete_config(destination, sequence_length)
+
+
+def obtain_tokenizer(
+    name: str, destination: Path, documents: Callable[[], Iterable[str]], *, sequence_length: int
+) -> None:
+    """Fetch, train or count the tokenizer `name` and save it, whole or not at all.
+
+    Args:
+        documents: training text, for a tokenizer that is made of it.
+    """
+    if destination.is_dir():
+        return
+    partial = destination.with_name(f"{destination.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    kind, _, size = name.partition(":")
+    if kind == "train":
+        if not size.isdigit():
+            raise UserError(f"the tokenizer {name} needs a number of ids, as in train:4096")
+        logger.info("training a tokenizer of %s ids", size)
+        texts = _until(documents(), TRAINING_BYTES)
+        train_tokenizer(texts, int(size), partial, sequence_length=sequence_length)
+    elif name == "char":
+        count_characters(documents(), partial, sequence_length=sequence_length)
+    else:
+        save_tokenizer(name, partial, sequence_length=sequence_length)
+    partial.rename(destination)
+
+
+def _until(documents: Iterable[str], characters: int) -> Iterator[str]:
+    for document in documents:
+        yield document
+        characters -= len(document)
+        if characters <= 0:
+            logger.info("the tokenizer is trained on the first %.0f MB of the text", TRAINING_BYTES / 1e6)
+            return
+
+
 def expected_vocab_size(name: str) -> int | None:
     """How many ids a tokenizer will have, where its name alone tells."""
     if name == "openai-community/gpt2":
@@ -100,37 +156,3 @@ def expected_vocab_size(name: str) -> int | None:
 def tokenizer_hash(folder: Path) -> str:
     """sha256 of the file that decides the ids."""
     return hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
-
-
-class Encoder:
-    """Encodes documents to ids. Special tokens are known by id alone: text that spells one is encoded as text."""
-
-    def __init__(self, folder: Path, *, separator: str) -> None:
-        # Workers are processes, one a file; threads inside them would only compete.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer
-
-        description = json.loads((folder / "tokenizer.json").read_text())
-        whole = Tokenizer.from_str(json.dumps(description))
-        self.vocab_size = whole.get_vocab_size()
-        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
-        end = [] if separator == "none" else [_end_of_text_id(folder, whole)]
-        self._before, self._after = (end, []) if separator == "before" else ([], end)
-        self._tokenizer = Tokenizer.from_str(json.dumps({**description, "added_tokens": []}))
-
-    def encode(self, documents: list[str]) -> list[np.ndarray]:
-        """The ids of each document with its separator, each an array [length] of `dtype`; empty for an empty one."""
-        encoded = []
-        for document in self._tokenizer.encode_batch_fast(documents, add_special_tokens=False):
-            ids = [*self._before, *document.ids, *self._after] if document.ids else []
-            encoded.append(np.array(ids, dtype=self.dtype))
-        return encoded
-
-
-def _end_of_text_id(folder: Path, tokenizer: Any) -> int:
-    token = json.loads((folder / "tokenizer_config.json").read_text()).get("eos_token", END_OF_TEXT)
-    content = token["content"] if isinstance(token, dict) else token
-    identifier = tokenizer.token_to_id(content)
-    if identifier is None:
-        raise UserError("the tokenizer has no end-of-text token to separate documents with: use --separator none")
-    return identifier

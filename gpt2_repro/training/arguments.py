@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from transformers import TrainingArguments
 
-from gpt2_repro.recipe import TokenCount
+from gpt2_repro.compute import TokenCount
 
 
 def _field(default: Any, help: str) -> Any:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from datasets import load_from_disk
 
-from gpt2_repro.data import rows as rows_module
+from gpt2_repro.data import shards as shards_module
 from gpt2_repro.data.collator import collate_rows
-from gpt2_repro.data.rows import Rows, open_rows, write_rows
+from gpt2_repro.data.rows import Rows, open_rows
+from gpt2_repro.data.shards import write_rows
 
 
 Written = Callable[[bool], tuple[Path, list[list[int]]]]
@@ -19,10 +20,10 @@ Written = Callable[[bool], tuple[Path, list[list[int]]]]
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    """Writes 24 rows, all of 5 ids or of 2 to 5, as batches of 1 to 6 in several shards."""
+    """Writes 24 rows, all of 5 ids or of 2 to 5, as batches of 1 to 6 in three shards."""
 
     def write(fixed: bool) -> tuple[Path, list[list[int]]]:
-        monkeypatch.setattr(rows_module, "ROWS_PER_SHARD", 7)
+        monkeypatch.setattr(shards_module, "SHARD_BLOCKS", 2)
         source = np.random.default_rng(0)
         rows = [source.integers(0, 2**16, 5 if fixed else source.integers(2, 6)).tolist() for _ in range(24)]
         parts = [rows[:4], rows[4:10], rows[10:11], rows[11:17], rows[17:23], rows[23:]]
@@ -30,7 +31,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
         done = write_rows(tmp_path, "train", blocks, np.dtype(np.uint16), 5 if fixed else None)
         assert (done.rows, done.targets) == (24, sum(map(len, rows)) - 24)
         assert done.largest_id == max(map(max, rows))
-        assert len(list(tmp_path.glob("*.arrow"))) == 4
+        assert len(list(tmp_path.glob("*.arrow"))) == 3
         return tmp_path, rows
 
     return write
@@ -106,5 +107,28 @@ def test_rows_that_differ_in_their_ends_alone_have_another_hash(tmp_path: Path) 
         for n, lengths in enumerate([(4, 4, 4), (4, 5, 3)])
     ]
     assert hashes[0] != hashes[1]
-    in_two_blocks = [(ids[:4], np.array([4])), (ids[4:], np.array([4, 4]))]
-    assert write_rows(tmp_path / "cut", "train", in_two_blocks, np.dtype(np.uint16), None).sha256 == hashes[0]
+
+
+def test_finished_shards_are_kept_and_the_rest_is_written_behind_them(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shards_module, "SHARD_BLOCKS", 2)
+    blocks = [(np.arange(n, n + 15, dtype=np.uint16), np.full(3, 5)) for n in range(0, 100, 15)]
+    whole = write_rows(tmp_path / "whole", "train", blocks, np.dtype(np.uint16), 5)
+    assert [shard.rows for shard in whole.shards] == [6, 6, 6, 3]
+    seen: list[list[shards_module.Shard]] = []
+
+    def interrupted():
+        yield from blocks[:5]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        keep = lambda shards: seen.append(list(shards))  # noqa: E731
+        write_rows(tmp_path / "cut", "train", interrupted(), np.dtype(np.uint16), 5, finished=keep)
+    assert seen == [whole.shards[:1], whole.shards[:2]]
+    rest = write_rows(tmp_path / "cut", "train", blocks[4:], np.dtype(np.uint16), 5, done=seen[-1])
+    assert rest == whole and rest.sha256 == whole.sha256
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes()
+    assert (
+        load_from_disk(str(tmp_path / "cut"))["input_ids"][:]
+        == np.concatenate([ids.reshape(-1, 5) for ids, _ in blocks]).tolist()
+    )

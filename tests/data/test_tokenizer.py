@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from gpt2_repro.data.tokenizer import Encoder, save_tokenizer, train_tokenizer
+from gpt2_repro.data.encoder import Encoder
+from gpt2_repro.data.tokenizer import save_tokenizer, train_tokenizer
 from gpt2_repro.errors import UserError
 
 
@@ -15,6 +17,12 @@ def trained(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("trained")
     train_tokenizer(documents, 300, folder, sequence_length=32)
     return folder
+
+
+def documents_of(encoder: Encoder, texts: list[str]) -> list[np.ndarray]:
+    ids, lengths = encoder.encode(texts)
+    assert len(ids) == lengths.sum() and ids.dtype == encoder.dtype
+    return np.split(ids, np.cumsum(lengths)[:-1])
 
 
 def test_a_trained_tokenizer_loads_and_knows_every_byte(trained: Path, documents: list[str]) -> None:
@@ -28,13 +36,13 @@ def test_a_trained_tokenizer_loads_and_knows_every_byte(trained: Path, documents
 def test_ids_equal_transformers(trained: Path, documents: list[str]) -> None:
     reference = AutoTokenizer.from_pretrained(trained)
     plain = [document for document in documents if "<|endoftext|>" not in document]
-    encoded = Encoder(trained, separator="none").encode(plain)
+    encoded = documents_of(Encoder(trained, separator="none"), plain)
     assert [ids.tolist() for ids in encoded] == [reference(document)["input_ids"] for document in plain]
 
 
 def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
     texts = ["abc <|endoftext|> def", "", "abc"]
-    by_place = {place: Encoder(trained, separator=place).encode(texts) for place in ("before", "after", "none")}
+    by_place = {place: documents_of(Encoder(trained, separator=place), texts) for place in ("before", "after", "none")}
     for spelled, empty, short in by_place.values():
         assert len(empty) == 0
         assert (spelled == 299).sum() == (short == 299).sum() <= 1
@@ -59,7 +67,7 @@ def test_a_tokenizer_that_cannot_be_fetched_says_what_to_type(tmp_path: Path, mo
 def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
     save_tokenizer(str(real_data / "gpt2"), tmp_path, sequence_length=1024)
     text = (real_data / "tinyshakespeare" / "input.txt").read_text()
-    (ids,) = Encoder(tmp_path, separator="none").encode([text])
+    ids, _ = Encoder(tmp_path, separator="none").encode([text])
     assert len(ids) == 338_025  # what nanoGPT's prepare.py counts
     assert ids.dtype == "uint16"
     reference = AutoTokenizer.from_pretrained(real_data / "gpt2")

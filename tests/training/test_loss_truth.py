@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHea
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.collator import EpochSampler, collate_rows
-from gpt2_repro.data.prepare import prepare
+from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_config, build_model
 
@@ -200,7 +200,7 @@ def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("wrapped")
     recipe = yaml.safe_load(tiny_recipe.read_text())
     recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}
-    prepare(DataArguments(**recipe["data"]), num_proc=1)
+    prepare(DataArguments(**recipe["data"]))
     path = folder / "wrapped.yaml"
     path.write_text(yaml.safe_dump(recipe))
     return path

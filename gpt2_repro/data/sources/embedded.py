@@ -6,14 +6,22 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt2_repro.data.files import Batch, SourceFile, batches
+from gpt2_repro.data.sources.files import Batch, Part, SourceFile, in_batches
+
+
+class Embedded(SourceFile, Part):
+    """A file whose only part is itself."""
+
+    def parts(self) -> list[Part]:
+        return [self]
 
 
 @dataclasses.dataclass(frozen=True)
-class Topics(SourceFile):
+class Topics(Embedded):
     """The topics of pydoc_data: the language reference as text, a document a topic. Parsed, never imported."""
 
     name: str = "pydoc_data.topics"
+    size: int = 500_000  # about, for the progress bar
 
     def read(self) -> Iterator[Batch]:
         path = Path(sysconfig.get_paths()["stdlib"], "pydoc_data", "topics.py")
@@ -21,24 +29,22 @@ class Topics(SourceFile):
             return
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-                topics = list(ast.literal_eval(node.value).values())
-                yield from batches((text, (i + 1) / len(topics)) for i, text in enumerate(topics))
+                yield from in_batches((text, "", len(text)) for text in ast.literal_eval(node.value).values())
 
 
 @dataclasses.dataclass(frozen=True)
-class Docstrings(SourceFile):
+class Docstrings(Embedded):
     """The docstrings of the standard library, a document a module. Parsed, never imported."""
 
     name: str = "docstrings"
+    size: int = 2_000_000  # about
     # Bundled installers and demonstrations hold no prose of their own.
     skipped = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"})
 
     def read(self) -> Iterator[Batch]:
         root = Path(sysconfig.get_paths()["stdlib"])
         modules = sorted(p for p in root.rglob("*.py") if not self.skipped & set(p.relative_to(root).parts))
-        yield from batches(
-            (text, (i + 1) / len(modules)) for i, path in enumerate(modules) if (text := module_docstrings(path))
-        )
+        yield from in_batches((text, "", len(text)) for path in modules if (text := module_docstrings(path)))
 
 
 def module_docstrings(path: Path) -> str:

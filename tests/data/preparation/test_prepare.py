@@ -1,10 +1,8 @@
 """A prepared folder is finished and verified, or absent; the same for any number of workers and any interruption."""
 
 import gzip
-import hashlib
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +12,13 @@ import pytest
 from datasets import load_from_disk
 from transformers import AutoTokenizer
 
-from gpt2_repro.data import prepare as prepare_module
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.embedded import Docstrings, Topics
-from gpt2_repro.data.files import LocalFile
-from gpt2_repro.data.prepare import prepare
-from gpt2_repro.data.rows import verify
-from gpt2_repro.data.staging import tokenize_files
-from gpt2_repro.data.tokenizer import Encoder, train_tokenizer
+from gpt2_repro.data.arguments import PreparationOptions
+from gpt2_repro.data.encoder import Encoder
+from gpt2_repro.data.preparation import cutting
+from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.shards import verify
+from gpt2_repro.data.sources.embedded import Docstrings, Topics
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import TokenCount
 
 
 def rows(folder: str | Path, split: str) -> np.ndarray:
@@ -32,7 +27,7 @@ def rows(folder: str | Path, split: str) -> np.ndarray:
 
 def test_the_folder_is_what_its_manifest_says(arguments, documents: list[str]) -> None:
     args = arguments()
-    manifest = prepare(args, num_proc=1)
+    manifest = prepare(args)
     assert json.loads(Path(args.dataset_dir, "manifest.json").read_text()) == json.loads(json.dumps(manifest))
     tokenizer = AutoTokenizer.from_pretrained(f"{args.dataset_dir}/tokenizer")
     streams = {}
@@ -60,12 +55,10 @@ def test_the_folder_is_what_its_manifest_says(arguments, documents: list[str]) -
 @pytest.mark.parametrize("separator", ["before", "after", "none"])
 def test_wrap_cuts_each_document_alone(arguments, documents: list[str], separator: str) -> None:
     args = arguments(packing="wrap", min_length=12, separator=separator)
-    manifest = prepare(args, num_proc=1)
-    encoded = [
-        ids.tolist() for ids in Encoder(Path(args.dataset_dir, "tokenizer"), separator=separator).encode(documents)
-    ]
+    manifest = prepare(args)
+    ids, lengths = Encoder(Path(args.dataset_dir, "tokenizer"), separator=separator).encode(documents)
+    encoded = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
     held_out = next(n for n in range(len(encoded)) if sum(map(len, encoded[:n])) >= 500)
-    hashes = {}
     for split, part in (("validation", encoded[:held_out]), ("train", encoded[held_out:])):
         windows = [ids[start : start + 33] for ids in part for start in range(0, max(0, len(ids) - 1), 32)]
         wanted = [window for window in windows if len(window) > 12]
@@ -83,10 +76,6 @@ def test_wrap_cuts_each_document_alone(arguments, documents: list[str], separato
             "row_tokens": targets,
             "dropped_tokens": dropped,
         }
-        content = b"".join(np.array(row, np.uint16).tobytes() for row in wanted)
-        lengths = np.array([len(row) for row in wanted], np.uint32).tobytes()
-        hashes[split] = hashlib.sha256(content + lengths).hexdigest()
-    assert manifest["sha256"] == hashes
     assert (manifest["request"]["packing"], manifest["request"]["min_length"]) == ("wrap", 12)
     assert manifest["reference_losses"]["bigram"] < manifest["reference_losses"]["unigram"]
     verify(args.dataset_dir, manifest)
@@ -94,85 +83,60 @@ def test_wrap_cuts_each_document_alone(arguments, documents: list[str], separato
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 12}], ids=["concat", "wrap"])
 def test_any_number_of_workers_gives_the_same_bytes(arguments, form: dict) -> None:
-    one = prepare(arguments("one", **form), num_proc=1)
-    two = prepare(arguments("two", **form), num_proc=2)
+    one = prepare(arguments("one", **form))
+    two = prepare(arguments("two", **form), PreparationOptions(num_proc=2))
     assert one["sha256"] == two["sha256"] and one["counts"] == two["counts"]
     shards = [sorted(Path(arguments(name).dataset_dir, "train").glob("*.arrow")) for name in ("one", "two")]
     assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
 
 
-def test_an_interruption_changes_nothing_and_loses_nothing(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = prepare(arguments("whole"), num_proc=1)
-    args = arguments("cut")
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "write_rows", lambda *words, **named: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            prepare(args, num_proc=1)
-    assert not Path(args.dataset_dir).exists()
-    staged = sorted(Path(args.dataset_dir + ".staging").glob("tokens-*.npz"))
-    assert len(staged) == 2
-    before = [path.stat().st_mtime_ns for path in staged]
-    staged[1].unlink()
-    taken_up = []
-    tokenize = prepare_module.tokenize_files
-    with monkeypatch.context() as patch:
-
-        def watched(*words, **named):
-            taken_up.append(staged[0].stat().st_mtime_ns == before[0])
-            return tokenize(*words, **named)
-
-        patch.setattr(prepare_module, "tokenize_files", watched)
-        assert prepare(args, num_proc=1)["sha256"] == whole["sha256"]
-    assert taken_up == [True]
-
-
 def test_a_finished_folder_is_found_again_and_another_request_refused(arguments) -> None:
     args = arguments()
-    first = prepare(args, num_proc=1)
+    first = prepare(args)
     stamp = Path(args.dataset_dir, "manifest.json").stat().st_mtime_ns
-    assert prepare(args, num_proc=1) == json.loads(json.dumps(first))
+    assert prepare(args) == json.loads(json.dumps(first))
     assert Path(args.dataset_dir, "manifest.json").stat().st_mtime_ns == stamp
     with pytest.raises(UserError, match="sequence_length 32, not 16"):
-        prepare(arguments(sequence_length=16), num_proc=1)
+        prepare(arguments(sequence_length=16))
 
 
 def test_hash_split_is_by_document_and_disjoint(arguments, documents: list[str]) -> None:
     args = arguments(split="hash", validation_fraction=0.2, validation_text=True)
-    manifest = prepare(args, num_proc=1)
+    manifest = prepare(args)
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     held_out = [json.loads(line)["text"] for line in lines]
     assert len(held_out) == manifest["counts"]["validation"]["documents"] and set(held_out) < set(documents)
     assert 0.08 < len(held_out) / len(documents) < 0.35
     reversed_files = arguments("other", split="hash", validation_fraction=0.2, validation_text=True)
     reversed_files.data_files = reversed_files.data_files[1:]
-    prepare(reversed_files, num_proc=1)
+    prepare(reversed_files)
     again = Path(reversed_files.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     assert set(again) < set(lines)  # a document's place is its own, whatever else there is
 
 
 def test_max_tokens_cuts_at_a_document(arguments) -> None:
-    manifest = prepare(arguments(max_tokens=3000), num_proc=2)
+    manifest = prepare(arguments(max_tokens=3000), PreparationOptions(num_proc=2))
     tokens = sum(counts["tokens"] for counts in manifest["counts"].values())
     assert 3000 <= tokens < 3000 + 2000
-    assert prepare(arguments("one", max_tokens=3000), num_proc=1)["sha256"] == manifest["sha256"]
+    assert prepare(arguments("one", max_tokens=3000))["sha256"] == manifest["sha256"]
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap"}], ids=["concat", "wrap"])
 def test_verify_finds_a_changed_bit(arguments, form: dict) -> None:
     args = arguments(**form)
-    manifest = prepare(args, num_proc=1)
+    manifest = prepare(args)
     verify(args.dataset_dir, manifest)
     shard = Path(args.dataset_dir, "train", "data-00000.arrow")
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(UserError, match="prepare it anew"):
+    with pytest.raises(UserError, match="prepare it anew|does not hold what its manifest says"):
         verify(args.dataset_dir, manifest)
 
 
 def test_verify_finds_ids_that_moved_to_the_next_row(arguments) -> None:
     args = arguments(packing="wrap")
-    manifest = prepare(args, num_proc=1)
+    manifest = prepare(args)
     rows = load_from_disk(f"{args.dataset_dir}/train")["input_ids"][:]
     shard = Path(args.dataset_dir, "train", "data-00000.arrow")
     content = shard.read_bytes()
@@ -181,7 +145,7 @@ def test_verify_finds_ids_that_moved_to_the_next_row(arguments) -> None:
     moved = ends.copy()
     moved[3] -= 1
     shard.write_bytes(content.replace(ends.tobytes(), moved.tobytes()))
-    with pytest.raises(UserError, match="prepare it anew"):
+    with pytest.raises(UserError, match="prepare it anew|does not hold what its manifest says"):
         verify(args.dataset_dir, manifest)
 
 
@@ -204,7 +168,7 @@ def test_verify_finds_ids_that_moved_to_the_next_row(arguments) -> None:
 def test_what_cannot_be_prepared_leaves_nothing(arguments, changes: dict, message: str, tmp_path: Path) -> None:
     args = arguments(**changes)
     with pytest.raises(UserError) as error:
-        prepare(args, num_proc=1)
+        prepare(args)
     assert message in str(error.value)
     assert not list(tmp_path.iterdir())
 
@@ -213,64 +177,21 @@ def test_an_empty_corpus_is_refused(arguments, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"text": ""}\n')
     with pytest.raises(UserError, match="an empty corpus cannot be prepared"):
-        prepare(arguments(data_files=[str(empty)]), num_proc=1)
+        prepare(arguments(data_files=[str(empty)]))
     assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", b"text\nx\n", "is no .txt, .jsonl or .parquet file"),
-        ("a.jsonl", b'{"text": "x"}\n\n{"body": "y"}\n', "line 3, is no JSON object with a text under the key `text`"),
-        ("a.jsonl", b'{"text": 5}\n', "line 1"),
-        ("a.jsonl", b"not json\n", "line 1"),
-        ("a.txt", "naïve".encode("latin-1"), "a.txt cannot be read"),
-        ("a.txt.gz", b"no gzip at all", "a.txt.gz cannot be read"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 1000)[:-20], "a.jsonl.gz cannot be read"),
-        ("a.parquet", b"PAR1 and nothing else", "a.parquet cannot be read"),
-    ],
-)
-def test_files_that_cannot_be_read_are_named(
-    arguments, tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        prepare(arguments(data_files=[str(path)]), num_proc=1)
-    assert [left.name for left in tmp_path.iterdir()] == [name]
 
 
 def test_staged_tokens_never_vanish_by_a_changed_option(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "write_rows", lambda *words, **named: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(cutting, "write_rows", lambda *words, **named: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            prepare(args, num_proc=1)
+            prepare(args)
     staging = Path(args.dataset_dir + ".staging")
     with pytest.raises(UserError, match="cut.staging holds an interrupted preparation with split_seed 2357, not 5"):
-        prepare(arguments("cut", split_seed=5), num_proc=1)
-    assert len(list(staging.glob("tokens-*.npz"))) == 2
-    prepare(args, num_proc=1)
-
-
-class SlowFile(LocalFile):
-    """A file that takes a worker longer than a starved main process needs to call the others off."""
-
-    def read(self):
-        time.sleep(2)
-        yield from super().read()
-
-
-def test_files_beyond_enough_tokens_are_left_alone(documents: list[str], tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.txt" for number in range(12)]
-    for path in paths:
-        path.write_text(" ".join(documents[:40]))
-    train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
-    args = DataArguments(data_files=list(map(str, paths)), sequence_length=32, max_tokens=TokenCount(100))
-    files = [LocalFile(str(paths[0])), *(SlowFile(str(path)) for path in paths[1:])]
-    staged = tokenize_files(files, tmp_path, tmp_path / "tokenizer", args, num_proc=2)
-    assert len(staged) == 1
-    assert len(list(tmp_path.glob("tokens-*.npz"))) < 12
+        prepare(arguments("cut", split_seed=5))
+    assert len(list(staging.glob("train-0/*.ids"))) == 2
+    prepare(args)
 
 
 def test_every_kind_of_file_gives_the_same_documents(arguments, documents: list[str], tmp_path: Path) -> None:
@@ -282,15 +203,15 @@ def test_every_kind_of_file_gives_the_same_documents(arguments, documents: list[
     for number, text in enumerate(documents):
         (folder / f"{number:03d}.txt").write_text(text)
     hashes = [
-        prepare(arguments(kind.strip("*."), data_files=[str(folder / kind)]), num_proc=2)["sha256"]
+        prepare(arguments(kind.strip("*."), data_files=[str(folder / kind)]), PreparationOptions(num_proc=2))["sha256"]
         for kind in ("*.parquet", "*.jsonl.gz", "*.txt")
     ]
     assert hashes[0] == hashes[1] == hashes[2]
 
 
 def test_the_embedded_corpus_is_prose_of_this_python() -> None:
-    topics = [document for batch, _ in Topics().read() for document in batch]
-    modules = [document for batch, share in Docstrings().read() for document in batch if 0 < share <= 1]
+    topics = [document for batch in Topics().read() for document in batch.documents]
+    modules = [document for batch in Docstrings().read() for document in batch.documents]
     assert len(topics) > 40 and len(modules) > 200
     assert any("lambda" in topic for topic in topics)
     assert any("Return a shallow copy" in module for module in modules)
@@ -321,7 +242,7 @@ def test_a_wrapped_folder_as_a_user_types_it(corpus: list[Path], tmp_path: Path,
     assert not list(tmp_path.iterdir())
     done = type_command(*words, "--sequence_length", "32", "--min_length", "8", "--verify")
     assert done.returncode == 0, done.stderr
-    assert "every row is what its manifest says" in done.stdout
+    assert "every file is what its manifest says" in done.stdout
     lengths = [len(row) - 1 for row in load_from_disk(str(tmp_path / "wrap" / "train"))["input_ids"]]
     assert (min(lengths), max(lengths)) == (8, 32)
     counts = json.loads((tmp_path / "wrap" / "manifest.json").read_text())["counts"]["train"]
@@ -335,4 +256,4 @@ def test_preparing_imports_no_torch(tiny_recipe: Path, type_command) -> None:
     )
     done: subprocess.CompletedProcess[str] = type_command("python", "-c", code, tiny_recipe, "--verify")
     assert done.returncode == 0, done.stderr
-    assert "every row is what its manifest says" in done.stdout
+    assert "every file is what its manifest says" in done.stdout

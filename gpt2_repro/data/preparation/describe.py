@@ -1,0 +1,97 @@
+"""What a prepared folder says of itself: its manifest and the text of its validation documents."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.encoder import Encoder
+from gpt2_repro.data.manifest import MANIFEST, request_of
+from gpt2_repro.data.ngram import MAX_TOKENS, reference_losses
+from gpt2_repro.data.preparation.splits import Group
+from gpt2_repro.data.preparation.staged import EXAMPLES, StagedPart
+from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.shards import WrittenRows
+from gpt2_repro.data.sources.opening import Source
+from gpt2_repro.data.tokenizer import tokenizer_hash
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """What a preparation draws from: the sources of training and those of further validation sets, by name."""
+
+    sources: list[Source]
+    sets: dict[str, Source]
+
+    def described(self) -> dict[str, Any]:
+        sets = {name: source.description for name, source in self.sets.items()}
+        of_training = [source.description | {"weight": source.weight} for source in self.sources]
+        return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
+
+
+def describe(
+    folder: Path,
+    args: DataArguments,
+    opened: Opened,
+    groups: Sequence[Group],
+    encoder: Encoder,
+    counts: dict[str, dict[str, Any]],
+    written: dict[str, WrittenRows],
+) -> dict[str, Any]:
+    """The manifest of a folder whose rows are written."""
+    facts = {id(part): part.facts for group in groups for parts in group.streams for part in parts}.values()
+    described = opened.described()
+    source = described["sources"][0]
+    if len(described["sources"]) > 1:
+        source = {"name": args.source, "sources": described["sources"]}
+    packages = {"datasets", "pyarrow", "numpy", "tokenizers", encoder.engine}
+    kept = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
+    manifest = {
+        "request": request_of(args),
+        "source": source,
+        "validation_sets": described["validation_sets"],
+        "tokenizer_sha256": tokenizer_hash(folder / "tokenizer"),
+        "vocab_size": encoder.vocab_size,
+        "largest_id": max(rows.largest_id for rows in written.values()),
+        "bytes_per_token": encoder.dtype.itemsize,
+        "counts": counts,
+        "read": {  # of the files, whatever split it went to
+            "documents": sum(of["documents"] for of in facts),
+            "text_bytes": sum(of["text_bytes"] for of in facts),
+            "longest_document_tokens": max(of["longest"] for of in facts),
+            "bad_documents": sum(of["bad"] for of in facts),
+            "bad_examples": [line for of in facts for line in of["bad_examples"]][:EXAMPLES],
+        },
+        "sha256": {split: rows.sha256 for split, rows in written.items()},
+        "shards": {split: [dataclasses.asdict(shard) for shard in rows.shards] for split, rows in written.items()},
+        "files": {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(kept)
+            if path.name != MANIFEST
+        },
+        "versions": {name: version(name) for name in sorted(packages)},
+    }
+    if counts["train"]["tokens"] <= MAX_TOKENS:
+        train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
+        manifest["reference_losses"] = reference_losses(train, validation, encoder.vocab_size)
+    return manifest
+
+
+def write_validation_text(folder: Path, groups: Sequence[Group]) -> None:
+    """The documents of the split validation, a line each."""
+    folder.mkdir(exist_ok=True)
+    group = next(group for group in groups if "validation" in group.splits)
+    texts: tuple[StagedPart | None, dict[int, str]] = (None, {})
+    with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
+        for run in group.found():
+            if run.split != "validation":
+                continue
+            part = group.streams[run.stream][run.part]
+            if texts[0] is not part:
+                texts = (part, part.texts())
+            for number in range(run.first_document, run.first_document + len(run.lengths)):
+                out.write(json.dumps({"text": texts[1][number]}, ensure_ascii=False) + "\n")

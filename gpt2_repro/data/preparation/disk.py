@@ -1,0 +1,47 @@
+"""How much disk a preparation needs, before it begins. Pure but for asking the disk."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpt2_repro.data.sources.files import SourceFile
+from gpt2_repro.data.sources.hub import HubFile
+from gpt2_repro.data.sources.presets import size
+from gpt2_repro.errors import UserError
+
+
+# Bytes of text in a byte of the file: FineWeb's parquet 1.6 (46 GB in 28.5), English prose 2.7 by gzip and 3 by zstd.
+TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
+BYTES_PER_TOKEN = 4.5  # of English web text in GPT-2's ids: 46.0 GB make 9.95B tokens
+
+
+def tokens_of(file: SourceFile, *, characters: bool) -> float:
+    """How many tokens a file will give, about."""
+    ending = Path(file.name).suffix
+    if ending == ".bin":
+        return file.size / 2
+    text = file.size * TEXT_PER_BYTE.get(ending, 1.0)
+    return text if characters else text / BYTES_PER_TOKEN
+
+
+def peak_bytes(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: int, characters: bool) -> float:
+    """Bytes that lie on the disk at most while streams of files, each up to a limit of tokens (0: all), are prepared."""
+    tokens = downloads = 0.0
+    for files, limit in streams:
+        expected = sum(tokens_of(file, characters=characters) for file in files)
+        tokens += min(expected, limit) if limit else expected
+        fetched = [file.size for file in files if isinstance(file, HubFile) and not file.name.endswith(".bin")]
+        downloads = max(downloads, sum(sorted(fetched)[-2:]))
+    # Rows are cut from staged tokens, whose room is freed two files of rows later.
+    return 1.02 * itemsize * tokens + downloads + 2**29
+
+
+def check_disk(target: Path, staging: Path, needed: float) -> None:
+    """Raise UserError where the disk clearly has no room. What an interrupted preparation staged is room already."""
+    staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+    free = shutil.disk_usage(staging).free + staged
+    if 0.8 * needed > free:  # the estimate is of English text
+        raise UserError(
+            f"preparing {target} needs about {size(needed)} of disk and {size(free)} are free: name a --dataset_dir on a "
+            "larger disk or take fewer tokens with --max_tokens"
+        )

@@ -1,0 +1,232 @@
+"""Build a prepared folder: stage the tokens, cut them into rows, write the manifest last, rename into place."""
+
+import errno
+import functools
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.encoder import Encoder
+from gpt2_repro.data.locks import hold_alone, hold_staging
+from gpt2_repro.data.manifest import MANIFEST, first_difference, request_of
+from gpt2_repro.data.preparation.cutting import Journal, cut_split
+from gpt2_repro.data.preparation.describe import Opened, describe, write_validation_text
+from gpt2_repro.data.preparation.disk import check_disk, peak_bytes
+from gpt2_repro.data.preparation.order import count
+from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of, validation_sets
+from gpt2_repro.data.preparation.staged import DamagedTokens, is_held_out
+from gpt2_repro.data.preparation.staging import stage
+from gpt2_repro.data.shards import WrittenRows
+from gpt2_repro.data.sources.opening import Source, SourceOpener
+from gpt2_repro.data.sources.token_files import read_header, separator_shown
+from gpt2_repro.data.tokenizer import obtain_tokenizer
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import sync_folder, write_whole
+
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(args: DataArguments, options: PreparationOptions | None = None) -> dict[str, Any]:
+    """Make `args.dataset_dir` or find it finished; return its manifest.
+
+    Work goes on in `<dataset_dir>.staging`, which a later call with the same arguments takes up again.
+    Raises UserError for a folder prepared otherwise, an unknown source, an empty corpus, an empty split, a disk that
+    has no room, and a folder to be replaced that something reads.
+    """
+    options = options or PreparationOptions()
+    target = Path(args.dataset_dir)
+    request = request_of(args)
+    if target.exists() and not options.overwrite:
+        return _finished(target, request)
+    staging = target.with_name(target.name + ".staging")
+    with hold_alone(target), hold_staging(staging):
+        try:
+            if not (staging / "folder" / MANIFEST).is_file():
+                _build(target, staging, args, options, request)
+            manifest = json.loads((staging / "folder" / MANIFEST).read_text())
+            _publish(staging / "folder", target)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(
+                f"the disk of {target} is full: free some room and start the same command again, it goes on where it "
+                "stopped"
+            ) from None
+    shutil.rmtree(staging)
+    return manifest
+
+
+def _publish(folder: Path, target: Path) -> None:
+    aside = target.with_name(f"{target.name}.replaced")
+    if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    folder.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
+    path = target / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{target} exists and is no prepared folder: name another --dataset_dir or move it away")
+    manifest = json.loads(path.read_text())
+    if difference := first_difference(manifest["request"], request):
+        key, holds, value = difference
+        raise UserError(
+            f"{target} was prepared with {key} {holds}, not {value}: name another --dataset_dir, or replace it with "
+            "--overwrite"
+        )
+    logger.info("%s is already prepared", target)
+    return manifest
+
+
+def _build(
+    target: Path, staging: Path, args: DataArguments, options: PreparationOptions, request: dict[str, Any]
+) -> None:
+    """Everything of the finished folder in `staging`, the manifest last."""
+    try:
+        opened = _take_up(staging, request, args, options)
+        tokenizer = staging / "tokenizer"
+        texts = functools.partial(_training_text, opened.sources, args)
+        obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length)
+        encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
+        _check_separator(opened.sources, args, encoder)
+        streams = [(stream.files, stream.limit) for stream in streams_of(opened.sources, opened.sets, args)]
+        needed = peak_bytes(streams, itemsize=encoder.dtype.itemsize, characters=args.tokenizer == "char")
+        check_disk(target, staging, needed)
+        one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
+        groups = stage_groups(opened.sources, opened.sets, args, one_stage)
+    except UserError:
+        if not any(staging.glob("*/*.json")):  # nothing is there that the next start could take up
+            shutil.rmtree(staging)
+        raise
+    try:
+        _write_folder(staging, args, opened, groups, encoder)
+    except DamagedTokens:
+        shutil.rmtree(staging / "folder", ignore_errors=True)
+        (staging / "written.json").unlink(missing_ok=True)
+        raise
+    except UserError:
+        shutil.rmtree(staging)  # the same tokens would fail again
+        raise
+
+
+def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, options: PreparationOptions) -> Opened:
+    """Open the sources, and keep what an interrupted preparation of the same request has staged.
+
+    Raises UserError where another request has staged tokens, so that hours of work never vanish by a changed option.
+    """
+    note = staging / "request.json"
+    kept = json.loads(note.read_text()) if note.is_file() else None
+    begun = kept is not None and any(staging.glob("*/*.json"))
+    if kept and begun and (difference := first_difference(kept["request"], request)):
+        key, holds, value = difference
+        raise UserError(
+            f"{staging} holds an interrupted preparation with {key} {holds}, not {value}: type the same options to "
+            "go on with it, or delete that folder"
+        )
+    revisions: dict[str, str] = {}
+    if kept and begun:
+        for described in [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()]:
+            if "revision" in described:
+                revisions[described["repository"]] = described["revision"]
+    opener = SourceOpener(args, staging / "downloads", options, revisions)
+    sources = opener.open_all()
+    sets = {name: opener.open(text) for name, text in validation_sets(args).items()}
+    check_split(args, sources, sets)
+    opened = Opened(sources, sets)
+    if kept and begun and kept["opened"] == opened.described():
+        logger.info("taking up the interrupted preparation in %s", staging)
+        return opened
+    if begun:
+        logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
+    for path in staging.iterdir():
+        if path.name != ".lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_whole(note, json.dumps({"request": request, "opened": opened.described()}, indent=2))
+    return opened
+
+
+def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
+    """What a tokenizer may be made of: of characters all, of a trained one nothing that the hash holds out."""
+    for source in sources:
+        for file in [*source.files, *(source.validation_files if args.tokenizer == "char" else [])]:
+            file.fetch()
+            for part in file.parts():
+                for batch in part.read():
+                    for document in batch.documents:
+                        if args.tokenizer == "char" or args.split != "hash" or not is_held_out(document, args):
+                            yield document
+
+
+def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
+    """Raise UserError where files of tokens have the separator elsewhere than the recipe says."""
+    for source in sources:
+        ends = [file.name for file in (source.files[0], source.files[-1])]
+        if encoder.end_of_text is None or not all(name.endswith(".bin") and Path(name).is_file() for name in ends):
+            continue
+        first, last = (read_header(Path(name)) for name in ends)
+        shown = separator_shown(first, last, encoder.end_of_text)
+        if shown is not None and shown != args.separator:
+            raise UserError(f"{first.name} has its separators {shown} the documents: type --separator {shown}")
+
+
+def _write_folder(
+    staging: Path, args: DataArguments, opened: Opened, groups: Sequence[Group], encoder: Encoder
+) -> None:
+    folder = staging / "folder"
+    folder.mkdir(exist_ok=True)
+    journal = Journal(staging / "written.json")
+    written: dict[str, WrittenRows] = {}
+    counts: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        counted = count(group.found())
+        for split in group.splits:
+            of_split = [counted.get((split, number), _NOTHING) for number in range(len(group.streams))]
+            counts[split] = {key: sum(of_stream[key] for of_stream in of_split) for key in _NOTHING}
+            if len(group.names) > 1:
+                counts[split]["sources"] = dict(zip(group.names, of_split, strict=True))
+        if not sum(counts[split]["tokens"] for split in group.splits):
+            raise UserError(f"the source {', '.join(group.names)} holds no text: an empty corpus cannot be prepared")
+    for group in groups:
+        for split in group.splits:
+            last = split == group.splits[-1]
+            rows = cut_split(folder, split, group.found, group.streams, args, journal, dtype=encoder.dtype, last=last)
+            if not rows.rows:
+                raise UserError(_no_rows(split, counts[split]["tokens"], args))
+            if rows.largest_id >= encoder.vocab_size:
+                raise UserError(
+                    f"{split} holds the id {rows.largest_id} and the tokenizer {args.tokenizer} has {encoder.vocab_size}: "
+                    "name the --tokenizer that made the tokens"
+                )
+            written[split] = rows
+            # What is cut is the whole split or each document; the first id of it is no target.
+            streams = 1 if args.packing == "concat" else counts[split]["documents"]
+            counts[split] |= {"rows": rows.rows, "row_tokens": rows.targets}
+            counts[split]["dropped_tokens"] = counts[split]["tokens"] - streams - rows.targets
+    if args.validation_text:
+        write_validation_text(folder / "text", groups)
+    shutil.copytree(staging / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    manifest = describe(folder, args, opened, groups, encoder, counts, written)
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    sync_folder(folder)
+
+
+_NOTHING = {"documents": 0, "empty_documents": 0, "tokens": 0}
+
+
+def _no_rows(split: str, tokens: int, args: DataArguments) -> str:
+    if args.packing == "wrap":
+        return (
+            f"{split} has {tokens:,} tokens and no document of {max(1, args.min_length) + 1} or more: use more text or "
+            "another --validation_tokens, --validation_fraction or --min_length"
+        )
+    return (
+        f"{split} has {tokens:,} tokens, too few for one row of {args.sequence_length + 1}: use more text or another "
+        "--validation_tokens, --validation_fraction, --split or --sequence_length"
+    )

@@ -1,0 +1,131 @@
+"""Which files a preparation stages, and which documents of them go to which split."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.order import Run, all_to, head_to, held_out_to, runs
+from gpt2_repro.data.preparation.staged import StagedPart
+from gpt2_repro.data.preparation.staging import Stream
+from gpt2_repro.data.sources.opening import Source
+from gpt2_repro.errors import UserError
+
+
+Stage = Callable[[Stream], list[StagedPart]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Splits that are made of the same streams.
+
+    Args:
+        splits: their names, in the order in which they are written.
+        streams: the staged parts of each stream.
+        names: of the streams' sources.
+        found: the documents of all streams in order, each time anew.
+    """
+
+    splits: list[str]
+    streams: list[list[StagedPart]]
+    names: list[str]
+    found: Callable[[], Iterator[Run]]
+
+
+def validation_sets(args: DataArguments) -> dict[str, str]:
+    """The sources of further validation sets by their names. Raises UserError for what names none."""
+    sets = {}
+    for text in args.validation_sets:
+        name, _, source = text.partition("=")
+        if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
+            raise UserError(
+                f"--validation_sets {text} is no NAME=SOURCE, the name of a-z, 0-9 and _: write books=pg19"
+            )
+        if name in sets:
+            raise UserError(f"--validation_sets names {name} twice")
+        sets[name] = source
+    return sets
+
+
+def check_split(args: DataArguments, sources: Sequence[Source], sets: dict[str, Source]) -> None:
+    """Raise UserError where a source cannot be split as asked for."""
+    for source in sources:
+        name = source.description["name"]
+        tokens = any(file.name.endswith(".bin") for file in source.files)
+        if not source.files:
+            raise UserError(f"{name} has validation files alone: name training files too")
+        if args.split == "source" and not source.validation_files:
+            raise UserError(
+                f"{name} brings no validation files (of your own, those with `val` or `validation` in their name): use "
+                "--split head or --split hash"
+            )
+        if args.split == "head" and tokens and source.validation_files:
+            raise UserError(
+                f"{name} brings its own validation shard, that of the published curves: add --split source"
+            )
+        if args.split == "hash" and tokens:
+            raise UserError(f"{name} holds tokens, and the split hash is of text: use --split source or --split head")
+        if args.validation_text and tokens:
+            raise UserError(f"{name} holds tokens, no text to write down: leave out --validation_text")
+    for name, source in sets.items():
+        of_training = [other.description["name"] for other in sources]
+        if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
+            raise UserError(f"the validation set {name} would hold what is trained on: name another source")
+
+
+def streams_of(sources: Sequence[Source], sets: dict[str, Source], args: DataArguments) -> list[Stream]:
+    """All streams as the arguments limit them."""
+    limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources]
+    train = [Stream(f"train-{i}", s.files, limit) for i, (s, limit) in enumerate(zip(sources, limits, strict=True))]
+    own = [Stream(f"validation-{i}", s.validation_files) for i, s in enumerate(sources) if args.split == "source"]
+    return [*train, *own, *_set_streams(sets, args)]
+
+
+def _set_streams(sets: dict[str, Source], args: DataArguments) -> list[Stream]:
+    return [
+        Stream(f"validation_{name}", source.validation_files or source.files, args.validation_tokens)
+        for name, source in sets.items()
+    ]
+
+
+def stage_groups(sources: Sequence[Source], sets: dict[str, Source], args: DataArguments, stage: Stage) -> list[Group]:
+    """Stage all streams; the documents that they give, split. A mixture ends with the source that ends first."""
+    streams = streams_of(sources, sets, args)
+    names = [source.description["name"] for source in sources]
+    weights = [source.weight for source in sources]
+    train: list[list[StagedPart]] = [[] for _ in sources]
+    below = float(args.max_tokens or np.inf)
+    # The source that seems to end first comes first: of the others no more is staged than goes with it.
+    for i in sorted(range(len(sources)), key=lambda i: sum(file.size for file in sources[i].files) / weights[i]):
+        limit = 0 if below == np.inf else int(below * weights[i]) + 1
+        train[i] = stage(dataclasses.replace(streams[i], limit=limit))
+        if len(sources) > 1:
+            below = min(below, sum(part.facts["tokens"] for part in train[i]) / weights[i])
+    groups = []
+    both = ["validation", "train"]
+    if args.split == "source":
+        own = [stage(stream) for stream in streams[len(sources) : 2 * len(sources)]]
+        groups.append(Group(["validation"], own, names, functools.partial(_in_turn, own, "validation")))
+        found = functools.partial(runs, train, weights, ["train"], all_to(0, below), hashed=False)
+        groups.append(Group(["train"], train, names, found))
+    elif args.split == "hash":
+        found = functools.partial(runs, train, weights, both, held_out_to(0, 1, below), hashed=True)
+        groups.append(Group(both, train, names, found))
+    else:
+        assign = head_to(0, args.validation_tokens, 1, below)
+        groups.append(Group(both, train, names, functools.partial(runs, train, weights, both, assign, hashed=False)))
+    for (name, source), stream in zip(sets.items(), _set_streams(sets, args), strict=True):
+        split, parts = f"validation_{name}", [stage(stream)]
+        found = functools.partial(runs, parts, [1.0], [split], all_to(0, stream.limit), hashed=False)
+        groups.append(Group([split], parts, [source.description["name"]], found))
+    return groups
+
+
+def _in_turn(streams: Sequence[Sequence[StagedPart]], split: str) -> Iterator[Run]:
+    """The documents of one stream after the other."""
+    for number, parts in enumerate(streams):
+        for run in runs([parts], [1.0], [split], all_to(0), hashed=False):
+            yield dataclasses.replace(run, stream=number)

@@ -1,0 +1,207 @@
+"""The tokens of one part of a file, staged: ids in a row, the length of each document, and what was counted."""
+
+import functools
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.encoder import Encoder, Engine
+from gpt2_repro.data.sources.files import Batch, Part
+from gpt2_repro.data.sources.token_files import TokenPart, map_ids
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
+
+
+EXAMPLES = 3  # of bad documents, in the manifest
+CHECKED = 1000  # one document of so many is encoded a second time, by `tokenizers`
+
+
+class DamagedTokens(UserError):
+    """Staged ids are not what was written."""
+
+
+class StagedPart:
+    """Files named alike: `.ids` and `.lengths.npy`, with the split hash `.held_out.npy`; `.json` completes them."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+
+    def path(self, ending: str) -> Path:
+        return self.folder / f"{self.name}{ending}"
+
+    def exists(self) -> bool:
+        return self.path(".json").is_file()
+
+    @functools.cached_property
+    def facts(self) -> dict[str, Any]:
+        """tokens, documents, text_bytes, bad, bad_examples, longest, and where the ids lie."""
+        return json.loads(self.path(".json").read_text())
+
+    def ids(self) -> np.ndarray:
+        """[tokens], mapped. Raises DamagedTokens, and forgets the part, where they are not what was written."""
+        where = self.facts["ids"]
+        path = self.path(".ids") if where["path"] is None else Path(where["path"])
+        try:
+            ids = map_ids(path, where["offset"], self.facts["tokens"], np.dtype(where["dtype"]))
+        except (OSError, ValueError):
+            ids = None
+        if ids is None or (where["crc32"] is not None and zlib.crc32(ids.data) != where["crc32"]):
+            self.path(".json").unlink()
+            self.folder.joinpath(f"{self.name.split('-')[0]}.json").unlink(missing_ok=True)  # the note of its file
+            raise DamagedTokens(f"staged tokens of {self.facts['source']} are damaged: start the same command again")
+        return ids
+
+    def lengths(self) -> np.ndarray:
+        """[documents], in tokens with their separators"""
+        return np.load(self.path(".lengths.npy")).astype(np.int64)
+
+    def held_out(self) -> np.ndarray:
+        """[documents], whether the split `hash` puts them into validation"""
+        return np.load(self.path(".held_out.npy"))
+
+    def texts(self) -> dict[int, str]:
+        """Texts that were kept, by the number of their document in the part."""
+        path = self.path(".jsonl")
+        with path.open(encoding="utf-8") as lines:
+            return dict(json.loads(line) for line in lines)
+
+    def drop_ids(self) -> None:
+        """Free the room of the ids; what was counted stays."""
+        where = self.facts["ids"]
+        path = self.path(".ids") if where["path"] is None else Path(where["path"])
+        if path.resolve().is_relative_to(self.folder.parent.resolve()):  # the user's own files stay
+            path.unlink(missing_ok=True)
+
+    def complete(self, lengths: np.ndarray, held_out: np.ndarray | None, facts: dict[str, Any]) -> None:
+        np.save(self.path(".lengths.npy"), lengths.astype(np.uint32))
+        if held_out is not None:
+            np.save(self.path(".held_out.npy"), held_out)
+        facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
+        write_whole(self.path(".json"), json.dumps(facts))
+
+
+def is_held_out(document: str, args: DataArguments) -> bool:
+    """Whether the split `hash` puts a document into validation: a function of its text and split_seed alone."""
+    digest = hashlib.blake2b(document.encode(), digest_size=8, key=args.split_seed.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest, "little") < args.validation_fraction * 2**64
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(folder: Path, changed: int, separator: str, engine: Engine) -> Encoder:
+    return Encoder(folder, separator=separator, engine=engine)
+
+
+def stage_part(
+    part: Part,
+    staged: StagedPart,
+    tokenizer: Path,
+    args: DataArguments,
+    *,
+    engine: Engine,
+    limit: int,
+    max_bad_documents: int,
+    report: Callable[[int], Any],
+) -> None:
+    """Tokenize one part, stopping after `limit` tokens of its own (0: never).
+
+    Args:
+        report: gets the bytes of the file read since the last call.
+
+    Raises UserError for more bad documents than allowed, naming the first, and for one that the engine encodes
+    otherwise than `tokenizers`.
+    """
+    changed = (tokenizer / "tokenizer.json").stat().st_mtime_ns
+    encoder = _encoder(tokenizer, changed, args.separator, engine)
+    if isinstance(part, TokenPart):
+        lengths = part.lengths(encoder.end_of_text, args.separator)
+        where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16", "crc32": None}
+        counted = {"tokens": part.tokens, "text_bytes": 0, "bad": 0, "bad_examples": []}
+        report(part.size)
+        return staged.complete(lengths, None, counted | {"source": part.name, "ids": where})
+
+    partial = staged.path(f".{os.getpid()}.partial")
+    writer = _Writer(encoder, args, max_bad_documents=max_bad_documents)
+    try:
+        with partial.open("wb") as file, staged.path(".jsonl").open("w", encoding="utf-8") as texts:
+            for batch in part.read():
+                for number, document in writer.write(batch, file, source=part_name(part)):
+                    texts.write(json.dumps([number, document]) + "\n")
+                report(batch.read)
+                if limit and writer.tokens >= limit:
+                    break
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if not args.validation_text:
+        staged.path(".jsonl").unlink()
+    partial.replace(staged.path(".ids"))
+    held_out = np.concatenate(writer.held_out) if args.split == "hash" and writer.held_out else None
+    if args.split == "hash" and held_out is None:
+        held_out = np.empty(0, bool)
+    lengths = np.concatenate([np.empty(0, np.int64), *writer.lengths])
+    where = {"path": None, "offset": 0, "dtype": encoder.dtype.name, "crc32": writer.crc32}
+    counted = {"tokens": writer.tokens, "text_bytes": writer.text_bytes, "bad": writer.bad}
+    facts = counted | {"bad_examples": writer.bad_examples, "source": part_name(part), "ids": where}
+    staged.complete(lengths, held_out, facts)
+
+
+def part_name(part: Part) -> str:
+    return str(getattr(part, "name", part))
+
+
+class _Writer:
+    """Encodes batches and counts."""
+
+    def __init__(self, encoder: Encoder, args: DataArguments, *, max_bad_documents: int) -> None:
+        self.encoder, self.args, self.max_bad_documents = encoder, args, max_bad_documents
+        self.tokens = self.text_bytes = self.bad = self.crc32 = self.documents = 0
+        self.bad_examples: list[str] = []
+        self.lengths: list[np.ndarray] = []
+        self.held_out: list[np.ndarray] = []
+
+    def write(self, batch: Batch, file: BinaryIO, *, source: str) -> Iterable[tuple[int, str]]:
+        """Append the batch's ids. Returns the texts that may be validation's, with their numbers, where they are kept."""
+        self.bad += len(batch.bad)
+        self.bad_examples += batch.bad[: EXAMPLES - len(self.bad_examples)]
+        if self.bad > self.max_bad_documents:
+            raise too_many_bad(self.bad_examples, self.max_bad_documents)
+        first, before = self.documents, self.tokens
+        for number, document in enumerate(batch.documents, first):
+            if number % CHECKED == 0 and not self.encoder.agrees(document):
+                raise UserError(
+                    f"{self.encoder.engine} gives other ids than `tokenizers` for document {number + 1} of this part of "
+                    f"{source}: prepare with --encoder tokenizers"
+                )
+        ids, lengths = self.encoder.encode(batch.documents)
+        content = ids.tobytes()
+        file.write(content)
+        self.crc32 = zlib.crc32(content, self.crc32)
+        self.tokens += len(ids)
+        self.documents += len(lengths)
+        self.text_bytes += sum(len(text) if text.isascii() else len(text.encode()) for text in batch.documents)
+        self.lengths.append(lengths)
+        if self.args.split == "hash":
+            self.held_out.append(np.array([is_held_out(text, self.args) for text in batch.documents], bool))
+        if not self.args.validation_text:
+            return []
+        if self.args.split == "hash":
+            kept = self.held_out[-1]
+        elif self.args.split == "head":
+            # The part may be the first: then these are the head.
+            kept = before + np.cumsum(lengths) - lengths < self.args.validation_tokens
+        else:
+            kept = np.ones(len(lengths), bool)
+        return [(first + int(place), batch.documents[place]) for place in np.flatnonzero(kept)]
+
+
+def too_many_bad(examples: list[str], allowed: int) -> UserError:
+    hint = f"mend it, or skip such rows with --max_bad_documents {max(100, 10 * allowed)}"
+    more = f" (and more than {allowed:,} in all)" if allowed else ""
+    return UserError(f"{examples[0]}{more}: {hint}")

@@ -1,0 +1,257 @@
+"""Stage the files of a stream part by part, in worker processes, keeping what is already finished."""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.staged import StagedPart, part_name, stage_part, too_many_bad
+from gpt2_repro.data.sources.files import Part, SourceFile
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Files whose documents follow each other.
+
+    Args:
+        name: of its folder in the staging.
+        files: in their order.
+        limit: stop once there are so many tokens; 0 takes them all.
+    """
+
+    name: str
+    files: list[SourceFile]
+    limit: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    part: Part | None  # None: staged before
+    staged: StagedPart
+    size: int  # bytes of the file
+    finished: Callable[[], None]  # to be called when it is staged, and all before it
+
+
+class _Stopped(Exception):
+    """Nobody waits for this worker's result any more."""
+
+
+def stage(
+    stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions
+) -> list[StagedPart]:
+    """Stage what is not staged yet, with a progress bar. Returns the parts in their order, up to the stream's limit."""
+    folder = staging / stream.name
+    folder.mkdir(parents=True, exist_ok=True)
+    keywords: dict[str, Any] = {"engine": options.encoder, "limit": stream.limit}
+    keywords["max_bad_documents"] = options.max_bad_documents
+    parts: list[StagedPart] = []
+    tokens = bad = 0
+    size = sum(file.size for file in stream.files)
+    bar = tqdm(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
+    coming: dict[int, concurrent.futures.Future[None]] = {}
+    with bar, contextlib.closing(_tasks(stream, folder, coming)) as tasks:
+        words = (tokenizer, args)
+        finished = _in_workers(tasks, words, keywords, options.num_proc, bar)
+        with contextlib.closing(finished):
+            for task in finished:
+                task.finished()
+                parts.append(task.staged)
+                tokens += task.staged.facts["tokens"]
+                bad += task.staged.facts["bad"]
+                if bad > options.max_bad_documents:
+                    raise too_many_bad(
+                        [line for part in parts for line in part.facts["bad_examples"]], options.max_bad_documents
+                    )
+                if stream.limit and tokens >= stream.limit:
+                    break
+        concurrent.futures.wait(coming.values())  # a file beyond the limit: its download would outlive the staging
+        bar.update(max(0, size - bar.n))
+    return parts
+
+
+def _tasks(stream: Stream, folder: Path, coming: dict[int, concurrent.futures.Future[None]]) -> Generator[_Task]:
+    """The parts of all files. While one file is tokenized, the next is on its way and stands in `coming`."""
+    notes = [folder / f"{index:05d}.json" for index in range(len(stream.files))]
+    read = 0
+    for index, (file, note) in enumerate(zip(stream.files, notes, strict=True)):
+        read += file.size
+        if note.is_file():
+            count = json.loads(note.read_text())["parts"]
+            for number in range(count):
+                yield _Task(None, StagedPart(folder, f"{index:05d}-{number:05d}"), file.size // count, _nothing)
+            continue
+        if index in coming:
+            coming.pop(index).result()
+        else:
+            file.fetch()
+        following = index + 1
+        # A third of a token a byte of parquet: is the next file needed?
+        if following < len(notes) and not notes[following].is_file() and not 0 < stream.limit < read // 3:
+            coming[following] = _in_background(stream.files[following].fetch)
+        parts = file.parts()
+        done = _file_done(note, file, len(parts))
+        if not parts:
+            done()
+        for number, part in enumerate(parts):
+            staged = StagedPart(folder, f"{index:05d}-{number:05d}")
+            last = number + 1 == len(parts)
+            yield _Task(None if staged.exists() else part, staged, part.size, done if last else _nothing)
+
+
+def _in_background(call: Callable[[], None]) -> concurrent.futures.Future[None]:
+    """Like an executor's submit, in a thread that does not keep the process from ending."""
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            call()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _file_done(note: Path, file: SourceFile, parts: int) -> Callable[[], None]:
+    def done() -> None:
+        write_whole(note, json.dumps({"name": file.name, "parts": parts}))
+        file.drop()
+
+    return done
+
+
+def _nothing() -> None:
+    pass
+
+
+def _in_workers(
+    tasks: Iterator[_Task], words: tuple[Any, ...], keywords: dict[str, Any], num_proc: int, bar: tqdm
+) -> Generator[_Task]:
+    """Finished tasks in their order, whatever finishes first."""
+    if num_proc == 1:
+        for task in tasks:
+            if task.part is None:
+                bar.update(task.size)
+            else:
+                stage_part(task.part, task.staged, *words, **keywords, report=bar.update)
+            yield task
+        return
+    for attempt in range(2):
+        pool = _Pool(max(1, num_proc >> attempt), words, keywords, bar)
+        try:
+            yield from pool.run(tasks)
+            return
+        except concurrent.futures.process.BrokenProcessPool:
+            name = part_name(pool.pending[0].part) if pool.pending and pool.pending[0].part else "a file"
+            message = (
+                f"a worker was killed while it read {name} or one of the next files, as a rule for lack of memory"
+            )
+            if attempt:
+                raise UserError(f"{message}: use --num_proc {max(1, num_proc // 4)}") from None
+            logger.warning("%s: going on with half of the workers", message)
+            tasks = _chain(pool.pending, tasks)
+        finally:
+            pool.close()
+
+
+def _chain(pending: list[_Task], tasks: Iterator[_Task]) -> Iterator[_Task]:
+    yield from pending
+    yield from tasks
+
+
+class _Pool:
+    """Worker processes, a few tasks ahead of what is asked for."""
+
+    def __init__(self, num_proc: int, words: tuple[Any, ...], keywords: dict[str, Any], bar: tqdm) -> None:
+        # Spawned, not forked: a fork copies the locks of the tokenizer's threads as they happen to be.
+        context = multiprocessing.get_context("spawn")
+        self._read, self._stop = context.Value("q", 0), context.Event()
+        self._executor = concurrent.futures.ProcessPoolExecutor(
+            num_proc, context, initializer=_begin_worker, initargs=(self._read, self._stop)
+        )
+        self._words, self._keywords, self._bar, self._ahead = words, keywords, bar, 2 * num_proc + 1
+        self._shown = 0
+        self.pending: list[_Task] = []
+
+    def run(self, tasks: Iterator[_Task]) -> Generator[_Task]:
+        queue: collections.deque[tuple[_Task, concurrent.futures.Future[None] | None]] = collections.deque()
+        exhausted = False
+        while queue or not exhausted:
+            while not exhausted and len(queue) < self._ahead:
+                task = next(tasks, None)
+                exhausted = task is None
+                if task is not None:
+                    self.pending.append(task)
+                    queue.append((task, self._submit(task)))
+            if queue:
+                task, future = queue.popleft()
+                while future is not None and not concurrent.futures.wait([future], 0.2).done:
+                    self._show()
+                if future is None:
+                    self._bar.update(task.size)
+                else:
+                    future.result()
+                self._show()
+                self.pending.pop(0)
+                yield task
+
+    def _submit(self, task: _Task) -> concurrent.futures.Future[None] | None:
+        if task.part is None:
+            return None
+        return self._executor.submit(_work, task.part, task.staged, self._words, self._keywords)
+
+    def _show(self) -> None:
+        read = self._read.value
+        self._bar.update(read - self._shown)
+        self._shown = read
+
+    def close(self) -> None:
+        # Enough tokens, an error or Ctrl-C: files that no worker has begun are left alone, and begun ones too.
+        self._stop.set()
+        self._executor.shutdown(cancel_futures=True)
+
+
+_worker: dict[str, Any] = {}
+
+
+def _begin_worker(read: Any, stop: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the main process decides
+    _worker.update(read=read, stop=stop)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A worker of a killed process would wait for tasks for ever.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(part: Part, staged: StagedPart, words: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    stage_part(part, staged, *words, **keywords, report=_count)
+
+
+def _count(read: int) -> None:
+    if _worker["stop"].is_set():
+        raise _Stopped
+    with _worker["read"].get_lock():
+        _worker["read"].value += read

@@ -1,0 +1,213 @@
+"""Rows to files: a `datasets` folder written as a stream, shard by shard, each hashed on its way; and verified."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from gpt2_repro.data.rows import Block, open_rows
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
+
+
+BLOCK_IDS = 2**25  # of a record batch: 64 MiB at 2 bytes
+SHARD_BLOCKS = 4  # 2**17 rows of 1,025 ids
+
+
+def rows_per_block(sequence_length: int) -> int:
+    """Rows of every record batch but a split's last: a function of the recipe, so that the bytes are one too."""
+    return max(1, BLOCK_IDS // sequence_length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One finished file of a split."""
+
+    name: str
+    rows: int
+    targets: int  # ids but the first of each row
+    largest_id: int
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenRows:
+    """What a folder holds."""
+
+    shards: list[Shard]
+
+    @property
+    def rows(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def targets(self) -> int:
+        return sum(shard.targets for shard in self.shards)
+
+    @property
+    def largest_id(self) -> int:
+        return max((shard.largest_id for shard in self.shards), default=0)
+
+    @property
+    def sha256(self) -> str:
+        """Of the shards' hashes, a line each: of the split as a whole."""
+        return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in self.shards).encode()).hexdigest()
+
+
+class _HashedFile:
+    """Hashes what is written, on its way to the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._sha256 = path.open("wb"), hashlib.sha256()
+        self.closed = False
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        self._sha256.update(data)
+        self.bytes += memoryview(data).nbytes
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def close(self) -> None:
+        """Wait until it is on the disk."""
+        if not self.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self.closed = True
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def write_rows(
+    folder: Path,
+    split: str,
+    blocks: Iterable[Block],
+    dtype: np.dtype[Any],
+    row_length: int | None,
+    *,
+    done: Sequence[Shard] = (),
+    finished: Callable[[list[Shard]], Any] = lambda shards: None,
+) -> WrittenRows:
+    """Write rows as a `datasets` folder.
+
+    Args:
+        blocks: one record batch each, SHARD_BLOCKS of them a file.
+        row_length: ids of every row, None where rows differ.
+        done: shards that lie in the folder already; `blocks` go on behind them.
+        finished: called with all shards so far whenever one is whole and on the disk.
+    """
+    from datasets import Features, List, Value
+
+    features = Features({"input_ids": List(Value(dtype.name), length=-1 if row_length is None else row_length)})
+    if not done:
+        _begin_folder(folder, split, features, row_length)
+    shards = list(done)
+    for path in set(folder.glob("*.arrow")) - {folder / shard.name for shard in shards}:
+        path.unlink()
+    schema, remaining = features.arrow_schema, iter(blocks)
+    while several := list(itertools.islice(remaining, 1)):
+        shards.append(
+            _write_shard(
+                folder, len(shards), itertools.chain(several, itertools.islice(remaining, SHARD_BLOCKS - 1)), schema
+            )
+        )
+        finished(shards)
+    written = WrittenRows(shards)
+    state = folder / "state.json"
+    described = json.loads(state.read_text())
+    described["_data_files"] = [{"filename": shard.name} for shard in shards]
+    described["_fingerprint"] = written.sha256[:16]
+    write_whole(state, json.dumps(described, indent=2))
+    return written
+
+
+def _begin_folder(folder: Path, split: str, features: Any, row_length: int | None) -> None:
+    """The library's own description of a folder, with one row in place of the shards that will be streamed into it.
+
+    save_to_disk would first need all rows in another dataset.
+    """
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    Dataset.from_dict({"input_ids": [[0] * (row_length or 1)]}, features, split=split).save_to_disk(folder)
+
+
+def _write_shard(folder: Path, number: int, blocks: Iterable[Block], schema: pa.Schema) -> Shard:
+    name = f"data-{number:05d}.arrow"
+    sink = _HashedFile(folder / name)
+    rows = targets = largest = 0
+    field = schema.field("input_ids")
+    with pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema) as writer:
+        for ids, lengths in blocks:
+            rows += len(lengths)
+            targets += len(ids) - len(lengths)
+            largest = max(largest, int(ids.max()))
+            if pa.types.is_fixed_size_list(field.type):
+                column = pa.FixedSizeListArray.from_arrays(pa.array(ids), field.type.list_size)
+            else:
+                ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+                column = pa.ListArray.from_arrays(ends, pa.array(ids))
+            writer.write_batch(pa.record_batch([column.cast(field.type)], schema=schema))
+    sink.close()
+    return Shard(name, rows, targets, largest, sink.bytes, sink.hexdigest())
+
+
+def verify(dataset_dir: str, manifest: dict[str, Any]) -> None:
+    """Read every byte again and compare it with the manifest. Raises UserError where they differ."""
+    if "shards" not in manifest:
+        raise UserError(
+            f"{dataset_dir} was prepared by an older version, which noted no files: prepare it anew to verify it"
+        )
+    for split, shards in manifest["shards"].items():
+        check_shards(dataset_dir, split, manifest)
+        with tqdm(total=sum(s["bytes"] for s in shards), desc=f"verify {split}", unit="B", unit_scale=True) as bar:
+            for shard in shards:
+                path, sha256 = Path(dataset_dir, split, shard["name"]), hashlib.sha256()
+                with path.open("rb") as file:
+                    while chunk := file.read(2**24):
+                        sha256.update(chunk)
+                        bar.update(len(chunk))
+                if sha256.hexdigest() != shard["sha256"]:
+                    raise UserError(f"{path} does not hold what its manifest says: {_MEND}")
+        rows = open_rows(Path(dataset_dir, split))
+        counted = (len(rows), int((rows.lengths() - 1).sum()))
+        counts = manifest["counts"][split]
+        if counted != (counts["rows"], counts["row_tokens"]):
+            raise UserError(
+                f"{dataset_dir}/{split} has {counted[0]:,} rows, its manifest says {counts['rows']:,}: {_MEND}"
+            )
+    for name, sha256 in manifest.get("files", {}).items():
+        path = Path(dataset_dir, name)
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            raise UserError(f"{path} is missing or not what its manifest says: {_MEND}")
+
+
+_MEND = "copy or prepare it anew"
+
+
+def check_shards(dataset_dir: str, split: str, manifest: dict[str, Any]) -> None:
+    """Raise UserError where a split's files are not those of the manifest, by name and size: at once, reading none."""
+    folder = Path(dataset_dir, split)
+    here = {path.name: path.stat().st_size for path in folder.glob("*.arrow")}
+    expected = {shard["name"]: shard["bytes"] for shard in manifest["shards"][split]}
+    for name in sorted(here.keys() | expected.keys()):
+        if here.get(name) != expected.get(name):
+            wants = f"{expected[name]:,} bytes" if name in expected else "no such file"
+            found = f"{here[name]:,}" if name in here else "none"
+            raise UserError(f"{folder / name} has {found} and its manifest says {wants}: {_MEND}")

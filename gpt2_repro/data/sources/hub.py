@@ -1,0 +1,188 @@
+"""Files of datasets on the Hub: listed, fetched one at a time with patience, checked, and dropped after use."""
+
+import dataclasses
+import fnmatch
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpt2_repro.data.arguments import PreparationOptions
+from gpt2_repro.data.sources.files import Part, SourceFile
+from gpt2_repro.data.sources.presets import Preset
+from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
+from gpt2_repro.data.sources.token_files import read_header
+from gpt2_repro.errors import UserError
+
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass
+class HubFile(SourceFile):
+    """A file on the Hub: taken from its cache if it is there, else fetched into `folder` and dropped afterwards."""
+
+    name: str
+    size: int
+    sha256: str | None
+    repository: str
+    revision: str
+    folder: str
+    form: TextForm
+    options: PreparationOptions
+    path: Path | None = None
+
+    def fetch(self) -> None:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision}
+        cached = try_to_load_from_cache(self.repository, self.name, **where)
+        if isinstance(cached, str):
+            self.path = Path(cached)
+            return
+
+        def download(force: bool = False) -> Path:
+            folder = None if self.options.keep_downloads else self.folder
+            return Path(hf_hub_download(self.repository, self.name, local_dir=folder, force_download=force, **where))
+
+        what = f"fetch {self.name} of {self.repository}"
+        self.path = patiently(download, what, self.options.network_timeout)
+        if self._is_damaged():
+            logger.warning("%s of %s came damaged: fetching it again", self.name, self.repository)
+            self.path = patiently(lambda: download(force=True), what, self.options.network_timeout)
+            if self._is_damaged():
+                raise UserError(f"{self.name} of {self.repository} came damaged twice: start the same command again")
+
+    def _is_damaged(self) -> bool:
+        assert self.path is not None
+        if self.path.stat().st_size != self.size:
+            return True
+        if self.sha256 is None:
+            return False
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() != self.sha256
+
+    def parts(self) -> list[Part]:
+        assert self.path is not None
+        if self.path.suffix == ".bin":
+            return [read_header(self.path)]
+        return TextFile(str(self.path), self.size, self.form).parts()
+
+    def drop(self) -> None:
+        """Ready-made tokens stay until their rows are cut."""
+        if self.path is not None and self.path.suffix != ".bin" and self.path.is_relative_to(self.folder):
+            self.path.unlink(missing_ok=True)
+
+
+class Repository:
+    """A dataset repository at one revision."""
+
+    def __init__(self, name: str, revision: str | None, folder: Path, options: PreparationOptions) -> None:
+        """`folder` takes downloads. Raises UserError where the Hub does not know it or cannot be reached."""
+        from huggingface_hub import HfApi
+
+        self.name, self.folder, self.options = name, folder, options
+        self._api = HfApi()
+        info = self._ask(lambda: self._api.dataset_info(name, revision=revision))
+        self.revision = str(info.sha)
+
+    def files(self, pattern: str, form: TextForm) -> list[SourceFile]:
+        """The files whose path matches, by name. Raises UserError if there are none."""
+        folder = pattern.rpartition("/")[0] or None
+        tree = self._ask(
+            lambda: list(
+                self._api.list_repo_tree(
+                    self.name, folder, repo_type="dataset", revision=self.revision, recursive=folder is not None
+                )
+            )
+        )
+        found = [entry for entry in tree if fnmatch.fnmatch(entry.path, pattern)]
+        if not found:
+            raise UserError(f"{self.name} has no files {pattern} at revision {self.revision}")
+        return [self._file(entry, form) for entry in sorted(found, key=lambda entry: entry.path)]
+
+    def resolve(self, config: str | None, split: str, form: TextForm) -> list[SourceFile]:
+        """The files of a split as `datasets` finds them. Raises UserError for an unknown config, split or form."""
+        from datasets import load_dataset_builder
+        from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+
+        def found_files() -> dict[str, list[str]]:
+            try:
+                return load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
+            except (ValueError, RuntimeError, DataFilesNotFoundError, DatasetNotFoundError) as error:
+                with_script = "script" in str(error)  # which `datasets` no longer runs
+                other = "@refs/convert/parquet, the Hub's copy of it" if with_script else ":CONFIG with another config"
+                line = " ".join(str(error).split())[:300]
+                raise UserError(f"{self.name} cannot be opened ({line}): try {self.name}{other}") from None
+
+        found = self._ask(found_files)
+        if split not in found:
+            raise UserError(f"{self.name} has no split {split!r}: --source_split can be {', '.join(found)}")
+        paths = [url.split(f"@{self.revision}/", 1)[1] for url in found[split]]
+        if wrong := [path for path in paths if kind_of(Path(path)) not in KINDS]:
+            raise UserError(f"{self.name} holds {wrong[0]}: {', '.join(KINDS)} are read")
+        entries = self._ask(
+            lambda: self._api.get_paths_info(self.name, paths, repo_type="dataset", revision=self.revision)
+        )
+        by_path = {entry.path: entry for entry in entries}
+        return [self._file(by_path[path], form) for path in paths]
+
+    def _file(self, entry: Any, form: TextForm) -> SourceFile:
+        sha256 = entry.lfs.sha256 if entry.lfs else None
+        folder = str(self.folder)
+        return HubFile(entry.path, entry.size, sha256, self.name, self.revision, folder, form, self.options)
+
+    def _ask(self, call: Callable[[], Result]) -> Result:
+        return patiently(call, f"list {self.name} on the Hub", self.options.network_timeout)
+
+
+def patiently(call: Callable[[], Result], what: str, timeout: float) -> Result:
+    """The result of `call`, asked again for up to `timeout` seconds while the network or the Hub fails.
+
+    Raises UserError after that, and at once for what asking again cannot mend; what this disk refuses stays an OSError.
+    """
+    from huggingface_hub import errors as hub
+
+    give_up, wait = time.monotonic() + timeout, 1.0
+    while True:
+        try:
+            return call()
+        except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.OfflineModeIsEnabled) as error:
+            raise UserError(
+                f"cannot {what} ({first_line(error)}): look at its name, the network and HF_TOKEN, or prepare text of your "
+                "own with --data_files GLOB"
+            ) from None
+        except (hub.HTTPError, hub.EntryNotFoundError, OSError) as error:
+            from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
+            if not from_network and getattr(error, "errno", None) is not None:
+                raise
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            if status in (401, 403, 404) or time.monotonic() + wait > give_up:
+                raise UserError(
+                    f"cannot {what} ({first_line(error)}): start the same command again, it goes on where it stopped; or "
+                    "prepare text of your own with --data_files GLOB"
+                ) from None
+            logger.warning("cannot %s (%s): trying again in %.0f s", what, first_line(error), wait)
+        time.sleep(wait * random.uniform(0.8, 1.2))
+        wait = min(60.0, 2 * wait)
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, without the rest of it."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def list_preset(
+    preset: Preset, revision: str | None, folder: Path, options: PreparationOptions
+) -> tuple[dict[str, Any], list[SourceFile], list[SourceFile]]:
+    """What the manifest says of it, its training files and its own validation files."""
+    repository = Repository(preset.repository, revision, folder, options)
+    train = repository.files(preset.train, preset.form)
+    validation = repository.files(preset.validation, preset.form) if preset.validation else []
+    described = {"repository": preset.repository, "files": preset.train, "revision": repository.revision}
+    return described, train, validation

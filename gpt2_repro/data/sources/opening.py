@@ -1,0 +1,133 @@
+"""Where documents come from: a name, an id of the Hub, globs of local files, or a mixture of these."""
+
+import dataclasses
+import glob
+import re
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.sources.embedded import Docstrings, Topics
+from gpt2_repro.data.sources.files import SourceFile
+from gpt2_repro.data.sources.hub import Repository, list_preset
+from gpt2_repro.data.sources.presets import PRESETS
+from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
+from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
+from gpt2_repro.data.sources.token_files import TokenFile
+from gpt2_repro.errors import UserError, did_you_mean
+
+
+SOURCE_NAMES = [*PRESETS, "tiny-shakespeare", "embedded", "files"]
+_HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^@:]+))?(@(?P<revision>\S+))?")
+_VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A source and what the manifest says of it.
+
+    Args:
+        description: with the revision where there is one: what a later start must find again.
+        files: of training.
+        validation_files: its own, where it has some.
+        weight: its share of the tokens, 1 for the only one.
+    """
+
+    description: dict[str, Any]
+    files: list[SourceFile]
+    validation_files: list[SourceFile]
+    weight: float = 1.0
+
+
+def mixed(text: str) -> list[tuple[str, float]]:
+    """The sources that `text` names and their shares, which sum to 1. Raises UserError for weights that are none."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) == 1 and not re.search(r"=[\d.e+-]+$", text):
+        return [(text, 1.0)]
+    pairs = []
+    for part in parts:
+        name, _, weight = part.rpartition("=")
+        try:
+            pairs.append((name, float(weight)))
+        except ValueError:
+            pairs.append((part, 0.0))
+        if not name or not 0 < pairs[-1][1] < float("inf"):
+            raise UserError(
+                f"{part!r} of the source {text!r} has no weight: write it as fineweb-edu-10bt=0.9,pg19=0.1"
+            )
+    total = sum(weight for _, weight in pairs)
+    return [(name, weight / total) for name, weight in pairs]
+
+
+class SourceOpener:
+    """Opens sources by name.
+
+    Args:
+        args: how files are read.
+        folder: takes downloads.
+        revisions: by repository, those that an interrupted preparation began with.
+    """
+
+    def __init__(
+        self, args: DataArguments, folder: Path, options: PreparationOptions, revisions: dict[str, str] | None = None
+    ) -> None:
+        self.args, self.folder, self.options, self.revisions = args, folder, options, revisions or {}
+        self.form = TextForm(text_column=args.text_column, sample_by=args.sample_by)
+
+    def open_all(self) -> list[Source]:
+        """What the arguments name. Raises UserError for an unknown name and for globs that match nothing."""
+        if self.args.data_files:
+            return [self.local("files", self.args.data_files)]
+        return [dataclasses.replace(self.open(name), weight=weight) for name, weight in mixed(self.args.source)]
+
+    def open(self, name: str) -> Source:
+        """The source of that name, of the whole of it."""
+        if name in PRESETS:
+            preset = PRESETS[name]
+            revision = self.revisions.get(preset.repository)
+            described, train, validation = list_preset(preset, revision, self.folder, self.options)
+            return Source({"name": name} | described, train, validation)
+        if name == "tiny-shakespeare":
+            where = (str(self.folder), self.options.network_timeout)
+            first, rest = Shakespeare(0, TRAINING, *where), Shakespeare(TRAINING, CHARACTERS, *where)
+            return Source({"name": name}, [first], [rest])
+        if name == "embedded":
+            return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
+        if name == "files":
+            raise UserError("source files needs --data_files GLOB")
+        if glob.glob(name, recursive=True) or re.search(r"\.(txt|jsonl|csv|parquet|bin)(\.gz|\.zst)?$", name):
+            return self.local(name, [name])
+        if match := _HUB_ID.fullmatch(name):
+            return self._hub(name, **match.groupdict())
+        raise UserError(f"there is no source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
+
+    def _hub(self, text: str, *, name: str, config: str | None, revision: str | None) -> Source:
+        repository = Repository(name, self.revisions.get(name, revision), self.folder, self.options)
+        files = repository.resolve(config, self.args.source_split, self.form)
+        described = {"name": text, "repository": name, "config": config, "split": self.args.source_split}
+        return Source(described | {"revision": repository.revision}, files, [])
+
+    def local(self, name: str, globs: list[str]) -> Source:
+        """Files of this disk, by name. With the split `source`, those named val or validation validate."""
+        found = {Path(path) for pattern in globs for path in glob.glob(pattern, recursive=True)}
+        paths = sorted(path for path in found if path.is_file())
+        if not paths:
+            raise UserError(f"{' '.join(globs)} matches no file: name some with --data_files GLOB")
+        for path in paths:
+            if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
+                raise UserError(
+                    f"{path} is no {', '.join(KINDS)} or .bin file (of text, not parquet, each may end in .gz or .zst)"
+                )
+        described = [{"path": str(path), "bytes": path.stat().st_size} for path in paths]
+        validation = [path for path in paths if self.args.split == "source" and _VALIDATION_NAME.search(path.name)]
+        train = [path for path in paths if path not in validation]
+        return Source({"name": name, "files": described}, self._files(train), self._files(validation))
+
+    def _files(self, paths: list[Path]) -> list[SourceFile]:
+        files: list[SourceFile] = []
+        for path in paths:
+            size = path.stat().st_size
+            tokens = path.suffix == ".bin"
+            files.append(TokenFile(str(path), size) if tokens else TextFile(str(path), size, self.form))
+        return files

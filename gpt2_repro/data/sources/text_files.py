@@ -1,0 +1,290 @@
+"""Files of text on this disk: .txt, .jsonl, .csv and .parquet, the first three also as .gz and .zst."""
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from gpt2_repro.data.sources.files import Batch, Part, SourceFile, in_batches
+from gpt2_repro.errors import UserError
+
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+KINDS = (".txt", ".jsonl", ".csv", ".parquet")
+PART_BYTES = 2**26  # of text: a worker's task of about a second
+LONGEST_DOCUMENT = 2**28  # bytes: beyond it a worker would need gigabytes
+
+
+@dataclasses.dataclass(frozen=True)
+class TextForm:
+    """How rows become documents.
+
+    Args:
+        text_column: of jsonl, csv and parquet.
+        sample_by: what of a .txt file is a document: all of it (document), a line or a paragraph.
+        first_row: where given, a row that begins and ends with this, once, starts a document, and the rows up to the
+            next such one belong to it (WikiText has a row a line and ` = Title = ` as the first of a page).
+    """
+
+    text_column: str = "text"
+    sample_by: str = "document"
+    first_row: str = ""
+
+
+def kind_of(path: Path) -> str:
+    """The ending that says how to read a file, .gz and .zst aside."""
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFile(SourceFile):
+    """A file of text on this disk."""
+
+    name: str
+    size: int
+    form: TextForm = TextForm()
+
+    def parts(self) -> list[Part]:
+        path, kind = Path(self.name), kind_of(Path(self.name))
+        if kind == ".parquet":
+            return _parquet_parts(self)
+        by_line = kind == ".jsonl" or (kind == ".txt" and self.form.sample_by == "line")
+        if not by_line or path.suffix in COMPRESSIONS or self.form.first_row:
+            return [TextPart(self.name, self.form, 0, self.size, self.size)]
+        starts = range(0, max(1, self.size), PART_BYTES)
+        ends = [min(start + PART_BYTES, self.size) for start in starts]
+        return [TextPart(self.name, self.form, a, b, b - a) for a, b in zip(starts, ends, strict=True)]
+
+
+def _parquet_parts(file: TextFile) -> list[Part]:
+    with _reading(Path(file.name)), pyarrow.parquet.ParquetFile(file.name) as table:
+        place = _text_column(table, file)
+        sizes = [
+            table.metadata.row_group(group).column(place).total_uncompressed_size
+            for group in range(table.metadata.num_row_groups)
+        ]
+    parts: list[Part] = []
+    start, held, total = 0, 0, max(1, sum(sizes))
+    for group, size in enumerate(sizes):
+        held += size
+        last = group + 1 == len(sizes)
+        if last or (held >= PART_BYTES and not file.form.first_row):
+            parts.append(TextPart(file.name, file.form, start, group + 1, held * file.size // total))
+            start, held = group + 1, 0
+    return parts
+
+
+def _text_column(table: pyarrow.parquet.ParquetFile, file: "TextFile | TextPart") -> int:
+    """The place of the text column among the file's primitive columns. Raises UserError where there is none."""
+    name, names = file.form.text_column, table.schema_arrow.names
+    field = table.schema_arrow.field(name) if name in names else None
+    kind = field.type.value_type if field is not None and pa.types.is_dictionary(field.type) else field and field.type
+    if field is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise UserError(
+            f"{file.name} has no text column `{name}`: it has {', '.join(names)}; name one with --text_column"
+        )
+    return [table.schema.column(place).path for place in range(len(table.schema))].index(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPart(Part):
+    """Of a parquet file the row groups from `start` up to `stop`; of others the lines that begin in these bytes."""
+
+    name: str
+    form: TextForm
+    start: int
+    stop: int
+    size: int
+
+    def read(self) -> Iterator[Batch]:
+        path, kind = Path(self.name), kind_of(Path(self.name))
+        with _reading(path):
+            if kind == ".parquet":
+                batches = self._parquet()
+            elif kind == ".csv":
+                batches = in_batches(self._csv(path))
+            elif kind == ".txt" and self.form.sample_by == "document":
+                batches = in_batches(self._document(path))
+            elif kind == ".txt" and self.form.sample_by == "paragraph":
+                batches = in_batches(self._paragraphs(path))
+            else:
+                batches = in_batches(self._rows(path, _jsonl_row if kind == ".jsonl" else _line_row))
+            yield from _joined(batches, self.form.first_row) if self.form.first_row else batches
+
+    def _parquet(self) -> Iterator[Batch]:
+        with pyarrow.parquet.ParquetFile(self.name, buffer_size=2**20) as table:
+            _text_column(table, self)
+            rows = sum(table.metadata.row_group(group).num_rows for group in range(self.start, self.stop))
+            place = sum(table.metadata.row_group(group).num_rows for group in range(self.start))
+            # The part's share of the file is its text's: a batch of about a megabyte.
+            per_batch = min(1000, max(1, rows * 2**20 // max(1, self.size)))
+            groups = list(range(self.start, self.stop))
+            for batch in table.iter_batches(per_batch, row_groups=groups, columns=[self.form.text_column]):
+                texts, bad = self._texts(batch.column(0), place)
+                place += len(batch)
+                yield Batch(texts, bad, self.size * len(batch) // max(1, rows))
+
+    def _texts(self, column: pa.Array, place: int) -> tuple[list[str], list[str]]:
+        try:
+            return [text or "" for text in column.to_pylist()], []
+        except UnicodeDecodeError:
+            pass
+        texts, bad = [], []
+        for row, text in enumerate(column, place + 1):
+            try:
+                texts.append(text.as_py() or "")
+            except UnicodeDecodeError:
+                bad.append(f"{self.name}, row {row}, is no valid UTF-8")
+        return texts, bad
+
+    def _lines(self, path: Path) -> Iterator[tuple[bytes, int, int]]:
+        """Lines that begin in the part's bytes, the number of each from the part's beginning on, bytes read for it."""
+        with open_bytes(path) as (stream, position):
+            if self.start:
+                stream.seek(self.start - 1)
+                stream.readline()
+            compressed = path.suffix in COMPRESSIONS
+            at = before = position()
+            number = 0
+            while compressed or at < self.stop:
+                line = stream.readline(LONGEST_DOCUMENT + 1)
+                if not line:
+                    break
+                number += 1
+                if len(line) > LONGEST_DOCUMENT:
+                    raise UserError(f"{path}, line {self._line(number)}, is longer than {LONGEST_DOCUMENT:,} bytes")
+                at = position() if compressed else at + len(line)
+                yield line, number, at - before
+                before = at
+
+    def _line(self, number: int) -> int:
+        """The number of a line in the whole file."""
+        if not self.start:
+            return number
+        before, rest, chunk = 0, self.start, b""
+        with Path(self.name).open("rb") as file:
+            while rest:
+                chunk = file.read(min(rest, 2**24))
+                before, rest = before + chunk.count(b"\n"), rest - len(chunk)
+        return before + number + (not chunk.endswith(b"\n"))
+
+    def _rows(self, path: Path, parse: Any) -> Iterator[tuple[str | None, str, int]]:
+        for line, number, read in self._lines(path):
+            text, wrong = parse(line, self.form.text_column)
+            if text is None and wrong:
+                yield None, f"{path}, line {self._line(number)}, {wrong}", read
+            elif text is not None:
+                yield text, "", read
+
+    def _paragraphs(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
+        held: list[bytes] = []
+        held_read = first = 0
+        for line, number, read in self._lines(path):
+            if line.strip():
+                first = first or number
+                held.append(line)
+            held_read += read
+            if held and not line.strip():
+                text, wrong = _line_row(b"".join(held), "")
+                yield text, wrong and f"{path}, line {first}, {wrong}", held_read
+                held, held_read, first = [], 0, 0
+        if held:
+            text, wrong = _line_row(b"".join(held), "")
+            yield text, wrong and f"{path}, line {first}, {wrong}", held_read
+
+    def _document(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
+        with open_bytes(path) as (stream, _):
+            content = stream.read(LONGEST_DOCUMENT + 1)
+        if len(content) > LONGEST_DOCUMENT:
+            raise UserError(
+                f"{path} is one document of more than {LONGEST_DOCUMENT:,} bytes: cut it with --sample_by paragraph "
+                "or --sample_by line"
+            )
+        try:
+            yield content.decode("utf-8"), "", self.size
+        except UnicodeDecodeError as error:
+            yield None, f"{path} is no valid UTF-8 at byte {error.start}", self.size
+
+    def _csv(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
+        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+        with open_bytes(path) as (stream, position):
+            text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            rows = csv.DictReader(text)
+            if self.form.text_column not in (rows.fieldnames or []):
+                raise UserError(
+                    f"{path} has no text column `{self.form.text_column}`: its first line names "
+                    f"{', '.join(rows.fieldnames or [])}; name one with --text_column"
+                )
+            before = 0
+            for row in rows:
+                at = position()
+                yield row[self.form.text_column] or "", "", at - before
+                before = at
+
+
+def _line_row(line: bytes, column: str) -> tuple[str | None, str]:
+    try:
+        return line.rstrip(b"\r\n").decode("utf-8"), ""
+    except UnicodeDecodeError:
+        return None, "is no valid UTF-8"
+
+
+def _jsonl_row(line: bytes, column: str) -> tuple[str | None, str]:
+    """The text of a line; None and nothing wrong for a blank one."""
+    try:
+        text = json.loads(line)[column]
+        if isinstance(text, str) and b"\\u" in line:
+            text.encode()  # half of a surrogate pair has no UTF-8
+    except UnicodeError:
+        return None, "is no valid Unicode"
+    except (ValueError, KeyError, TypeError):
+        text = 0 if line.strip() else None
+        if text is None:
+            return None, ""
+    if not isinstance(text, str | None):
+        return None, f"is no JSON object with a text under the key `{column}`"
+    return text or "", ""
+
+
+def _joined(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:
+    held: list[str] = []
+    for batch in batches:
+        documents = []
+        for row in batch.documents:
+            begins = row.startswith(first_row) and not row.startswith(first_row + first_row.lstrip())
+            if held and begins and row.rstrip().endswith(first_row.strip()):
+                documents.append("".join(held))
+                held = []
+            held.append(row)
+        yield Batch(documents, batch.bad, batch.read)
+    if held:
+        yield Batch(["".join(held)])
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
+    """The decompressed bytes of a file, and a function that tells how many bytes of the file have been read."""
+    if path.suffix not in COMPRESSIONS:
+        with path.open("rb") as file:
+            yield file, file.tell
+        return
+    with pa.OSFile(str(path)) as raw:
+        inflated: Any = pa.CompressedInputStream(raw, COMPRESSIONS[path.suffix])
+        yield io.BufferedReader(inflated, 2**20), raw.tell
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what a damaged file raises into a UserError with its name."""
+    try:
+        yield
+    except (UnicodeDecodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None

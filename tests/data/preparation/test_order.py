@@ -1,0 +1,139 @@
+"""The order of documents and their split against a naive version; tokens in are tokens out and counted losses."""
+
+import random
+
+import numpy as np
+import pytest
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.cutting import from_row
+from gpt2_repro.data.preparation.order import Run, all_to, count, head_to, held_out_to, runs
+
+
+class FakePart:
+    def __init__(self, lengths: list[int], held_out: list[bool]) -> None:
+        self._lengths, self._held_out = lengths, held_out
+
+    def lengths(self) -> np.ndarray:
+        return np.array(self._lengths, np.int64)
+
+    def held_out(self) -> np.ndarray:
+        return np.array(self._held_out, bool)
+
+
+def some_streams(source: random.Random, number: int) -> list[list[FakePart]]:
+    streams = []
+    for _ in range(number):
+        sizes = [source.randint(0, 6) for _ in range(source.randint(1, 5))]
+        lengths = [[source.choice([0, 1, 2, 5, 17, 40]) for _ in range(size)] for size in sizes]
+        streams.append([FakePart(of, [source.random() < 0.3 for _ in of]) for of in lengths])
+    return streams
+
+
+def flat(found: list[Run]) -> list[tuple[int, int, int, int, str]]:
+    """Stream, part, number and length of each document, and its split."""
+    return [
+        (run.stream, run.part, run.first_document + place, int(length), run.split)
+        for run in found
+        for place, length in enumerate(run.lengths)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_stream_keeps_its_order_and_is_split_by_whole_documents(seed: int) -> None:
+    source = random.Random(seed)
+    streams = some_streams(source, 1)
+    head, below = source.choice([0, 10, 50, 10_000]), source.choice([30.0, 100.0, np.inf])
+    found = list(runs(streams, [1.0], ["validation", "train"], head_to(0, head, 1, below), hashed=False))
+    wanted, before = [], 0
+    for number, part in enumerate(streams[0]):
+        for document, length in enumerate(part._lengths):
+            if before < below:
+                wanted.append((0, number, document, length, "validation" if before < head else "train"))
+            before += length
+    assert flat(found) == wanted
+    for run in found:
+        assert run.first_token == sum(streams[0][run.part]._lengths[: run.first_document])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_hash_split_follows_the_parts(seed: int) -> None:
+    streams = some_streams(random.Random(seed), 1)
+    found = list(runs(streams, [1.0], ["validation", "train"], held_out_to(0, 1, np.inf), hashed=True))
+    wanted = [
+        (0, number, document, length, "validation" if held else "train")
+        for number, part in enumerate(streams[0])
+        for document, (length, held) in enumerate(zip(part._lengths, part._held_out, strict=True))
+    ]
+    assert flat(found) == wanted
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_mixture_takes_each_stream_in_its_share(seed: int) -> None:
+    source = random.Random(seed)
+    streams = some_streams(source, source.choice([2, 3]))
+    weights = np.array([source.randint(1, 5) for _ in streams], float)
+    weights /= weights.sum()
+    below = min(sum(sum(p._lengths) for p in stream) / w for stream, w in zip(streams, weights, strict=True))
+    documents = []
+    for number, (stream, weight) in enumerate(zip(streams, weights, strict=True)):
+        before = 0
+        for part_number, part in enumerate(stream):
+            for document, length in enumerate(part._lengths):
+                if before / weight < below:
+                    documents.append((before / weight, number, part_number, document, length))
+                before += length
+    found = flat(list(runs(streams, weights, ["train"], all_to(0, below), hashed=False)))
+    assert sorted(found) == sorted((*where, "train") for _, *where in documents)
+    start = {tuple(where[:3]): place for place, *where in documents}
+    places = [start[entry[:3]] for entry in found]
+    assert places == sorted(places)
+    # Wherever one stops, each stream's share is its weight, but for the document that is being read.
+    taken = np.zeros(len(streams))
+    for stream, _, _, length, _ in found:
+        taken[stream] += length
+        spread = taken / weights
+        assert spread.max() - spread.min() <= (80 / weights).max()
+
+
+def test_counts_are_of_split_and_stream() -> None:
+    streams = [[FakePart([3, 0, 4], [False] * 3)], [FakePart([5, 5], [False] * 2)]]
+    assign = head_to(0, 6, 1, np.inf)
+    counted = count(runs(streams, [0.5, 0.5], ["validation", "train"], assign, hashed=False))
+    assert counted == {
+        ("validation", 0): {"documents": 1, "empty_documents": 0, "tokens": 3},
+        ("validation", 1): {"documents": 1, "empty_documents": 0, "tokens": 5},
+        ("train", 0): {"documents": 1, "empty_documents": 1, "tokens": 4},
+        ("train", 1): {"documents": 1, "empty_documents": 0, "tokens": 5},
+    }
+
+
+@pytest.mark.parametrize("packing", ["concat", "wrap"])
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_left_behind_some_rows(packing: str, seed: int) -> None:
+    """Rows cut from the rest are the rest of the rows, wherever one stops."""
+    source = random.Random(seed)
+    args = DataArguments(packing=packing, sequence_length=4, min_length=2 if packing == "wrap" else 0)  # type: ignore[arg-type]
+    (stream,) = some_streams(source, 1)
+    ids = [np.arange(sum(part._lengths)) + 1000 * number for number, part in enumerate(stream)]
+
+    def documents(rows: int) -> list[np.ndarray]:
+        found = runs([stream], [1.0], ["train"], all_to(0), hashed=False)
+        cut = []
+        for run in from_row(found, rows, args):
+            start = run.first_token
+            for length in run.lengths.tolist():
+                cut.append(ids[run.part][start : start + length])
+                start += length
+        return cut
+
+    def rows_from(of: list[np.ndarray]) -> list[list[int]]:
+        pieces = of if packing == "wrap" else [np.concatenate([np.empty(0, int), *of])]
+        windows = [
+            piece[start : start + 5].tolist() for piece in pieces for start in range(0, max(0, len(piece) - 1), 4)
+        ]
+        return [window for window in windows if len(window) > (2 if packing == "wrap" else 4)]
+
+    whole = rows_from(documents(0))
+    for done in range(len(whole) + 1):
+        assert rows_from(documents(done)) == whole[done:]

@@ -1,0 +1,73 @@
+"""Ready-made tokens come in and go out as llm.c and nanoGPT write them; damaged files are refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2_repro.data.sources import token_files
+from gpt2_repro.data.sources.token_files import read_header, separator_shown, write_shards
+from gpt2_repro.errors import UserError
+
+
+END = 50256
+
+
+def test_shards_are_llmc_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_files, "SHARD_TOKENS", 10)
+    stream = np.arange(25, dtype=np.uint16)
+    train = write_shards(tmp_path, "text", "train", [stream[:3], stream[3:24], stream[24:]])
+    (held_out,) = write_shards(tmp_path, "text", "val", [stream[:4]])
+    assert [path.name for path in train] == [f"text_train_00000{n}.bin" for n in (1, 2, 3)]
+    assert held_out.name == "text_val_000000.bin"
+    content = train[0].read_bytes()
+    assert len(content) == 1024 + 20
+    assert np.frombuffer(content[:1024], "<i4").tolist() == [20240520, 1, 10, *[0] * 253]
+    assert np.concatenate([read_header(path).ids() for path in train]).tolist() == stream.tolist()
+
+
+def test_raw_ids_are_nanogpt_s(tmp_path: Path) -> None:
+    np.array([5, 6, END], np.uint16).tofile(tmp_path / "train.bin")
+    part = read_header(tmp_path / "train.bin")
+    assert part.ids().tolist() == [5, 6, END] and part.offset == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            np.array([20240520, 1, 5, *[0] * 253], "<i4").tobytes() + b"\0" * 8,
+            "its header says 5 tokens, 1,034 bytes: it was",
+        ),
+        (np.array([20240520, 2, 5, *[0] * 253], "<i4").tobytes() + b"\0" * 10, "is of version"),
+        (np.array([20240801, 7, 5, *[0] * 253], "<i4").tobytes(), "is a Llama 3 shard of llm.c"),
+        (b"\0\0\0", "has 3 bytes: raw uint16 ids have an even number"),
+    ],
+)
+def test_other_and_damaged_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_header(path)
+    assert str(error.value).startswith(str(path)) and message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "separator", "lengths"),
+    [
+        ([END, 1, 2, END, END, 3], "before", [3, 1, 2]),
+        ([7, 8, END, 1, 2], "before", [2, 3]),
+        ([1, 2, END, END, 3], "after", [3, 1, 1]),
+        ([1, 2, END], "after", [3]),
+        ([1, 2, 3], "none", [3]),
+        ([1, 2, 3], "before", [3]),
+    ],
+)
+def test_documents_are_found_by_their_separators(
+    tmp_path: Path, ids: list[int], separator: str, lengths: list[int]
+) -> None:
+    np.array(ids, np.uint16).tofile(tmp_path / "a.bin")
+    part = read_header(tmp_path / "a.bin")
+    assert part.lengths(None if separator == "none" else END, separator).tolist() == lengths
+    shown = separator_shown(part, part, END)
+    assert shown == {END: "before"}.get(ids[0], "after" if ids[-1] == END else None)
