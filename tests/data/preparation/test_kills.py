@@ -1,0 +1,119 @@
+"""A preparation is killed again and again, by SIGKILL, and ends with the folder of one that was left alone."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[3]
+# Parts of 2 KB and files of rows of 3 KB, so that a second of work has a hundred places to be killed at.
+STORY = """
+import sys
+import prepare_data
+from gpt2_repro.data import shards
+from gpt2_repro.data.sources import text_files
+text_files.PART_BYTES = 2000
+shards.BLOCK_IDS = 400
+if __name__ == "__main__":
+    prepare_data.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def prepare(tmp_path: Path, corpus: list[Path]):
+    """Starts a preparation in a session of its own."""
+    story = tmp_path / "story.py"
+    story.write_text(STORY)
+    big = tmp_path / "big.jsonl"
+    big.write_text("".join(path.read_text() for path in corpus))
+    (tmp_path / "small.jsonl").write_text(corpus[0].read_text())
+
+    def start(name: str, *words: object) -> subprocess.Popen[str]:
+        form = ("--tokenizer", "train:300", "--sequence_length", 32, "--split", "hash", "--validation_fraction", 0.1)
+        files = ("--data_files", tmp_path / "*.jsonl", "--dataset_dir", tmp_path / name, "--validation_text", "true")
+        return subprocess.Popen(
+            [sys.executable, str(story), *map(str, (*form, *files, *words))],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """Living processes of the session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue
+        if entry.name.isdigit() and fields[3] == str(process.pid) and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc")
+def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path: Path) -> None:
+    alone = prepare("alone", "--num_proc", 1)
+    output = alone.communicate(timeout=120)[0]
+    assert alone.returncode == 0, output
+    source = random.Random(0)
+    killed_at: list[str] = []
+    for workers, stride in ((1, 35), (2, 45), (5, 60)):
+        name = f"killed-{workers}"
+        staging, wanted = tmp_path / f"{name}.staging", 0
+        while not (tmp_path / name).exists():
+            process = prepare(name, "--num_proc", workers)
+            # Later in each start: while a tokenizer is trained, parts are staged, rows are written.
+            wanted += source.randint(stride - 20, stride)
+            while process.poll() is None:
+                staged, written = len(list(staging.glob("train-0/*-*.json"))), staging / "written.json"
+                shards = written.read_text().count('"name"') if written.exists() else 0
+                if staged + shards >= wanted:
+                    killed_at.append(f"{staged} parts, {shards} shards")
+                    os.kill(process.pid, signal.SIGKILL)
+                    process.wait()
+                    deadline = time.monotonic() + 10
+                    while workers_of(process) and time.monotonic() < deadline:
+                        time.sleep(0.05)
+                    assert not workers_of(process), "workers outlive a killed preparation"
+                    assert not (tmp_path / name).exists()
+                time.sleep(0.002)
+            output = process.communicate()[0]
+            assert process.returncode in (0, -signal.SIGKILL), output
+        assert content(tmp_path / name) == content(tmp_path / "alone")
+        assert not staging.exists()
+    assert len(killed_at) >= 5 and any(" 0 shards" not in at for at in killed_at), killed_at
+    manifest = json.loads((tmp_path / "alone" / "manifest.json").read_text())
+    assert manifest["read"]["documents"] == 173 and len(manifest["shards"]["train"]) > 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc")
+def test_a_worker_that_is_killed_is_replaced(prepare, tmp_path: Path) -> None:
+    process = prepare("out", "--num_proc", 2)
+    while process.poll() is None:
+        if len(list(tmp_path.glob("out.staging/train-0/*-*.json"))) >= 5:
+            worker = max(workers_of(process))  # the newest: neither the preparation nor the resource tracker
+            os.kill(worker, signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert "going on with half of the workers" in output
+    alone = prepare("alone", "--num_proc", 1)
+    assert alone.communicate(timeout=120) and content(tmp_path / "out") == content(tmp_path / "alone")
