@@ -1,0 +1,183 @@
+"""Whole data preparations as others do them, each written afresh from its description, and what each of them left.
+
+    python -m benchmarks.preparation_contenders llmc JOB       as data_preparation.py runs it, JOB a JSON object
+
+Every one takes parquet or jsonl files with a column `text` to data ready for training in `folder`, with GPT-2's ids.
+"""
+
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+END_OF_TEXT = 50_256
+BLOG_LENGTH, BLOG_SHORTEST = 512, 256  # tokens of a window, and of the shortest that is kept
+NANOGPT_BATCHES = 1024
+LLMC_SHARD, LLMC_HEADER, LLMC_MAGIC, LLMC_VERSION = 100_000_000, 256, 20240520, 1  # tokens, int32s
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What one preparation is given."""
+
+    kind: str  # parquet or json, as `datasets` calls them
+    files: list[str]
+    tokenizer: str  # folder with GPT-2's tokenizer.json, vocab.json and merges.txt
+    folder: str  # takes the finished data
+    processes: int
+
+
+def blog(job: Job) -> dict[str, int]:
+    """suzyahyah's post of 2025-07: windows of 512 with overflow, padded, those under 256 tokens filtered out."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(job.tokenizer)
+    tokenizer.pad_token = tokenizer.eos_token  # GPT-2's has none, and padding asks for one
+
+    def tokenize(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        encoded = tokenizer(
+            batch["text"], truncation=True, max_length=BLOG_LENGTH, return_overflowing_tokens=True, padding="longest"
+        )
+        return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+
+    windows = load(job, num_proc=job.processes).map(
+        tokenize, batched=True, num_proc=job.processes, remove_columns=["text"]
+    )
+    kept = windows.filter(lambda row: sum(row["attention_mask"]) >= BLOG_SHORTEST, num_proc=job.processes)
+    kept.save_to_disk(job.folder)
+    return {"windows": len(windows), "kept_windows": len(kept)}
+
+
+def nanogpt(job: Job) -> dict[str, int]:
+    """nanoGPT's data/openwebtext/prepare.py: ids by `map`, a shuffled split, then one memmap a split in batches."""
+    splits = load(job, num_proc=job.processes).train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+    gpt2_encoding(job.tokenizer)  # before the workers are forked, which then have it too
+
+    def tokenize(row: dict[str, str]) -> dict[str, Any]:
+        ids = [*gpt2_encoding(job.tokenizer).encode_ordinary(row["text"]), END_OF_TEXT]
+        return {"ids": ids, "len": len(ids)}
+
+    tokens = splits.map(tokenize, remove_columns=["text"], num_proc=job.processes)
+    Path(job.folder).mkdir(parents=True)
+    for split, name in (("train", "train.bin"), ("test", "val.bin")):
+        rows = tokens[split]
+        total = int(np.sum(rows["len"], dtype=np.uint64))
+        out = np.memmap(Path(job.folder, name), np.uint16, "w+", shape=(total,))
+        batches, place = min(NANOGPT_BATCHES, len(rows)), 0
+        for batch in range(batches):
+            shard = rows.shard(num_shards=batches, index=batch, contiguous=True).with_format("numpy")
+            ids = np.concatenate(shard["ids"][:])
+            out[place : place + len(ids)] = ids
+            place += len(ids)
+        out.flush()
+    return {}
+
+
+def llmc(job: Job) -> dict[str, int]:
+    """llm.c's dev/data/fineweb.py: a pool tokenizes document by document, shards of 1e8 tokens behind a header."""
+    rows = load(job, num_proc=None)
+    gpt2_encoding(job.tokenizer)
+    Path(job.folder).mkdir(parents=True)
+    shard, filled, shards = np.empty(LLMC_SHARD, np.uint16), 0, 0
+    with multiprocessing.get_context("fork").Pool(job.processes) as pool:
+        for ids in pool.imap(functools.partial(_llmc_document, job.tokenizer), rows, chunksize=16):
+            while len(ids):
+                taken = ids[: LLMC_SHARD - filled]
+                shard[filled : filled + len(taken)] = taken
+                filled, ids = filled + len(taken), ids[len(taken) :]
+                if filled == LLMC_SHARD:
+                    _write_llmc_shard(job.folder, shards, shard)
+                    filled, shards = 0, shards + 1
+    if filled:
+        _write_llmc_shard(job.folder, shards, shard[:filled])
+    return {}
+
+
+def _llmc_document(tokenizer: str, row: dict[str, str]) -> np.ndarray:
+    ids = np.array([END_OF_TEXT, *gpt2_encoding(tokenizer).encode_ordinary(row["text"])])
+    if not ((ids >= 0) & (ids < 2**16)).all():
+        raise ValueError("an id does not fit into uint16")
+    return ids.astype(np.uint16)
+
+
+def _write_llmc_shard(folder: str, number: int, ids: np.ndarray) -> None:
+    header = np.zeros(LLMC_HEADER, np.int32)
+    header[:3] = LLMC_MAGIC, LLMC_VERSION, len(ids)
+    with Path(folder, f"{'train' if number else 'val'}_{number:06d}.bin").open("wb") as file:
+        file.write(header.tobytes())
+        file.write(ids.tobytes())
+
+
+def load(job: Job, *, num_proc: int | None) -> Any:
+    """The files as a `datasets` dataset of one column, by way of its cache."""
+    from datasets import load_dataset
+
+    return load_dataset(job.kind, data_files=job.files, split="train", num_proc=num_proc)
+
+
+@functools.cache
+def gpt2_encoding(tokenizer: str) -> Any:
+    """tiktoken's GPT-2 from a folder, without the network."""
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # local files need no copy in the temporary folder
+    import tiktoken
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    merges, vocabulary = (str(Path(tokenizer, name)) for name in ("merges.txt", "vocab.json"))
+    ranks = data_gym_to_mergeable_bpe_ranks(vocab_bpe_file=merges, encoder_json_file=vocabulary)
+    special = {"<|endoftext|>": END_OF_TEXT}
+    return tiktoken.Encoding("gpt2_local", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
+
+
+def nanogpt_ids(folder: Path) -> dict[str, np.ndarray]:
+    """The ids of each split [tokens]."""
+    return {name: np.memmap(folder / f"{name}.bin", np.uint16, "r") for name in ("train", "val")}
+
+
+def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
+    """The ids of each shard [tokens], by its header."""
+    for path in sorted(folder.glob("*.bin"), key=lambda path: path.stem.rpartition("_")[2]):
+        magic, version, count = np.fromfile(path, np.int32, 3).tolist()
+        ids = np.fromfile(path, np.uint16, offset=LLMC_HEADER * 4)
+        if (magic, version, count) != (LLMC_MAGIC, LLMC_VERSION, len(ids)):
+            raise ValueError(f"{path} is not what its header says")
+        yield ids
+
+
+def blog_masks(folder: Path) -> Iterator[np.ndarray]:
+    """The masks of thousands of windows at a time, 1 for a token and 0 for padding."""
+    from datasets import load_from_disk
+
+    for batch in load_from_disk(str(folder)).data.to_batches():
+        yield batch.column("attention_mask").flatten().to_numpy()
+
+
+def count(name: str, folder: Path) -> dict[str, int]:
+    """What a preparation left: tokens of text, separators, and what is neither or was left out, where there is any."""
+    if name == "ours":
+        splits = json.loads((folder / "manifest.json").read_text())["counts"].values()
+        total = {key: sum(split[key] for split in splits) for key in ("tokens", "documents", "dropped_tokens")}
+        text = total["tokens"] - total["documents"]
+        return {"text_tokens": text, "separators": total["documents"], "dropped_tokens": total["dropped_tokens"]}
+    if name == "blog":
+        masks = [(len(mask), int(mask.sum())) for mask in blog_masks(folder)]
+        text = sum(kept for _, kept in masks)
+        return {"text_tokens": text, "separators": 0, "padding": sum(size for size, _ in masks) - text}
+    pieces = list(nanogpt_ids(folder).values() if name == "nanogpt" else llmc_ids(folder))
+    separators = sum(int((ids == END_OF_TEXT).sum()) for ids in pieces)
+    return {"text_tokens": sum(map(len, pieces)) - separators, "separators": separators}
+
+
+CONTENDERS = {"blog": blog, "nanogpt": nanogpt, "llmc": llmc}
+
+
+if __name__ == "__main__":
+    print(json.dumps(CONTENDERS[sys.argv[1]](Job(**json.loads(sys.argv[2])))))

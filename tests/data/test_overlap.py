@@ -1,0 +1,204 @@
+"""n-grams found in rows equal those of naive sets over the documents, whatever the packing and the blocks."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2_repro.data.overlap import EvaluationNgrams, N, evaluation_texts, ngram_hashes
+from gpt2_repro.data.packing import pack_rows, pack_windows
+from gpt2_repro.data.rows import Block, open_rows, write_rows
+from gpt2_repro.errors import UserError
+
+
+END = 999
+
+
+def to_ids(texts: list[str]) -> list[np.ndarray]:
+    """Ids spelled in a text."""
+    return [np.array(text.split(), dtype=np.uint16) for text in texts]
+
+
+def spell(ids: np.ndarray) -> str:
+    return " ".join(map(str, ids.tolist()))
+
+
+def naive_ngrams(ids: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(ids[place : place + N].tolist()) for place in range(len(ids) - N + 1)}
+
+
+def in_blocks(ids: np.ndarray, lengths: np.ndarray, source: np.random.Generator) -> Iterator[Block]:
+    """The same rows in blocks of 0 to 5."""
+    row = start = 0
+    while row < len(lengths):
+        part = lengths[row : row + int(source.integers(0, 6))]
+        yield ids[start : start + part.sum()], part
+        row, start = row + len(part), start + int(part.sum())
+
+
+def glue(rows: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([rows[0], *(row[1:] for row in rows[1:])]) if rows else np.empty(0, np.uint16)
+
+
+def packed(
+    documents: list[np.ndarray], packing: str, length: int, min_length: int
+) -> tuple[np.ndarray, np.ndarray, set]:
+    """Ids and lengths of the rows, and the n-grams of what the rows keep of each document (wrap) or the stream."""
+    if packing == "concat":
+        rows = [row for block in pack_rows(documents, length) for row in block]
+        kept = [glue(rows)]
+    else:
+        kept, rows = [], []
+        for document in documents:
+            pieces = [(document, np.array([len(document)]))]
+            blocks = list(pack_windows(pieces, length, min_length=min_length))
+            of_document = [row for ids, ends in blocks for row in np.split(ids, np.cumsum(ends))[:-1]]
+            kept.append(glue(of_document))
+            rows += of_document
+    return np.concatenate(rows), np.array([len(row) for row in rows]), set().union(*map(naive_ngrams, kept))
+
+
+@pytest.mark.parametrize("separator", ["before", "after", "none"])
+@pytest.mark.parametrize(
+    ("packing", "length", "min_length"),
+    [("concat", 20, 0), ("wrap", 20, 0), ("wrap", 20, 7), ("concat", 5, 0), ("wrap", 5, 2)],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_to_naive_sets(
+    tmp_path: Path, packing: str, length: int, min_length: int, separator: str, seed: int
+) -> None:
+    source = np.random.default_rng(seed)
+    documents = []
+    full = False  # whether the last row so far is, so that only its last id and the next one tell documents apart
+    for number in range(60):
+        # Few different ids, so that rows of different documents often meet in the same one; many that fill rows.
+        ids = source.integers(0, 3, source.choice([0, 1, 5, 12, 13, 14, 19, 20, 21, 40, 41, 60, 90])).astype(np.uint16)
+        if full and separator != "before":
+            ids[:1] = 100 + number
+        end = np.array([END] if len(ids) else [], np.uint16)
+        documents.append(np.concatenate({"before": [end, ids], "after": [ids, end], "none": [ids]}[separator]))
+        if (targets := len(documents[-1]) - 1) >= max(1, min_length):
+            full = targets >= length and targets % length < max(1, min_length)
+    ids, lengths, trained = packed(documents, packing, length, min_length)
+
+    # Texts over the borders of documents too, with and without an id that two rows may share.
+    texts = [np.concatenate(documents), glue(np.split(ids, np.cumsum(lengths))[:-1])]
+    cuts = [text[place : place + int(source.integers(0, 60))] for text in texts for place in range(0, len(text), 17)]
+    items = [[spell(part[part != END]) for part in cuts[first : first + 1 + first % 3]] for first in range(len(cuts))]
+    items.append([spell(source.integers(0, 3, 200))])
+    path = tmp_path / "items.jsonl"
+    path.write_text("".join(json.dumps({"parts": item}) + "\n" for item in items))
+
+    of_items = [set().union(*map(naive_ngrams, to_ids(item))) for item in items]
+    overlapping = [number for number, ngrams in enumerate(of_items, 1) if ngrams & trained]
+    different = set().union(*of_items)
+    (found,) = EvaluationNgrams([path], to_ids).found_in(in_blocks(ids, lengths, source), row_length=length + 1)
+    assert 0 < len(different & trained) < len(different)
+    assert (found["ngrams"], found["ngrams_found"]) == (len(different), len(different & trained))
+    assert (found["items"], found["items_with_overlap"]) == (len(items), len(overlapping))
+    assert found["items_too_short"] == sum(not ngrams for ngrams in of_items)
+    assert found["first_items_with_overlap"] == overlapping[:10]
+
+
+def test_rows_of_a_folder_and_more_tokens_than_are_hashed_at_once(tmp_path: Path) -> None:
+    source = np.random.default_rng(0)
+    stream = source.integers(0, 60_000, 100_000, dtype=np.uint16)
+    blocks = ((rows.ravel(), np.full(len(rows), 1025)) for rows in pack_rows([stream], 1024, rows_per_block=40))
+    write_rows(tmp_path / "train", "train", blocks, np.dtype(np.uint16), 1025)
+    places = [0, 1024 - 6, 2**14 - 5, 40 * 1024 - 1, 97 * 1024 + 1 - N]  # first, over rows, pieces, blocks; last
+    path = tmp_path / "items.jsonl"
+    others = [stream[-N:], stream[:N][::-1]]  # left over by the packing; never there
+    wanted = [*(stream[place : place + N] for place in places), *others]
+    path.write_text("".join(json.dumps(spell(ids)) + "\n" for ids in wanted))
+    (found,) = EvaluationNgrams([path], to_ids).found_in(open_rows(tmp_path / "train").blocks(), row_length=1025)
+    assert found["first_items_with_overlap"] == [1, 2, 3, 4, 5] and found["ngrams_found"] == 5
+
+
+def test_files_are_counted_apart(tmp_path: Path) -> None:
+    trained, other = np.arange(30, dtype=np.uint16), np.arange(100, 140, dtype=np.uint16)
+    (tmp_path / "a.txt").write_text(spell(trained[:14]))
+    lines = [{"text": spell(other)}, {"text": spell(trained[:13]), "more": [[spell(trained[2:15])]]}, {"label": 1}]
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write("\n\n".join(map(json.dumps, lines)))
+    ngrams = EvaluationNgrams([tmp_path / "a.txt", tmp_path / "b.jsonl.gz"], to_ids)
+    first, second = ngrams.found_in([(trained, np.array([30]))], row_length=30)
+    assert (first["file"], first["items"], first["ngrams"], first["ngrams_found"]) == ("a.txt", 1, 2, 2)
+    assert (second["items"], second["items_too_short"], second["items_with_overlap"]) == (3, 1, 1)
+    assert (second["ngrams"], second["ngrams_found"], second["first_items_with_overlap"]) == (28 + 2, 2, [3])
+    assert first["sha256"] != second["sha256"] and len(first["sha256"]) == 64
+    nothing = ngrams.found_in([], row_length=30)
+    assert [found["ngrams_found"] for found in nothing] == [0, 0]
+
+
+def test_hashes_depend_on_every_id_and_its_place() -> None:
+    ids = np.arange(N, dtype=np.uint32)
+    hashes = {int(ngram_hashes(ids)[0])}
+    for place in range(N):
+        for other in (0xFFFF, 2**17):
+            changed = ids.copy()
+            changed[place] = other
+            hashes.add(int(ngram_hashes(changed)[0]))
+    hashes.add(int(ngram_hashes(ids[::-1])[0]))
+    assert len(hashes) == 2 + 2 * N
+    many = np.random.default_rng(0).integers(0, 2**16, 50_000, dtype=np.uint16)
+    # 50,000 of 2**32 values: 0.3 pairs by chance in each half.
+    for half in (ngram_hashes(many) >> np.uint64(32), ngram_hashes(many) & np.uint64(2**32 - 1)):
+        assert len(np.unique(half)) > len(half) - 5
+
+
+def test_texts_of_a_line_are_all_its_strings(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    item = {"ctx": "a", "label": 3, "endings": ["b", ["c", {"deep": "d"}]], "none": None}
+    path.write_text(json.dumps(item) + "\n \n" + json.dumps(["e"]) + "\n")
+    assert list(evaluation_texts(path)) == [(1, ["a", "b", "c", "d"]), (3, ["e"])]
+    (tmp_path / "page.txt").write_text("one\n\nitem")
+    assert list(evaluation_texts(tmp_path / "page.txt")) == [(1, ["one\n\nitem"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"a,b", "a.csv is no evaluation file"),
+        ("gone.jsonl", None, "gone.jsonl cannot be read: .*No such file"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b\n', "a.jsonl, line 2, is no JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, line 2, is no JSON"),
+        ("a.jsonl", b'\n{"text": "\\ud800"}\n', "a.jsonl, line 2, is no JSON"),
+        ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1, is no JSON"),
+        ("a.txt", b"\xff", "a.txt cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9)[:-10], "a.jsonl.gz, line [0-9]+, cannot be read"),
+        ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read"),
+        ("a.jsonl", b"\n", "a.jsonl holds no item"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        EvaluationNgrams([tmp_path / name], to_ids)
+
+
+def test_a_passage_of_real_prose_is_found(real_data: Path, tmp_path: Path, gpt2_encode: Callable) -> None:
+    pages = (real_data / "wikitext" / "wikitext2_validation_pages.jsonl").read_text().splitlines()
+    page = json.loads(pages[0])["page"]
+    words = page.split(" ")
+    passage, reversed_passage = " ".join(words[50:120]), " ".join(words[119:49:-1])
+    path = tmp_path / "items.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (passage, reversed_passage)))
+    (rows,) = pack_rows(gpt2_encode([page]), 64)
+    (found,) = EvaluationNgrams([path], gpt2_encode).found_in([(rows.ravel(), np.full(len(rows), 65))], row_length=65)
+    of_passage, of_page = (naive_ngrams(gpt2_encode([text])[0]) for text in (passage, page))
+    assert found["first_items_with_overlap"] == [1] and found["ngrams_found"] == len(of_passage & of_page)
+    # Without the space before it the first word is other tokens: only the n-grams that hold them are missed.
+    assert len(of_passage) - 4 < found["ngrams_found"] < len(of_passage)
+
+
+@pytest.fixture(scope="module")
+def gpt2_encode(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], list[np.ndarray]]:
+    from gpt2_repro.data.tokenizer import Encoder, save_tokenizer
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    save_tokenizer(str(real_data / "gpt2"), folder, sequence_length=64)
+    return Encoder(folder, separator="none").encode
