@@ -11,7 +11,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import form_of, open_manifest, request_of
 from gpt2_repro.data.prepare import prepare
 from gpt2_repro.data.prepared import open_dataset, open_split
-from gpt2_repro.data.rows import verify
+from gpt2_repro.data.rows import verify, write_rows
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import ParsedRecipe, parse_recipe
 
@@ -68,9 +68,11 @@ def test_validation_is_the_first_rows_that_make_enough_targets(arguments, form: 
     wanted = load_from_disk(f"{args.dataset_dir}/validation")["input_ids"][:]
     targets = [len(row) - 1 for row in wanted]
     assert sum(targets) == manifest["counts"]["validation"]["row_tokens"]
-    assert len(open_dataset(args, manifest, eval_tokens=0)[1]) == len(wanted)
+    assert len(open_dataset(args, manifest, eval_tokens=0)[1][""]) == len(wanted)
     for tokens in (1, targets[0], targets[0] + 1, sum(targets[:5]), sum(targets) - 1, sum(targets)):
-        train, validation, tokenizer = open_dataset(args, manifest, eval_tokens=tokens)
+        train, sets, tokenizer = open_dataset(args, manifest, eval_tokens=tokens)
+        validation = sets.pop("")
+        assert not sets
         rows = [row.tolist() for row in validation[range(len(validation))]["input_ids"]]
         assert rows == wanted[: len(rows)]
         assert sum(targets[: len(rows) - 1]) < tokens <= sum(targets[: len(rows)])
@@ -79,6 +81,32 @@ def test_validation_is_the_first_rows_that_make_enough_targets(arguments, form: 
         UserError, match=f"has {sum(targets):,} tokens .* use --eval_tokens {sum(targets)} or hold out"
     ):
         open_dataset(args, manifest, eval_tokens=sum(targets) + 1)
+
+
+@pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 5}], ids=["concat", "wrap"])
+def test_further_sets_are_cut_where_they_have_more(arguments, form: dict) -> None:
+    args = arguments(**form)
+    manifest = prepare(args, num_proc=1)
+    folder = Path(args.dataset_dir)
+    train = open_split(args.dataset_dir, "train", manifest)
+    sizes = {"one": 1, "some_more": 9}
+    for name, size in sizes.items():
+        ids, lengths = train.first(size).joined()
+        row_length = None if form else int(lengths[0])
+        written = write_rows(folder / f"validation_{name}", name, [(ids, lengths)], ids.dtype, row_length)
+        manifest["counts"][f"validation_{name}"] = {"rows": size, "row_tokens": written.targets}
+        manifest["sha256"][f"validation_{name}"] = written.sha256
+    verify(args.dataset_dir, manifest)
+    lengths = train.lengths() - 1
+    for tokens in (0, 1, int(lengths[0]), int(lengths[0]) + 1, int(lengths[:4].sum())):
+        _, sets, _ = open_dataset(args, manifest, eval_tokens=tokens)
+        assert list(sets) == ["", "one", "some_more"]
+        for name, size in sizes.items():
+            enough = next(n for n in range(size + 1) if n == size or lengths[:n].sum() >= tokens)
+            assert len(sets[name]) == (enough if tokens else size)
+    manifest["counts"]["validation_one"]["rows"] = 2
+    with pytest.raises(UserError, match="validation_one has 1 rows and its manifest says 2"):
+        open_dataset(args, manifest, eval_tokens=0)
 
 
 def test_another_number_of_rows_is_refused(arguments) -> None:
