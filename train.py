@@ -46,8 +46,8 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.resolve import resolve_arguments, trajectory_of
     from gpt2_repro.training.run_directory import RunDirectory
 
-    length = data_args.sequence_length
-    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, run_name=recipe.path.stem)
+    length, name = data_args.sequence_length, recipe.path.stem
+    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, run_name=name, manifest=manifest)
     main_process = args.process_index == 0
     run = RunDirectory(str(args.output_dir))
     trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])

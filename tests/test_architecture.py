@@ -19,6 +19,7 @@ FLOORS = {
     "commandline": 1,
     "compute": 1,
     "hardware": 1,
+    "plan": 2,
     "data": 2,
     "model": 2,
     "evaluation": 2,
@@ -33,6 +34,7 @@ TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [
     "errors",
     "compute",
+    "plan",
     "data/packing",
     "data/manifest",
     "evaluation/comparison",

@@ -4,6 +4,7 @@
 - Targets of a step: where all rows are full, known without counting. Trainer counts them and gathers the counts of all
   processes in each step.
 - The order of rows: a function of the seed, whole steps only. RandomSampler leaves a short last step in each epoch.
+- Rows of like length: steps of equal targets. LengthGroupedSampler sorts across steps and counts rows, so steps differ.
 - Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
 - The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
 - The save: staged, sealed and renamed. Trainer writes in place and resumes from whatever is newest.
@@ -21,15 +22,18 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
 from gpt2_repro.compute import BatchPlan, learning_rate_factor
-from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.batching import LengthGroupedBatches
+from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport
 from gpt2_repro.training.engine import check_engine, describe_engine
+from gpt2_repro.training.loader import choose_sampler, count_positions, grouped_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
@@ -73,12 +77,7 @@ class PretrainingTrainer(Trainer):
         self.eval_sets: dict[str, Rows] = (
             self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         )
-        self.sampler = EpochSampler(
-            len(self.train_dataset),
-            rows_per_step=plan.rows_per_step,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            shuffle=self.args.train_sampling_strategy == "random",
-        )
+        self.sampler = choose_sampler(self.train_dataset, plan, self.args)
         self.run = run
         self.environment = environment | {"trajectory": trajectory}
         self.trajectory = trajectory
@@ -177,8 +176,14 @@ class PretrainingTrainer(Trainer):
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return self.sampler
+
+    def get_train_dataloader(self) -> DataLoader:
+        if not isinstance(self.sampler, LengthGroupedBatches):
+            return super().get_train_dataloader()
+        loader = grouped_loader(self.train_dataset, self.sampler, self.data_collator, self.args)
+        return self.accelerator.prepare(loader)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
@@ -191,7 +196,9 @@ class PretrainingTrainer(Trainer):
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
         targets = self.plan.tokens_per_step
         if not self.full_rows:
-            targets = int(super()._get_num_items_in_batch(batch_samples, device))
+            counts = self.accelerator.reduce(count_positions(batch_samples, device), reduction="sum")
+            targets, positions = counts.tolist()
+            self.meter.count(targets, positions)
         self.state.num_input_tokens_seen += targets
         return targets
 
