@@ -14,7 +14,9 @@ from typing import Any
 
 from gpt2_repro import entry
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.export import export_llmc
 from gpt2_repro.data.manifest import MANIFEST, read_manifest
+from gpt2_repro.data.overlap import check_files, check_overlap
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources.presets import table
@@ -27,38 +29,30 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "Read the finished folder again and compare it with its manifest; prepare it first if it is not there.",
     },
-    "num_proc": {"type": int, "default": os.cpu_count() or 1, "help": "Worker processes."},
-    "encoder": {
-        "choices": ["auto", "fastokens", "tokenizers"],
-        "default": "auto",
-        "help": "What turns text into ids; auto takes fastokens for byte-level BPE. The ids are the same.",
+    "check_overlap": {
+        "nargs": "+",
+        "metavar": "FILE",
+        "default": [],
+        "help": "Look for the 13-token n-grams of these evaluation files in the training rows, and note how many are there.",
     },
-    "max_bad_documents": {
-        "type": int,
-        "default": 0,
-        "help": "Rows that hold no readable text are left out and counted, up to so many.",
+    "export_llmc": {
+        "metavar": "DIR",
+        "help": "Also write the finished folder as llm.c's .bin shards into a new folder.",
     },
-    "keep_downloads": {
-        "action": "store_true",
-        "help": "Leave files of the Hub in its cache instead of dropping them.",
-    },
-    "network_timeout": {
-        "type": float,
-        "default": 600.0,
-        "help": "Seconds for which a Hub that does not answer is asked again.",
-    },
-    "overwrite": {"action": "store_true", "help": "Replace a finished folder, once its successor is whole."},
+    **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
+EXTRAS["num_proc"]["default"] = os.cpu_count() or 1
 
 
 def main(argv: list[str]) -> None:
-    """Parse, prepare, print what the folder holds."""
+    """Parse, prepare, check, export, print what the folder holds."""
     recipe = parse_recipe(argv, sections={"data": DataArguments}, description=__doc__, extras=EXTRAS)
     extras = recipe.extras
     options = PreparationOptions(**{f.name: getattr(extras, f.name) for f in dataclasses.fields(PreparationOptions)})
     if extras.list_sources:
         return print(table(options.num_proc))
     args = DataArguments(**recipe.values["data"])
+    check_files(extras.check_overlap)
     if extras.verify and Path(args.dataset_dir, MANIFEST).is_file() and not options.overwrite:
         manifest = read_manifest(args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")
     else:
@@ -66,14 +60,27 @@ def main(argv: list[str]) -> None:
     if extras.verify:
         verify(args.dataset_dir, manifest)
         print(f"{args.dataset_dir}: every file is what its manifest says")
+    if extras.check_overlap:
+        manifest = check_overlap(args.dataset_dir, manifest, extras.check_overlap)
+    for path in export_llmc(args.dataset_dir, manifest, Path(extras.export_llmc)) if extras.export_llmc else []:
+        print(path)
+    describe(args.dataset_dir, manifest)
 
+
+def describe(dataset_dir: str, manifest: dict[str, Any]) -> None:
+    """Print what a finished folder holds."""
     for split, counts in manifest["counts"].items():
         print(
-            f"{Path(args.dataset_dir, split)}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+            f"{Path(dataset_dir, split)}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
             f"{counts['rows']:,} rows, {counts['dropped_tokens']:,} tokens left over"
         )
     if bad := manifest.get("read", {}).get("bad_documents"):
         print(f"{bad:,} rows held no readable text, the first: {manifest['read']['bad_examples'][0]}")
+    for of in manifest.get("overlap", []):
+        print(
+            f"{of['file']}: {of['items_with_overlap']:,} of {of['items']:,} items share {of['n']} tokens in a row with the "
+            "training text"
+        )
     if losses := manifest.get("reference_losses"):
         print(f"to beat, nats per token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
 

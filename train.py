@@ -46,8 +46,8 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.resolve import resolve_arguments, trajectory_of
     from gpt2_repro.training.run_directory import RunDirectory
 
-    length = data_args.sequence_length
-    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, run_name=recipe.path.stem)
+    length, name = data_args.sequence_length, recipe.path.stem
+    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, run_name=name, manifest=manifest)
     main_process = args.process_index == 0
     run = RunDirectory(str(args.output_dir))
     trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.final import finish
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    train_rows, eval_rows, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
+    train_rows, eval_sets, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
     if args.sample_tokens:
         start_ids(tokenizer, args.sample_prompt, window=length)
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
@@ -79,16 +79,15 @@ def main(argv: list[str]) -> None:
     if main_process:
         run.lock()
         run.write_text("recipe.yaml", recipe.to_yaml(output_dir=args.output_dir))
-    environment = announce(describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})"))
     trainer = PretrainingTrainer(
         model=model,
         args=args,
         train_dataset=train_rows,
-        eval_dataset=eval_rows,
+        eval_dataset=eval_sets,
         processing_class=tokenizer,
         plan=plan,
         run=run,
-        environment=environment,
+        environment=announce(describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})")),
         trajectory=trajectory,
     )
     trainer.fit()

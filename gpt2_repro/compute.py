@@ -27,15 +27,29 @@ class BatchPlan:
     num_processes: int
     gradient_accumulation_steps: int
     max_steps: int
+    # Rows of like length share a pass: tokens_per_step are then targets without padding, give or take a row's, and a
+    # pass has as many rows as go into the positions of a full micro-batch.
+    by_length: bool = False
 
     @property
     def rows_per_step(self) -> int:
+        """Rows of a step; by length, the fewest that it can have."""
         return self.tokens_per_step // self.sequence_length
 
     @property
     def total_tokens(self) -> int:
         """Target tokens of the whole run."""
         return self.max_steps * self.tokens_per_step
+
+    @property
+    def positions_per_pass(self) -> int:
+        """Positions of one forward pass on one device, at most."""
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def passes_per_step(self) -> int:
+        """Forward passes of all processes for one optimizer step."""
+        return self.num_processes * self.gradient_accumulation_steps
 
 
 def plan_batches(
@@ -51,10 +65,7 @@ def plan_batches(
 
     Raises UserError, with the nearest choices that work, where tokens per step do not divide.
     """
-    if min(tokens_per_step, sequence_length, micro_batch_size, num_processes) < 1:
-        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
-    if max_steps < 0:
-        raise UserError(f"--max_steps {max_steps} must be at least 1, or 0 to derive the steps from total_tokens")
+    check_counts(tokens_per_step, sequence_length, micro_batch_size, num_processes)
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
     if rest or not accumulation:
@@ -67,10 +78,24 @@ def plan_batches(
             f"x {num_processes} processes = {tokens_per_pass:,}: use {mend}--tokens_per_step "
             + " or ".join(str(choice) for choice in choices)
         )
+    steps = count_steps(tokens_per_step, total_tokens, max_steps)
+    return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, steps)
+
+
+def check_counts(*counts: int) -> None:
+    """Raise UserError where one of them is less than 1."""
+    if min(counts) < 1:
+        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
+
+
+def count_steps(tokens_per_step: int, total_tokens: int, max_steps: int) -> int:
+    """Whole steps of a run: `max_steps`, where given, else those in `total_tokens`. Raises UserError for none."""
+    if max_steps < 0:
+        raise UserError(f"--max_steps {max_steps} must be at least 1, or 0 to derive the steps from total_tokens")
     steps = max_steps or total_tokens // tokens_per_step
     if steps < 1:
         raise UserError(f"total_tokens {total_tokens:,} is less than one step of {tokens_per_step:,} tokens")
-    return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, steps)
+    return steps
 
 
 def nearest_micro_batch(tokens_per_step: int, sequence_length: int, wanted: int, num_processes: int) -> int | None:

@@ -1,6 +1,6 @@
 """What a run would be, without running it: `train.py --dry_run`."""
 
-from gpt2_repro.compute import checkpoint_bytes, gpt2_parameters, plan_batches
+from gpt2_repro.compute import checkpoint_bytes, gpt2_parameters
 from gpt2_repro.compute import flops_per_token as count_flops
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import read_manifest
@@ -8,12 +8,17 @@ from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.plan import BY_LENGTH, check_strategy, plan_run
 from gpt2_repro.recipe import ParsedRecipe
 
 
 def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArguments) -> None:
-    """Print the resolved recipe and everything derived from it. Needs no data, no GPU, no launcher."""
+    """Print the resolved recipe and everything derived from it. Needs no data, no GPU, no launcher.
+
+    Raises UserError where the sampling strategy does not fit.
+    """
     training = recipe.values["training"]
+    check_strategy(training, packing=data_args.packing)
     vocabulary = expected_vocab_size(data_args.tokenizer)
     if vocabulary is None:
         vocabulary = read_manifest(data_args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")[
@@ -36,29 +41,30 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
     print(
         f"parameters        {parameters:,} ({trained:,} while training, vocabulary {vocabulary:,} padded to {padded:,})"
     )
-    print(
-        f"tokens per step   {training['tokens_per_step']:,} = {training['tokens_per_step'] // length:,} rows x {length:,}"
-    )
+    by_length = training["train_sampling_strategy"] == BY_LENGTH
+    tokens_per_step = training["tokens_per_step"]
+    rows = "targets, without padding" if by_length else f"{tokens_per_step // length:,} rows x {length:,}"
+    print(f"tokens per step   {tokens_per_step:,} {'' if by_length else '= '}{rows}")
     for processes in (1, 2, 4, 8):
         try:
-            plan = plan_batches(
-                tokens_per_step=training["tokens_per_step"],
+            plan = plan_run(
+                training,
                 sequence_length=length,
-                micro_batch_size=training["per_device_train_batch_size"],
+                packing=data_args.packing,
+                min_length=data_args.min_length,
                 num_processes=processes,
-                total_tokens=training["total_tokens"],
-                max_steps=training["max_steps"],
             )
         except UserError as error:
             print(f"  on {processes} GPUs       {error}")
             continue
+        a_pass = f"{plan.positions_per_pass:,} positions" if by_length else f"{plan.micro_batch_size} rows"
         print(
-            f"  on {processes} GPUs       {plan.micro_batch_size} rows x {processes} x "
+            f"  on {processes} GPUs       {'at most ' if by_length else ''}{a_pass} x {processes} x "
             f"{plan.gradient_accumulation_steps} accumulation steps"
         )
     steps = training["max_steps"] or training["total_tokens"] // training["tokens_per_step"]
     tokens = steps * training["tokens_per_step"]
-    bound = "at most " if data_args.packing == "wrap" else ""
+    bound = "at most " if data_args.packing == "wrap" and not by_length else ""
     print(f"steps             {steps:,} = {bound}{tokens:,} tokens")
     print(f"FLOPs             {flops / 1e6:,.1f} M a token (6N + 12LCT), {flops * tokens:.3g} in all")
     hours = flops * tokens / (0.5 * PEAK_FLOPS["H100"]) / 3600

@@ -66,6 +66,12 @@ def _tokens_per_step(run: int, recipe: int) -> str:
     return UNKNOWN
 
 
+def _train_sampling_strategy(run: str, recipe: str) -> str:
+    if "group_by_length" in (run, recipe):
+        return f"group_by_length counts tokens_per_step without padding: other steps; {UNKNOWN}"
+    return f"llm.c shuffles, build-nanogpt reads in order; {UNKNOWN}"
+
+
 def _eval_strategy(run: str, recipe: str) -> str:
     return "no validation loss is logged" if run == "no" else "validation losses are logged"
 
@@ -98,7 +104,7 @@ KNOWN_EFFECTS: dict[str, str | Callable[[Any, Any], str]] = {
     "total_tokens": "llm.c on FineWeb: 3.859 at 1.0B tokens, 3.554 at 2.6B, 3.392 at 5.2B, 3.272 at 10.3B, the end",
     "max_steps": "the cosine spans the steps: a shorter run is no beginning of a longer one (that is stop_at_step)",
     "stop_at_step": "ends there with the schedule of the whole run: compare at equal steps",
-    "train_sampling_strategy": f"llm.c shuffles, build-nanogpt reads in order; {UNKNOWN}",
+    "train_sampling_strategy": _train_sampling_strategy,
     "bf16": f"fp32 gave 3.6790, mixed precision 3.6915 {THOMAS}",
     "accept_any_hardware": "true takes fp32 where there is no bf16: environment.json says what ran",
     "seed": OTHER_SEED,

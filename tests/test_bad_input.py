@@ -100,6 +100,12 @@ def test_tokens_per_step_that_do_not_divide(refused) -> None:
     assert message.endswith("--tokens_per_step 256 or 512")
 
 
+def test_rows_of_one_length_are_not_grouped_by_length(refused, tiny_recipe: Path) -> None:
+    message = refused("--train_sampling_strategy", "group_by_length")
+    assert message.startswith("with packing concat all rows have one length: leave out --train_sampling_strategy")
+    assert refused("--train_sampling_strategy", "group_by_length", "--dry_run") == message
+
+
 def test_more_validation_than_there_is(refused) -> None:
     assert "eval_tokens asks for 10,000,000" in refused("--eval_tokens", "1e7")
 

@@ -1,7 +1,7 @@
 """The recipe section `data:`: which text, which tokenizer, how it becomes rows; and how that is carried out."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
@@ -14,8 +14,8 @@ class DataArguments:
     source: str = dataclasses.field(
         default="fineweb-10bt",
         metadata={
-            "help": "A name of --list_sources, a Hub dataset as OWNER/NAME[:CONFIG][@REVISION], or globs of local files. "
-            "Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1."
+            "help": "A name of --list_sources, a Hub dataset as OWNER/NAME[:CONFIG][@REVISION], or a glob of local files; "
+            "#COLUMN behind it names its text column. Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1."
         },
     )
     data_files: list[str] = dataclasses.field(
@@ -111,25 +111,28 @@ class DataArguments:
             raise UserError(f"--split_seed {self.split_seed} must lie between 0 and 2**64")
 
 
+def _option(default: Any, help: str, **keywords: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, **keywords})
+
+
 @dataclasses.dataclass(frozen=True)
 class PreparationOptions:
-    """How a preparation is carried out. Nothing of it changes the result.
+    """How a preparation is carried out. Nothing of it changes the result. The metadata is argparse's."""
 
-    Args:
-        num_proc: worker processes.
-        encoder: auto, fastokens or tokenizers.
-        keep_downloads: leave files of the Hub in its cache.
-        network_timeout: seconds for which a Hub that does not answer is asked again.
-        max_bad_documents: rows that hold no readable text are left out and counted, up to so many.
-        overwrite: replace a finished folder.
-    """
-
-    num_proc: int = 1
-    encoder: Literal["auto", "fastokens", "tokenizers"] = "auto"
-    keep_downloads: bool = False
-    network_timeout: float = 600.0
-    max_bad_documents: int = 0
-    overwrite: bool = False
+    num_proc: int = _option(1, "Worker processes.", type=int)
+    encoder: Literal["auto", "fastokens", "tokenizers"] = _option(
+        "auto",
+        "What turns text into ids; auto takes fastokens for byte-level BPE. The ids are the same.",
+        choices=["auto", "fastokens", "tokenizers"],
+    )
+    max_bad_documents: int = _option(
+        0, "Rows that hold no readable text are left out and counted, up to so many.", type=int
+    )
+    keep_downloads: bool = _option(
+        False, "Leave files of the Hub in its cache instead of dropping them.", action="store_true"
+    )
+    network_timeout: float = _option(600.0, "Seconds for which a Hub that does not answer is asked again.", type=float)
+    overwrite: bool = _option(False, "Replace a finished folder, once its successor is whole.", action="store_true")
 
     def __post_init__(self) -> None:
         if self.num_proc < 1:

@@ -66,14 +66,18 @@ class EpochSampler(Sampler[int]):
         return self.num_rows // self.rows_per_step * self.rows_per_step
 
     def __iter__(self) -> Iterator[int]:
-        order = self._shuffled() if self.shuffle else iter(range(self.num_rows))
-        return itertools.islice(order, len(self))
+        return itertools.islice((row for window in self.windows() for row in window.tolist()), len(self))
 
-    def _shuffled(self) -> Iterator[int]:
+    def windows(self) -> Iterator[np.ndarray]:
+        """All rows of the epoch in its order, those that fill no step too, one window at a time."""
+        if not self.shuffle:
+            for start in range(0, self.num_rows, self.WINDOW):
+                yield np.arange(start, min(start + self.WINDOW, self.num_rows))
+            return
         source = np.random.default_rng([self.seed, self.epoch])
         blocks = source.permutation(-(-self.num_rows // self.BLOCK))
         per_window = self.WINDOW // self.BLOCK
         for start in range(0, len(blocks), per_window):
             firsts = blocks[start : start + per_window, None] * self.BLOCK
             rows = (firsts + np.arange(self.BLOCK)).ravel()
-            yield from source.permutation(rows[rows < self.num_rows]).tolist()
+            yield source.permutation(rows[rows < self.num_rows])

@@ -69,6 +69,11 @@ class Encoder:
         places = ends - lengths if self.separator == "before" else ends
         return np.insert(ids, places[lengths > 0], self.end_of_text), lengths + (lengths > 0)
 
+    def encode_each(self, documents: list[str]) -> list[np.ndarray]:
+        """The ids of each document with its separator, an array [length] each."""
+        ids, lengths = self.encode(documents)
+        return np.split(ids, np.cumsum(lengths))[:-1]
+
     def agrees(self, document: str) -> bool:
         """Whether the engine gives `tokenizers`' ids for a document, or for its beginning if it is long."""
         if self.engine == "tokenizers":

@@ -3,27 +3,26 @@
 import contextlib
 import fcntl
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from gpt2_repro.errors import UserError
 
 
 logger = logging.getLogger(__name__)
 
-_readers: list[IO[str]] = []  # kept open, and so locked, until the process ends
-
 
 def hold_for_reading(folder: Path) -> None:
-    """Until this process ends, keep others from replacing the folder.
+    """Until this process ends, keep others from replacing the folder. Raises UserError where one is at it.
 
     Mapped files that are replaced under a reader end it with SIGBUS. A file system that cannot lock is passed over.
     """
     try:
-        file = (folder / "manifest.json").open()
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        _readers.append(file)
+        # Never closed, and so locked until the process ends.
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{folder} is being replaced: wait for it, or name another --dataset_dir") from None
     except OSError as error:
         logger.warning("%s cannot be locked against being replaced (%s)", folder, error)
 
@@ -31,14 +30,12 @@ def hold_for_reading(folder: Path) -> None:
 @contextlib.contextmanager
 def hold_alone(folder: Path) -> Iterator[None]:
     """Keep a folder that may be replaced to this process. Raises UserError where something reads it."""
-    path = folder / "manifest.json"
-    if not path.is_file():
-        if folder.exists():
-            raise UserError(f"{folder} exists and is no prepared folder: name another --dataset_dir or move it away")
+    if not folder.exists():
         yield
         return
-    with path.open() as file:
-        _lock(file, f"{folder} is open in a training: wait for it or end it, or name another --dataset_dir")
+    if not (folder / "manifest.json").is_file():
+        raise UserError(f"{folder} exists and is no prepared folder: name another --dataset_dir or move it away")
+    with _locked(folder, f"{folder} is open in a training: wait for it or end it, or name another --dataset_dir"):
         yield
 
 
@@ -46,14 +43,17 @@ def hold_alone(folder: Path) -> Iterator[None]:
 def hold_staging(staging: Path) -> Iterator[None]:
     """Keep a preparation to this process. Raises UserError where another one is at it."""
     staging.mkdir(parents=True, exist_ok=True)
-    with (staging / ".lock").open("w") as file:
-        target = staging.with_suffix("")
-        _lock(file, f"another process is preparing {target}: wait for it or end it")
+    with _locked(staging, f"another process is preparing {staging.with_suffix('')}: wait for it or end it"):
         yield
 
 
-def _lock(file: IO[str], message: str) -> None:
+@contextlib.contextmanager
+def _locked(folder: Path, message: str) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
         raise UserError(message) from None
+    finally:
+        os.close(descriptor)

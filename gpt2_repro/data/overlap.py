@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from gpt2_repro.data.rows import Block
+from gpt2_repro.data.encoder import Encoder
+from gpt2_repro.data.manifest import MANIFEST
+from gpt2_repro.data.rows import Block, open_rows
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import write_whole
 
 
 N = 13  # tokens
@@ -77,6 +81,31 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _strings(inner)
+
+
+def check_files(paths: Sequence[str]) -> None:
+    """Raise UserError for an evaluation file that is missing or cannot be read, before anything takes long."""
+    for path in paths:
+        if next(evaluation_texts(Path(path)), None) is None:
+            raise UserError(f"{path} holds no item: leave it out")
+
+
+def check_overlap(dataset_dir: str, manifest: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Look for the n-grams of evaluation files in the training rows, and complete the folder's manifest by `overlap`."""
+    encoder = Encoder(Path(dataset_dir, "tokenizer"), separator="none")
+    known = EvaluationNgrams([Path(path) for path in paths], encoder.encode_each)
+    rows = open_rows(Path(dataset_dir, "train"))
+    with tqdm(total=int(rows.lengths().sum()), desc="overlap", unit="tok", unit_scale=True) as bar:
+        found = known.found_in(_shown(rows.blocks(), bar), row_length=manifest["request"]["sequence_length"] + 1)
+    manifest = manifest | {"overlap": found}
+    write_whole(Path(dataset_dir, MANIFEST), json.dumps(manifest, indent=2) + "\n")
+    return manifest
+
+
+def _shown(blocks: Iterable[Block], bar: tqdm) -> Iterator[Block]:
+    for ids, lengths in blocks:
+        yield ids, lengths
+        bar.update(len(ids))
 
 
 @dataclasses.dataclass(frozen=True)

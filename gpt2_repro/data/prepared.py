@@ -7,12 +7,18 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.locks import hold_for_reading
 from gpt2_repro.data.rows import Rows, open_rows
+from gpt2_repro.data.shards import check_shards
 from gpt2_repro.errors import UserError
 
 
+FURTHER = "validation_"  # a further validation set is the split of this and its name
+
+
 def open_split(dataset_dir: str, split: str, manifest: dict[str, Any]) -> Rows:
-    """The rows of a split. Raises UserError where their number is not the manifest's."""
+    """The rows of a split. Raises UserError where its files or the number of rows are not the manifest's."""
+    check_shards(dataset_dir, split, manifest)
     rows = open_rows(Path(dataset_dir, split))
     expected = manifest["counts"][split]["rows"]
     if len(rows) != expected:
@@ -24,19 +30,30 @@ def open_split(dataset_dir: str, split: str, manifest: dict[str, Any]) -> Rows:
 
 def open_dataset(
     args: DataArguments, manifest: dict[str, Any], *, eval_tokens: int
-) -> tuple[Rows, Rows, PreTrainedTokenizerBase]:
-    """The training rows, the first validation rows that make `eval_tokens` targets (0 takes them all), the tokenizer.
+) -> tuple[Rows, dict[str, Rows], PreTrainedTokenizerBase]:
+    """The training rows, the rows of each validation set by its name, the tokenizer.
 
-    Raises UserError where the validation split has fewer.
+    Of a set the first rows that make `eval_tokens` targets, or all where that is 0. The main set, `validation/`, has the
+    name "" and raises UserError where it has fewer; a further one, `validation_<name>/`, is then taken whole. Until the
+    process ends, the folder cannot be replaced.
     """
-    validation = open_split(args.dataset_dir, "validation", manifest)
-    if eval_tokens:
-        targets = np.cumsum(validation.lengths() - 1)
-        if eval_tokens > targets[-1]:
-            raise UserError(
-                f"the validation split of {args.dataset_dir} has {targets[-1]:,} tokens and eval_tokens asks for "
-                f"{eval_tokens:,}: use --eval_tokens {targets[-1]} or hold out more when preparing"
-            )
-        validation = validation.first(int(np.searchsorted(targets, eval_tokens)) + 1)
+    hold_for_reading(Path(args.dataset_dir))
+    main = open_split(args.dataset_dir, "validation", manifest)
+    if eval_tokens > (targets := int((main.lengths() - 1).sum())):
+        raise UserError(
+            f"the validation split of {args.dataset_dir} has {targets:,} tokens and eval_tokens asks for "
+            f"{eval_tokens:,}: use --eval_tokens {targets} or hold out more when preparing"
+        )
+    sets = {"": main}
+    for split, counts in manifest["counts"].items():
+        if split.startswith(FURTHER) and counts["rows"]:
+            sets[split.removeprefix(FURTHER)] = open_split(args.dataset_dir, split, manifest)
+    cut = {name: _first_targets(rows, eval_tokens) for name, rows in sets.items()}
     tokenizer = AutoTokenizer.from_pretrained(str(Path(args.dataset_dir, "tokenizer")))
-    return open_split(args.dataset_dir, "train", manifest), validation, tokenizer
+    return open_split(args.dataset_dir, "train", manifest), cut, tokenizer
+
+
+def _first_targets(rows: Rows, tokens: int) -> Rows:
+    """The first rows that make `tokens` targets; all where there are fewer, or `tokens` is 0."""
+    targets = np.cumsum(rows.lengths() - 1)
+    return rows.first(int(np.searchsorted(targets, tokens)) + 1) if 0 < tokens <= targets[-1] else rows

@@ -23,8 +23,10 @@ class Facts:
     tokens: int | None
     total_tokens: int | None
     validation_loss: float | None  # nats per token, the last one
+    further_losses: dict[str, float]  # the same of each further validation set, by its name
     tokens_per_second: float | None  # median over the steps
     mfu: float | None  # median, a fraction of the peak
+    padding: float | None  # median, a fraction of the positions; None where rows are full
     seconds: float | None
     parameters: int | None
 
@@ -45,6 +47,8 @@ def facts(run: Run) -> Facts:
     _, losses = points([run.status, *run.validation], "eval_loss")
     _, speeds = points(run.training, "tokens_per_second")
     _, mfus = points(run.training, "mfu")
+    _, paddings = points(run.training, "padding")
+    further = {name: points(run.validation, f"eval_{name}_loss")[1] for name in run.further_sets}
     return Facts(
         state=run.status.get("state", "unknown"),
         reason=run.status.get("reason"),
@@ -54,8 +58,10 @@ def facts(run: Run) -> Facts:
         tokens=run.status.get("tokens", last.get("tokens")),
         total_tokens=max_steps * tokens_per_step if max_steps and tokens_per_step else None,
         validation_loss=losses[-1] if losses else None,
+        further_losses={name: values[-1] for name, values in further.items() if values},
         tokens_per_second=statistics.median(speeds) if speeds else None,
         mfu=statistics.median(mfus) if mfus else None,
+        padding=statistics.median(paddings) if paddings else None,
         seconds=run.status.get("seconds"),
         parameters=run.environment.get("parameters"),
     )

@@ -10,6 +10,9 @@ from gpt2_repro.report.paper import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY,
 from gpt2_repro.report.read import Run, is_number, mapping, points
 
 
+FURTHER = (GREEN, PURPLE, RED)  # validation sets beside the main one
+
+
 def run_figures(run: Run) -> dict[str, Png]:
     """The figures of one run by the name of their file; only those for which something is logged."""
     figures: dict[str, Png] = {}
@@ -48,6 +51,13 @@ def _draw_loss(figure: Figure, run: Run) -> None:
     if steps:
         axes.plot(steps, losses, color=ORANGE, marker="o", markersize=4, linewidth=0, label="validation")
         ends.append((losses[-1], f"validation {losses[-1]:.3f}", ORANGE))
+    for number, name in enumerate(run.further_sets):
+        colour, label = FURTHER[number % len(FURTHER)], name if len(name) <= 13 else f"{name[:12]}…"
+        steps, losses = points(run.validation, f"eval_{name}_loss")
+        if steps:
+            # Named at the right edge only: the legend has no room for more on a phone.
+            axes.plot(steps, losses, color=colour, marker="s", markersize=3.5, linewidth=0)
+            ends.append((losses[-1], f"{label} {losses[-1]:.3f}", colour))
     axes.set_ylabel("loss (nats per token)")
     finish(axes, ends, run.reference_losses)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -45,6 +46,12 @@ class Run:
     def non_finite_steps(self) -> list[int]:
         """The steps whose training loss was no finite number."""
         return [row["step"] for row in self.training if not is_number(row["loss"])]
+
+    @property
+    def further_sets(self) -> list[str]:
+        """The validation sets beside the main one, by the names of their losses: `eval_<set>_loss`."""
+        keys = dict.fromkeys(key for row in self.validation for key in row)
+        return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
 
     def missing(self) -> dict[str, str]:
         """What is not there yet, by the part of the report that needs it, in a sentence."""

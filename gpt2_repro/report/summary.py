@@ -21,6 +21,8 @@ def summary(run: Run, page: Path) -> list[str]:
         lines.append(
             f"  validation loss {loss_text(numbers.validation_loss)} nats/token" + (f"; {beside}" if beside else "")
         )
+    for name, loss in numbers.further_losses.items():
+        lines.append(f"  validation loss of {name} {loss_text(loss)} nats/token")
     if numbers.tokens_per_second is not None:
         lines.append(f"  median {numbers.tokens_per_second:,.0f} tokens/s, {duration(numbers.seconds)} wall time")
     if run.comparison.get("rows"):

@@ -59,6 +59,8 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
 def _tiles(run: Run, numbers: Facts) -> list[Tile]:
     loss, bigram = numbers.validation_loss, run.reference_losses.get("bigram")
     tiles = [Tile("Validation loss", loss_text(loss), "nats per token")]
+    further = numbers.further_losses.items()
+    tiles += [Tile(f"Validation, {name}", loss_text(value), "nats per token") for name, value in further]
     if loss is not None and bigram is not None:
         word = "below" if loss < bigram else "above"
         note = f"nats per token, {word} its {loss_text(bigram)}"
@@ -73,6 +75,8 @@ def _tiles(run: Run, numbers: Facts) -> list[Tile]:
         tiles.append(Tile("Speed", f"{numbers.tokens_per_second:,.0f}", "tokens/s, median"))
     if numbers.mfu is not None:
         tiles.append(Tile("MFU", f"{numbers.mfu:.1%}", "of the peak FLOP/s, median"))
+    if numbers.padding is not None:
+        tiles.append(Tile("Padding", f"{numbers.padding:.1%}", "of the computed positions, median"))
     return tiles
 
 
@@ -115,6 +119,10 @@ def _accelerator(accelerator: Row) -> str | None:
 def _plan(plan: Row) -> str | None:
     if not plan:
         return None
+    if plan.get("by_length"):
+        positions = plan["micro_batch_size"] * plan["sequence_length"]
+        passes = plan["num_processes"] * plan["gradient_accumulation_steps"]
+        return f"{plan['tokens_per_step']:,} without padding, in {passes:,} passes of at most {positions:,} positions"
     rows = (
         f"{plan['micro_batch_size']:,} rows × {plan['sequence_length']:,} tokens × {plan['num_processes']:,} processes"
     )

@@ -44,11 +44,20 @@ def describe_run(
 def announce(environment: dict[str, Any]) -> dict[str, Any]:
     """Say what will be trained, in numbers that a person can check; return the same facts."""
     plan, data = environment["plan"], environment["data"]
-    rows_per_step = plan["tokens_per_step"] // plan["sequence_length"]
-    epochs = plan["max_steps"] * rows_per_step / max(1, data["counts"]["train"]["rows"])
+    counts, by_length = data["counts"]["train"], plan["by_length"]
+    if by_length:
+        epochs = plan["total_tokens"] / max(1, counts["row_tokens"])
+    else:
+        epochs = plan["max_steps"] * (plan["tokens_per_step"] // plan["sequence_length"]) / max(1, counts["rows"])
     logger.info("model: %s parameters, attention %s", f"{environment['parameters']:,}", environment["attention"])
+    batch = (
+        "batch: %s targets a step without padding, give or take a row's, in passes of at most %s x %s positions of like "
+        "length x %s processes x %s accumulation steps"
+        if by_length
+        else "batch: %s tokens a step = %s rows x %s tokens x %s processes x %s accumulation steps"
+    )
     logger.info(
-        "batch: %s tokens a step = %s rows x %s tokens x %s processes x %s accumulation steps",
+        batch,
         f"{plan['tokens_per_step']:,}",
         plan["micro_batch_size"],
         plan["sequence_length"],
@@ -58,9 +67,12 @@ def announce(environment: dict[str, Any]) -> dict[str, Any]:
     logger.info(
         "length: %s steps = %s%s tokens, %.2f epochs of %s",
         f"{plan['max_steps']:,}",
-        "at most " if data["request"]["packing"] == "wrap" else "",
+        "at most " if data["request"]["packing"] == "wrap" and not by_length else "",
         f"{plan['total_tokens']:,}",
         epochs,
         data["source"]["name"],
     )
+    further = {name: counts for name, counts in data["counts"].items() if name.startswith("validation_")}
+    if further:
+        logger.info("validation: also on %s", ", ".join(name.removeprefix("validation_") for name in further))
     return environment

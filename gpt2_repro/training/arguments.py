@@ -51,8 +51,10 @@ class PretrainingArguments(TrainingArguments):
     logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; True also syncs every micro-step.")
     save_steps: int = _field(1000, "Steps between checkpoints.")
     keep_checkpoints: int = _field(2, "Complete checkpoints to keep, the newest ones; 0 keeps all.")
-    train_sampling_strategy: Literal["random", "sequential"] = _field(
-        "random", "Order of the rows: shuffled by the seed, or as they lie in the folder."
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = _field(
+        "random",
+        "Rows shuffled by the seed; as they lie in the folder; or shuffled, and those of a step in passes of like length "
+        "(packing wrap: tokens_per_step then counts targets without padding).",
     )
     dataloader_num_workers: int = _field(2, "Processes that read rows ahead, per device.")
     torch_compile: bool | None = dataclasses.field(

@@ -9,6 +9,7 @@ from gpt2_repro.files import sync_folder
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.training.checkpoints import STAGING
 from gpt2_repro.training.engine import fp32_weights
+from gpt2_repro.training.progress import further_set
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -48,6 +49,11 @@ def _model_card(name: str, environment: dict[str, Any], status: dict[str, Any]) 
     start = environment["trajectory"].get("init_from")
     origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
     loss = status.get("eval_loss")
+    further_rows = "".join(
+        f"\n| validation loss, {further} | {value:.4f} nats per token |"
+        for key, value in status.items()
+        if (further := further_set(key)) is not None
+    )
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -62,7 +68,7 @@ A GPT-2 of {environment["parameters"]:,} parameters, {origin}. One seed is one c
 | tokens | {status["tokens"]:,} in {plan["max_steps"]:,} steps |
 | window | {plan["sequence_length"]} tokens |
 | data | {json.dumps(data["source"])} |
-| validation loss | {"not measured" if loss is None else f"{loss:.4f} nats per token"} |
+| validation loss | {"not measured" if loss is None else f"{loss:.4f} nats per token"} |{further_rows}
 | precision | {environment["precision"]} |
 | seed | {environment["seed"]} |
 | versions | {", ".join(f"{name} {version}" for name, version in environment["versions"].items())} |

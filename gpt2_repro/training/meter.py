@@ -17,6 +17,7 @@ class Meter:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._since: tuple[int, float] | None = None
         self._paused = self._waited = 0.0
+        self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
         """Begin, at the first step of this process. `tokens`: those trained before."""
@@ -39,8 +40,17 @@ class Meter:
         finally:
             setattr(self, total, getattr(self, total) + time.perf_counter() - began)
 
+    def count(self, targets: int, positions: int) -> None:
+        """Add a step whose rows are padded: its targets, and the positions that are computed for them."""
+        self._step_tokens = targets
+        self._targets += targets
+        self._positions += positions
+
     def read(self, tokens: int) -> dict[str, float]:
-        """Tokens per second, the share of waiting and MFU since the last reading; `tokens`: trained in all."""
+        """Tokens per second, the share of waiting and MFU since the last reading; `tokens`: trained in all.
+
+        Of padded rows also the targets of the last step, and the share of padding in all positions.
+        """
         if self._since is None:
             return {}
         before, began = self._since
@@ -49,8 +59,11 @@ class Meter:
         line = {"tokens_per_second": round(speed, 1), "data_wait": round(self._waited / seconds, 4)}
         if self.peak_flops:
             line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
+        if self._positions:
+            line |= {"step_tokens": self._step_tokens, "padding": round(1 - self._targets / self._positions, 4)}
         self._restart(tokens)
         return line
 
     def _restart(self, tokens: int) -> None:
         self._since, self._paused, self._waited = (tokens, time.perf_counter()), 0.0, 0.0
+        self._targets = self._positions = 0

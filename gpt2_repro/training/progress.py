@@ -46,10 +46,19 @@ class ProgressBar(ProgressCallback):
             self.training_bar.write(f"step {state.global_step:>6}/{state.max_steps}  {line}")
 
 
+def further_set(key: str) -> str | None:
+    """The name of the validation set whose loss this key of an event is; None for any other key."""
+    return key[len("eval_") : -len("_loss")] or None if key.startswith("eval_") and key.endswith("_loss") else None
+
+
 def format_event(event: dict[str, Any]) -> str:
     """One event of metrics.jsonl for the terminal; '' for one that is no training or validation line."""
     if "eval_loss" in event:
-        return f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
+        line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
+        for key, loss in event.items():
+            if (name := further_set(key)) is not None:
+                line += f"; {name} {loss:.4f} over {event[f'eval_{name}_tokens']:,}"
+        return line
     if "loss" not in event:
         return ""
     parts = [f"loss {event['loss']:.4f}", f"lr {event['learning_rate']:.2e}"]
@@ -58,4 +67,6 @@ def format_event(event: dict[str, Any]) -> str:
     parts.append(f"{event.get('tokens_per_second', 0):,.0f} tok/s")
     if "mfu" in event:
         parts.append(f"mfu {event['mfu']:.1%}")
+    if "padding" in event:
+        parts.append(f"padding {event['padding']:.1%}")
     return "  ".join(parts)

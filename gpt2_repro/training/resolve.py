@@ -5,8 +5,9 @@ import os
 from typing import Any
 
 from gpt2_repro import hardware
-from gpt2_repro.compute import BatchPlan, plan_batches
+from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError
+from gpt2_repro.plan import plan_run
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_arguments(
-    asked: dict[str, Any], *, sequence_length: int, run_name: str
+    asked: dict[str, Any], *, sequence_length: int, run_name: str, manifest: dict[str, Any] | None = None
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """The arguments with everything derived, and the plan they follow.
 
@@ -25,24 +26,27 @@ def resolve_arguments(
         asked: every field of PretrainingArguments as the recipe and the command line say it.
         sequence_length: targets of a row.
         run_name: names the run directory where none is asked for.
+        manifest: of the prepared folder; None for full rows, as many as it takes.
 
     Raises UserError for a device that is not there or cannot be used, more processes than GPUs, tokens per step that
-    do not divide, a DeepSpeed JSON that would not do what it says, and what transformers refuses.
+    do not divide or cannot be cut, a sampling strategy that does not fit, a DeepSpeed JSON that would not do what it says, and what transformers refuses.
     """
     any_hardware = asked["accept_any_hardware"]
     use_cpu = hardware.choose_device(use_cpu=asked["use_cpu"], accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    compiles = hardware.choose_compile(asked["torch_compile"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
     bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
-    plan = plan_batches(
-        tokens_per_step=asked["tokens_per_step"],
+    form = manifest["request"] if manifest else {}
+    plan = plan_run(
+        asked,
         sequence_length=sequence_length,
-        micro_batch_size=asked["per_device_train_batch_size"],
+        packing=form.get("packing", "concat"),
+        min_length=form.get("min_length", 0),
         num_processes=int(os.environ.get("WORLD_SIZE", "1")),
-        total_tokens=asked["total_tokens"],
-        max_steps=asked["max_steps"],
+        epoch_targets=manifest["counts"]["train"].get("row_tokens") if manifest else None,
     )
+    compile_asked = False if plan.by_length else asked["torch_compile"]
+    compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
         "output_dir": asked["output_dir"] or f"runs/{run_name}",
         "use_cpu": use_cpu,
@@ -50,7 +54,8 @@ def resolve_arguments(
         "max_steps": plan.max_steps,
         "torch_compile": compiles,
         # Copies of pinned memory need not wait for what the GPU still does.
-        "accelerator_config": {"non_blocking": True},
+        # Batches that differ in size cannot be made even, and need not be: all processes have equally many.
+        "accelerator_config": {"non_blocking": True, "even_batches": not plan.by_length},
         "dataloader_persistent_workers": asked["dataloader_num_workers"] > 0,
         "eval_on_start": asked["eval_on_start"] and asked["eval_strategy"] != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
@@ -65,6 +70,8 @@ def resolve_arguments(
     # One process is one device: on a machine with several GPUs Trainer would wrap the model in DataParallel.
     args._n_gpu = min(1, args.n_gpu)
     logger.info("precision: %s", precision)
+    if plan.by_length:
+        logger.info("compilation: off, for train_sampling_strategy group_by_length gives every pass another shape")
     return args, plan
 
 

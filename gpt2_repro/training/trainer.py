@@ -4,6 +4,7 @@
 - Targets of a step: where all rows are full, known without counting. Trainer counts them and gathers the counts of all
   processes in each step.
 - The order of rows: a function of the seed, whole steps only. RandomSampler leaves a short last step in each epoch.
+- Rows of like length: steps of equal targets. LengthGroupedSampler sorts across steps and counts rows, so steps differ.
 - Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
 - The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
 - The save: staged, sealed and renamed. Trainer writes in place and resumes from whatever is newest.
@@ -14,7 +15,6 @@ import functools
 import io
 import itertools
 import logging
-import math
 import shutil
 import time
 from typing import Any
@@ -22,21 +22,25 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
 from gpt2_repro.compute import BatchPlan, learning_rate_factor
-from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.batching import LengthGroupedBatches
+from gpt2_repro.data.collator import collate_rows
+from gpt2_repro.data.rows import Rows
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport
 from gpt2_repro.training.engine import check_engine, describe_engine
+from gpt2_repro.training.loader import choose_sampler, count_positions, grouped_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.stopping import LastStep
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
-from gpt2_repro.training.validation import validation_batches
+from gpt2_repro.training.validation import mean_losses, sum_losses, validation_batches
 
 
 logger = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ class PretrainingTrainer(Trainer):
 
     Args:
         plan: tokens, rows and steps.
+        eval_dataset: rows, or several sets of them by name, the main one as "".
         run: where metrics and checkpoints go.
         environment: what environment.json says; the engine's facts join it once there is an engine.
         trajectory: what a checkpoint must agree on to be resumed.
@@ -69,12 +74,10 @@ class PretrainingTrainer(Trainer):
         length = plan.sequence_length if kwargs["args"].compile_loss else None
         super().__init__(data_collator=functools.partial(collate_rows, length=length), **kwargs)
         self.plan = plan
-        self.sampler = EpochSampler(
-            len(self.train_dataset),
-            rows_per_step=plan.rows_per_step,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            shuffle=self.args.train_sampling_strategy == "random",
+        self.eval_sets: dict[str, Rows] = (
+            self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         )
+        self.sampler = choose_sampler(self.train_dataset, plan, self.args)
         self.run = run
         self.environment = environment | {"trajectory": trajectory}
         self.trajectory = trajectory
@@ -90,8 +93,9 @@ class PretrainingTrainer(Trainer):
         guard_reporting(self)
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        rows = -(-len(self.eval_dataset) // self.args.world_size)
-        self.add_callback(ProgressBar(eval_batches=-(-rows // self.args.per_device_eval_batch_size)))
+        shares = [-(-len(rows) // self.args.world_size) for rows in self.eval_sets.values()]
+        batches = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
+        self.add_callback(ProgressBar(eval_batches=batches))
         self.add_callback(
             TextSampler(
                 self.run,
@@ -172,8 +176,14 @@ class PretrainingTrainer(Trainer):
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return self.sampler
+
+    def get_train_dataloader(self) -> DataLoader:
+        if not isinstance(self.sampler, LengthGroupedBatches):
+            return super().get_train_dataloader()
+        loader = grouped_loader(self.train_dataset, self.sampler, self.data_collator, self.args)
+        return self.accelerator.prepare(loader)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
@@ -186,7 +196,9 @@ class PretrainingTrainer(Trainer):
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
         targets = self.plan.tokens_per_step
         if not self.full_rows:
-            targets = int(super()._get_num_items_in_batch(batch_samples, device))
+            counts = self.accelerator.reduce(count_positions(batch_samples, device), reduction="sum")
+            targets, positions = counts.tolist()
+            self.meter.count(targets, positions)
         self.state.num_input_tokens_seen += targets
         return targets
 
@@ -207,37 +219,33 @@ class PretrainingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Mean negative log-likelihood per target of the validation rows, exact for any number of processes."""
+        """Mean negative log-likelihood per target of each validation set, exact for any number of processes."""
+        sets = self.eval_sets if eval_dataset is None else {"": eval_dataset}
         with self.meter.pause():
-            batches = validation_batches(
-                self.eval_dataset if eval_dataset is None else eval_dataset,
-                process=self.args.process_index,
-                processes=self.args.world_size,
-                size=self.args.per_device_eval_batch_size,
-                fixed_length=self.plan.sequence_length if self.args.compile_loss else None,
-            )
             model = self.model.eval()
-            total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-            with torch.no_grad():
-                for batch, targets in batches:
-                    # Sums stay on the device and copies do not block: the host runs ahead.
-                    ids, labels = (self._to_device(batch[name]) for name in ("input_ids", "shift_labels"))
-                    total[0] += model(input_ids=ids, shift_labels=labels, num_items_in_batch=1).loss.double()
-                    total[1] += targets
-                    self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-            nll, count = self.accelerator.reduce(total, reduction="sum").tolist()
-            if not math.isfinite(nll):
-                logger.warning("the validation loss is not finite at step %d", self.state.global_step)
-            metrics = {f"{metric_key_prefix}_loss": nll / count, f"{metric_key_prefix}_tokens": int(count)}
+            sums = torch.stack([self._sum_losses(model, rows) for rows in sets.values()])
+            sums = self.accelerator.reduce(sums, reduction="sum").tolist()
+            by_set = dict(zip(sets, sums, strict=True))
+            metrics = mean_losses(by_set, prefix=metric_key_prefix, step=self.state.global_step)
             self.log(metrics | {"tokens": self.tokens_trained})
             if self.is_world_process_zero():
-                self.run.write_status("running", step=self.state.global_step, eval_loss=nll / count)
+                losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
+                self.run.write_status("running", step=self.state.global_step, **losses)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        on_gpu = self.args.device.type == "cuda"
-        return (tensor.pin_memory() if on_gpu else tensor).to(self.args.device, non_blocking=on_gpu)
+    def _sum_losses(self, model: Any, rows: Any) -> torch.Tensor:
+        batches = validation_batches(
+            rows,
+            process=self.args.process_index,
+            processes=self.args.world_size,
+            size=self.args.per_device_eval_batch_size,
+            fixed_length=self.plan.sequence_length if self.args.compile_loss else None,
+        )
+        return sum_losses(model, batches, self.args.device, self._after_validation_batch)
+
+    def _after_validation_batch(self) -> None:
+        self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.run.path / checkpoints.STAGING) if self._staging else str(self.run.path)

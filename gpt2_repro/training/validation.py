@@ -1,11 +1,17 @@
 """The batches of a validation: each process its share of the rows, no row twice, nothing averaged on the way."""
 
-from collections.abc import Iterator, Sequence
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gpt2_repro.data.collator import IGNORED, collate_rows
+
+
+logger = logging.getLogger(__name__)
 
 
 def validation_batches(
@@ -25,3 +31,42 @@ def validation_batches(
         num_rows = size if fixed_length else None
         batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
         yield batch, int((batch["labels"] != IGNORED).sum())
+
+
+@torch.no_grad()
+def sum_losses(
+    model: Callable[..., Any],
+    batches: Iterator[tuple[dict[str, Tensor], int]],
+    device: torch.device,
+    after_batch: Callable[[], None],
+) -> Tensor:
+    """The negative log-likelihood of all targets, and their number [2], in double precision on the device."""
+    on_gpu = device.type == "cuda"
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for batch, targets in batches:
+        # Sums stay on the device and copies do not block: the host runs ahead.
+        ids, labels = (
+            (batch[name].pin_memory() if on_gpu else batch[name]).to(device, non_blocking=on_gpu)
+            for name in ("input_ids", "shift_labels")
+        )
+        total[0] += model(input_ids=ids, shift_labels=labels, num_items_in_batch=1).loss.double()
+        total[1] += targets
+        after_batch()
+    return total
+
+
+def mean_losses(sums: Mapping[str, Sequence[float]], *, prefix: str, step: int) -> dict[str, float]:
+    """Losses and numbers of targets as they are logged. A loss that is not finite is warned of.
+
+    Args:
+        sums: by set, "" for the main one: what `sum_losses` gives for all processes together.
+        prefix: of the names: `eval_loss`, `eval_<set>_loss`.
+        step: for the warning.
+    """
+    metrics: dict[str, float] = {}
+    for name, (nll, targets) in sums.items():
+        key = f"{prefix}_{name}" if name else prefix
+        metrics |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
+        if not math.isfinite(nll):
+            logger.warning("the validation loss%s is not finite at step %d", f" of {name}" if name else "", step)
+    return metrics

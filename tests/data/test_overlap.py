@@ -10,7 +10,8 @@ import pytest
 
 from gpt2_repro.data.overlap import EvaluationNgrams, N, evaluation_texts, ngram_hashes
 from gpt2_repro.data.packing import pack_rows, pack_windows
-from gpt2_repro.data.rows import Block, open_rows, write_rows
+from gpt2_repro.data.rows import Block, open_rows
+from gpt2_repro.data.shards import write_rows
 from gpt2_repro.errors import UserError
 
 
@@ -197,8 +198,9 @@ def test_a_passage_of_real_prose_is_found(real_data: Path, tmp_path: Path, gpt2_
 
 @pytest.fixture(scope="module")
 def gpt2_encode(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], list[np.ndarray]]:
-    from gpt2_repro.data.tokenizer import Encoder, save_tokenizer
+    from gpt2_repro.data.encoder import Encoder
+    from gpt2_repro.data.tokenizer import save_tokenizer
 
     folder = tmp_path_factory.mktemp("gpt2")
     save_tokenizer(str(real_data / "gpt2"), folder, sequence_length=64)
-    return Encoder(folder, separator="none").encode
+    return Encoder(folder, separator="none").encode_each

@@ -71,9 +71,11 @@ def test_validation_is_the_first_rows_that_make_enough_targets(arguments, form: 
     wanted = load_from_disk(f"{args.dataset_dir}/validation")["input_ids"][:]
     targets = [len(row) - 1 for row in wanted]
     assert sum(targets) == manifest["counts"]["validation"]["row_tokens"]
-    assert len(open_dataset(args, manifest, eval_tokens=0)[1]) == len(wanted)
+    assert len(open_dataset(args, manifest, eval_tokens=0)[1][""]) == len(wanted)
     for tokens in (1, targets[0], targets[0] + 1, sum(targets[:5]), sum(targets) - 1, sum(targets)):
-        train, validation, tokenizer = open_dataset(args, manifest, eval_tokens=tokens)
+        train, sets, tokenizer = open_dataset(args, manifest, eval_tokens=tokens)
+        validation = sets.pop("")
+        assert not sets
         rows = [row.tolist() for row in validation[range(len(validation))]["input_ids"]]
         assert rows == wanted[: len(rows)]
         assert sum(targets[: len(rows) - 1]) < tokens <= sum(targets[: len(rows)])
@@ -82,6 +84,30 @@ def test_validation_is_the_first_rows_that_make_enough_targets(arguments, form: 
         UserError, match=f"has {sum(targets):,} tokens .* use --eval_tokens {sum(targets)} or hold out"
     ):
         open_dataset(args, manifest, eval_tokens=sum(targets) + 1)
+
+
+@pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 5}], ids=["concat", "wrap"])
+def test_further_sets_are_cut_where_they_have_more(arguments, documents: list[str], tmp_path: Path, form) -> None:
+    for name, size in (("one", 1), ("some_more", 9)):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in documents[:size])
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    sets = [f"{name}={tmp_path / name}.jsonl" for name in ("one", "some_more")]
+    args = arguments(**form, validation_sets=sets, validation_tokens=2000)
+    manifest = prepare(args)
+    verify(args.dataset_dir, manifest)
+    for tokens in (0, 1, 32, 33, 200):
+        _, opened, _ = open_dataset(args, manifest, eval_tokens=tokens)
+        assert list(opened) == ["", "one", "some_more"]
+        for name in ("one", "some_more"):
+            split = f"validation_{name}"
+            lengths = open_split(args.dataset_dir, split, manifest).lengths() - 1
+            assert len(lengths) == manifest["counts"][split]["rows"]
+            size = len(lengths)
+            enough = next(n for n in range(size + 1) if n == size or lengths[:n].sum() >= tokens)
+            assert len(opened[name]) == (enough if tokens else size)
+    manifest["counts"]["validation_one"]["rows"] += 1
+    with pytest.raises(UserError, match="validation_one has .* rows and its manifest says"):
+        open_dataset(args, manifest, eval_tokens=0)
 
 
 def test_another_number_of_rows_is_refused(arguments) -> None:

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -19,12 +18,6 @@ def trained(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def documents_of(encoder: Encoder, texts: list[str]) -> list[np.ndarray]:
-    ids, lengths = encoder.encode(texts)
-    assert len(ids) == lengths.sum() and ids.dtype == encoder.dtype
-    return np.split(ids, np.cumsum(lengths)[:-1])
-
-
 def test_a_trained_tokenizer_loads_and_knows_every_byte(trained: Path, documents: list[str]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(trained)
     assert len(tokenizer) == 300
@@ -36,13 +29,13 @@ def test_a_trained_tokenizer_loads_and_knows_every_byte(trained: Path, documents
 def test_ids_equal_transformers(trained: Path, documents: list[str]) -> None:
     reference = AutoTokenizer.from_pretrained(trained)
     plain = [document for document in documents if "<|endoftext|>" not in document]
-    encoded = documents_of(Encoder(trained, separator="none"), plain)
+    encoded = Encoder(trained, separator="none").encode_each(plain)
     assert [ids.tolist() for ids in encoded] == [reference(document)["input_ids"] for document in plain]
 
 
 def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
     texts = ["abc <|endoftext|> def", "", "abc"]
-    by_place = {place: documents_of(Encoder(trained, separator=place), texts) for place in ("before", "after", "none")}
+    by_place = {place: Encoder(trained, separator=place).encode_each(texts) for place in ("before", "after", "none")}
     for spelled, empty, short in by_place.values():
         assert len(empty) == 0
         assert (spelled == 299).sum() == (short == 299).sum() <= 1

@@ -240,4 +240,8 @@ def test_padding_is_no_target(launcher, type_command, wrapped_recipe: Path, even
         seen += count
         assert event["loss"] == pytest.approx(sum(map(nll, step)) / count, abs=1e-5), event["step"]
         assert event["tokens"] == seen  # targets, not positions, and right after a resume
+        batches = [step[first : first + micro] for first in range(0, 8, micro)]
+        positions = sum(micro * max(len(row) - 1 for row in batch) for batch in batches)
+        assert event["step_tokens"] == count
+        assert event["padding"] == pytest.approx(1 - count / positions, abs=1e-4)
     assert seen < 8 * 8 * 32

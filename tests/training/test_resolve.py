@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.resolve import resolve_arguments
@@ -11,10 +12,10 @@ from gpt2_repro.training.resolve import resolve_arguments
 
 @pytest.fixture
 def resolve(tiny_recipe: Path, tmp_path: Path):
-    def run(*options: str):
+    def run(*options: str, manifest: dict | None = None):
         words = [str(tiny_recipe), "--output_dir", str(tmp_path / "run"), *options]
         asked = parse_recipe(words, sections={"training": PretrainingArguments}, options=("training",)).values
-        return resolve_arguments(asked["training"], sequence_length=32, run_name="tiny")
+        return resolve_arguments(asked["training"], sequence_length=32, run_name="tiny", manifest=manifest)
 
     return run
 
@@ -29,6 +30,21 @@ def test_one_process_takes_one_of_several_gpus(resolve, monkeypatch: pytest.Monk
     monkeypatch.setattr(PretrainingArguments, "n_gpu", property(lambda args: 4))
     args, _ = resolve()
     assert args._n_gpu == 1
+
+
+def test_rows_by_length_are_not_compiled(resolve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    wrap = {"request": {"packing": "wrap", "min_length": 8}, "counts": {"train": {"row_tokens": 4096}}}
+    by_length = ("--train_sampling_strategy", "group_by_length", "--tokens_per_step", "2048")
+    assert resolve()[0].accelerator_config.even_batches and "compilation: off" not in caplog.text
+    args, plan = resolve(*by_length, manifest=wrap)
+    assert not args.compile_loss and plan.by_length and not args.accelerator_config.even_batches
+    assert args.gradient_accumulation_steps == plan.gradient_accumulation_steps > 1
+    assert "compilation: off, for train_sampling_strategy group_by_length" in caplog.text
+    with pytest.raises(UserError, match="--train_sampling_strategy group_by_length .* --torch_compile"):
+        resolve(*by_length, "--torch_compile", manifest=wrap)
+    with pytest.raises(UserError, match="have 4,096 targets, less than one step of 8,192"):
+        resolve(*by_length[:2], "--tokens_per_step", "8192", manifest=wrap)
 
 
 def test_never_validating_means_not_at_the_start_either(resolve) -> None:

@@ -22,6 +22,7 @@ from gpt2_repro.data.preparation.staged import DamagedTokens, is_held_out
 from gpt2_repro.data.preparation.staging import stage
 from gpt2_repro.data.shards import WrittenRows
 from gpt2_repro.data.sources.opening import Source, SourceOpener
+from gpt2_repro.data.sources.text_files import TextForm
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
@@ -135,7 +136,8 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
         for described in [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()]:
             if "revision" in described:
                 revisions[described["repository"]] = described["revision"]
-    opener = SourceOpener(args, staging / "downloads", options, revisions)
+    form = TextForm(text_column=args.text_column, sample_by=args.sample_by)
+    opener = SourceOpener(args, form, staging / "downloads", options, revisions)
     sources = opener.open_all()
     sets = {name: opener.open(text) for name, text in validation_sets(args).items()}
     check_split(args, sources, sets)
@@ -146,8 +148,7 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
     if begun:
         logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
     for path in staging.iterdir():
-        if path.name != ".lock":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_whole(note, json.dumps({"request": request, "opened": opened.described()}, indent=2))
     return opened
 

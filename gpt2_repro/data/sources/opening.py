@@ -60,20 +60,22 @@ def mixed(text: str) -> list[tuple[str, float]]:
     return [(name, weight / total) for name, weight in pairs]
 
 
+@dataclasses.dataclass(frozen=True)
 class SourceOpener:
     """Opens sources by name.
 
     Args:
-        args: how files are read.
+        args: what is asked for.
+        form: how rows become documents.
         folder: takes downloads.
         revisions: by repository, those that an interrupted preparation began with.
     """
 
-    def __init__(
-        self, args: DataArguments, folder: Path, options: PreparationOptions, revisions: dict[str, str] | None = None
-    ) -> None:
-        self.args, self.folder, self.options, self.revisions = args, folder, options, revisions or {}
-        self.form = TextForm(text_column=args.text_column, sample_by=args.sample_by)
+    args: DataArguments
+    form: TextForm
+    folder: Path
+    options: PreparationOptions
+    revisions: dict[str, str]
 
     def open_all(self) -> list[Source]:
         """What the arguments name. Raises UserError for an unknown name and for globs that match nothing."""
@@ -82,7 +84,11 @@ class SourceOpener:
         return [dataclasses.replace(self.open(name), weight=weight) for name, weight in mixed(self.args.source)]
 
     def open(self, name: str) -> Source:
-        """The source of that name, of the whole of it."""
+        """The source of that name; #COLUMN behind it names the column of its text."""
+        name, _, column = name.partition("#")
+        if column:
+            form = dataclasses.replace(self.form, text_column=column)
+            return dataclasses.replace(self, form=form).open(name)
         if name in PRESETS:
             preset = PRESETS[name]
             revision = self.revisions.get(preset.repository)

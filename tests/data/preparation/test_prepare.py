@@ -56,8 +56,8 @@ def test_the_folder_is_what_its_manifest_says(arguments, documents: list[str]) -
 def test_wrap_cuts_each_document_alone(arguments, documents: list[str], separator: str) -> None:
     args = arguments(packing="wrap", min_length=12, separator=separator)
     manifest = prepare(args)
-    ids, lengths = Encoder(Path(args.dataset_dir, "tokenizer"), separator=separator).encode(documents)
-    encoded = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+    encoder = Encoder(Path(args.dataset_dir, "tokenizer"), separator=separator)
+    encoded = [ids.tolist() for ids in encoder.encode_each(documents)]
     held_out = next(n for n in range(len(encoded)) if sum(map(len, encoded[:n])) >= 500)
     for split, part in (("validation", encoded[:held_out]), ("train", encoded[held_out:])):
         windows = [ids[start : start + 33] for ids in part for start in range(0, max(0, len(ids) - 1), 32)]

@@ -1,0 +1,115 @@
+"""Batches of rows of like length, so that little is padded. Row numbers only; no row is read."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from gpt2_repro.data.collator import EpochSampler
+
+
+class LengthGroupedBatches(Sampler[list[int]]):
+    """The batches of an epoch: row numbers, `batches_per_step` lists for each optimizer step.
+
+    The rows of an epoch stand in the order of `EpochSampler`. Step i has those whose first target lies in
+    [i * B, (i + 1) * B) of all targets in that order, B = tokens_per_step: any rows as they come, with B targets, give or
+    take one row's, and the same ones for any number of batches. Only inside a step are rows sorted by length, longest
+    first, and cut; neighbouring batches have rows of like length, so processes that take one each have like work.
+    Targets behind the last whole step are dropped, other ones in each epoch.
+
+    Args:
+        targets: of each row [rows].
+        tokens_per_step: targets, at least those of the longest row.
+        batches_per_step: as many as always suffice, see `compute.passes_by_length`.
+        max_positions: of a batch, padding included.
+    """
+
+    def __init__(
+        self, targets: np.ndarray, *, tokens_per_step: int, batches_per_step: int, max_positions: int, seed: int
+    ) -> None:
+        self.targets = targets.astype(np.uint32)
+        self.tokens_per_step = tokens_per_step
+        self.batches_per_step = batches_per_step
+        self.max_positions = max_positions
+        self.steps_per_epoch = int(targets.sum(dtype=np.int64)) // tokens_per_step
+        self.order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch * self.batches_per_step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for rows in self.steps():
+            lengths = self.targets[rows]
+            longest_first = np.argsort(lengths, kind="stable")[::-1]
+            ends = cut_by_length(lengths[longest_first].tolist(), self.batches_per_step, self.max_positions)
+            numbers = rows[longest_first].tolist()
+            for start, end in itertools.pairwise([0, *ends]):
+                yield numbers[start:end]
+
+    def steps(self) -> Iterator[np.ndarray]:
+        """The rows of each whole step of the epoch [rows of the step], in the order of the epoch."""
+        return itertools.islice(self._steps(), self.steps_per_epoch)
+
+    def _steps(self) -> Iterator[np.ndarray]:
+        step, before = 0, 0  # the step that is being gathered, and the targets in front of the window
+        held: list[np.ndarray] = []
+        for rows in self.order.windows():
+            lengths = self.targets[rows].astype(np.int64)
+            firsts = before + np.cumsum(lengths) - lengths
+            last = int(firsts[-1]) // self.tokens_per_step
+            begins = np.arange(step + 1, last + 1) * self.tokens_per_step
+            *whole, rest = np.split(rows, np.searchsorted(firsts, begins))
+            for part in whole:
+                yield np.concatenate([*held, part])
+                held = []
+            held.append(rest)
+            step, before = last, int(firsts[-1] + lengths[-1])
+        yield np.concatenate(held)
+
+
+def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
+    """Cut rows that are sorted by length, longest first, into batches; returns where each ends.
+
+    A batch has its number of rows times its longest row as positions. The most positions of a batch are as few as can
+    be, and at most `max_positions`. Raises ValueError where there are fewer rows than batches, or more positions.
+    """
+    if len(lengths) < num_batches:
+        raise ValueError(f"{len(lengths)} rows do not make {num_batches} batches")
+    # The fewest positions for which filling batch after batch takes no more than num_batches: it takes the least.
+    low, high = max(lengths[0], -(-sum(lengths) // num_batches)), max_positions
+    if len(_fill(lengths, high, num_batches)) > num_batches:
+        raise ValueError(f"{len(lengths)} rows do not go into {num_batches} batches of {max_positions} positions")
+    while low < high:
+        middle = (low + high) // 2
+        if len(_fill(lengths, middle, num_batches)) > num_batches:
+            low = middle + 1
+        else:
+            high = middle
+    ends = _fill(lengths, high, num_batches)
+    while len(ends) < num_batches:
+        starts = [0, *ends[:-1]]
+        sizes = [
+            (lengths[start] * (end - start), start, end)
+            for start, end in zip(starts, ends, strict=True)
+            if end - start > 1
+        ]
+        _, start, end = max(sizes)
+        ends = sorted([*ends, (start + end) // 2])
+    return ends
+
+
+def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
+    """Where full batches end; filling stops at one batch more than `num_batches`."""
+    ends: list[int] = []
+    end = 0
+    while end < len(lengths) and len(ends) <= num_batches:
+        rows = positions // lengths[end]
+        if not rows:
+            raise ValueError(f"a row of {lengths[end]} targets does not go into {positions} positions")
+        end = min(end + rows, len(lengths))
+        ends.append(end)
+    return ends

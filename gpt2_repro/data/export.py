@@ -1,0 +1,49 @@
+"""A prepared folder as llm.c's .bin shards."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.sources.token_files import write_shards
+from gpt2_repro.errors import UserError
+
+
+def export_llmc(dataset_dir: str, manifest: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the tokens of both splits to a new folder as llm.c's shards, named as its own. Returns their paths.
+
+    Raises UserError for rows that are no stream, ids that uint16 does not hold and a folder that is there.
+    """
+    if manifest["request"]["packing"] != "concat":
+        raise UserError(
+            f"{dataset_dir} has packing wrap, and llm.c reads one stream of tokens: prepare it with concat"
+        )
+    if manifest["bytes_per_token"] != 2:
+        raise UserError(f"{dataset_dir} has ids beyond 65,535, which llm.c's uint16 shards do not hold")
+    if folder.exists():
+        raise UserError(f"{folder} exists: name a new folder with --export_llmc")
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    written = []
+    for split, name in (("validation", "val"), ("train", "train")):
+        written += write_shards(partial, Path(dataset_dir).name, name, _stream(Path(dataset_dir, split)))
+    partial.rename(folder)
+    return [folder / path.name for path in written]
+
+
+def _stream(split: Path) -> Iterator[np.ndarray]:
+    """The ids of a split: of each row all but the last, which begins the next one, and the last row's too."""
+    rows = open_rows(split)
+    last = np.empty(0, np.uint16)
+    with tqdm(total=len(rows), desc=f"export {split.name}", unit="row", unit_scale=True) as bar:
+        for ids, lengths in rows.blocks():
+            block = ids.reshape(len(lengths), -1)
+            yield block[:, :-1].ravel()
+            last = block[-1, -1:]
+            bar.update(len(lengths))
+    yield last

@@ -1,0 +1,52 @@
+"""In which order a run reads its rows, and in which batches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpt2_repro.compute import BatchPlan
+from gpt2_repro.data.batching import LengthGroupedBatches
+from gpt2_repro.data.collator import IGNORED, EpochSampler
+from gpt2_repro.data.rows import Rows
+from gpt2_repro.training.arguments import PretrainingArguments
+
+
+def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> EpochSampler | LengthGroupedBatches:
+    """The order of the rows; by length, the batches too."""
+    seed = args.seed if args.data_seed is None else args.data_seed
+    if not plan.by_length:
+        shuffle = args.train_sampling_strategy == "random"
+        return EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
+    return LengthGroupedBatches(
+        rows.lengths() - 1,
+        tokens_per_step=plan.tokens_per_step,
+        batches_per_step=plan.passes_per_step,
+        max_positions=plan.positions_per_pass,
+        seed=seed,
+    )
+
+
+def grouped_loader(
+    rows: Rows, batches: LengthGroupedBatches, collate: Callable[..., Any], args: PretrainingArguments
+) -> DataLoader:
+    """A loader of whole batches; Trainer 5.23 builds one for a batch sampler of its own only."""
+    return DataLoader(
+        rows,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+        persistent_workers=args.dataloader_persistent_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        multiprocessing_context=args.dataloader_multiprocessing_context,
+        in_order=args.dataloader_in_order,
+    )
+
+
+def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
+    """Targets, and positions with padding, of some batches [2], on the device: nothing waits for it."""
+    targets = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
+    positions = sum(batch["labels"].numel() for batch in batches)
+    return torch.stack([targets, torch.full_like(targets, positions)]).to(device)

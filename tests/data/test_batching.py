@@ -1,0 +1,138 @@
+"""Steps of equal targets from the shuffled order alone; inside a step batches of like length that always fit."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gpt2_repro.data.batching import LengthGroupedBatches, cut_by_length
+from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.plan import passes_by_length
+
+
+SOURCE = np.random.default_rng(0)
+# Targets of the rows of a folder, of 1 to 512.
+LENGTHS = {
+    "all-longest": np.full(3000, 512),
+    "all-shortest": np.ones(200_000, int),
+    "all-equal": np.full(9000, 171),
+    "uniform": SOURCE.integers(1, 513, 6000),
+    "two-extremes": SOURCE.choice([1, 512], 6000),
+    "few-long": np.where(SOURCE.random(60_000) < 0.01, 512, SOURCE.integers(1, 9, 60_000)),
+    "few-short": np.where(SOURCE.random(3000) < 0.01, 1, 512),
+    "short-tail": np.minimum(512, SOURCE.geometric(0.01, 15_000)),
+    # 512 * m / (m + 1) and one more, so that m + 1 rows just do not fit where m of 512 do.
+    "worst-for-8": np.full(4000, 512 * 8 // 9 + 1),
+    "spread-in-logarithm": np.exp(SOURCE.uniform(0, np.log(512), 20_000)).astype(int),
+}
+
+
+def batches_of(
+    targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1, shortest: int = 1
+) -> LengthGroupedBatches:
+    """As a run with micro-batches of `rows` rows of 512 targets has them."""
+    needed = passes_by_length(tokens, rows=rows, longest=512, shortest=shortest)
+    return LengthGroupedBatches(
+        targets,
+        tokens_per_step=tokens,
+        batches_per_step=-(-needed // processes) * processes,
+        max_positions=rows * 512,
+        seed=seed,
+    )
+
+
+def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0) -> list[set[int]]:
+    """The definition, row by row."""
+    order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
+    order.set_epoch(epoch)
+    steps: list[set[int]] = [set() for _ in range(targets.sum() // tokens)]
+    before = 0
+    for row in order:
+        if before // tokens < len(steps):
+            steps[before // tokens].add(row)
+        before += int(targets[row])
+    return steps
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize(("rows", "processes"), [(64, 1), (8, 2), (8, 3), (16, 8), (100, 1), (3, 1)])
+def test_the_derived_batches_always_suffice(name: str, rows: int, processes: int) -> None:
+    targets, tokens = LENGTHS[name], 65_536
+    sampler = batches_of(targets, tokens=tokens, rows=rows, processes=processes, shortest=int(targets.min()))
+    per_step = sampler.batches_per_step
+    assert per_step % processes == 0
+    batches = list(sampler)
+    assert len(batches) == len(sampler) == targets.sum() // tokens * per_step > 0
+    for batch in batches:
+        assert 0 < len(batch) * targets[batch].max() <= rows * 512
+    for number, step in enumerate(rows_of_steps(targets, tokens, seed=1)):
+        own = batches[number * per_step : (number + 1) * per_step]
+        joined = list(itertools.chain(*own))
+        assert len(joined) == len(step) and set(joined) == step
+        assert (np.diff(targets[joined]) <= 0).all()  # neighbours are of like length
+        assert abs(targets[joined].sum() - tokens) < targets.max()
+    assert len(set(itertools.chain(*batches))) == sum(map(len, batches))  # no row twice
+    assert targets.sum() - targets[list(itertools.chain(*batches))].sum() < tokens + targets.max()
+
+
+def test_the_number_of_batches_is_not_far_from_what_is_needed() -> None:
+    # 16 full passes; one for the last batch, ln 512 = 6.2 for the shapes, a 65th for the rows that do not divide.
+    assert passes_by_length(524_288, rows=64, longest=512, shortest=1) == 23
+    assert passes_by_length(524_288, rows=64, longest=512, shortest=512) == 17
+
+
+def test_the_rows_of_a_step_depend_on_the_seed_and_its_tokens_alone() -> None:
+    targets = LENGTHS["uniform"]
+
+    def steps(rows: int, processes: int, seed: int = 1, epoch: int = 0) -> list[frozenset[int]]:
+        sampler = batches_of(targets, tokens=65_536, rows=rows, processes=processes, seed=seed)
+        sampler.set_epoch(epoch)
+        np.random.seed(rows)  # nothing global may matter
+        batches, per_step = list(sampler), sampler.batches_per_step
+        starts = range(0, len(batches), per_step)
+        return [frozenset(itertools.chain(*batches[start : start + per_step])) for start in starts]
+
+    one = steps(32, 1)
+    assert one == steps(32, 2) == steps(16, 4) == steps(64, 1)
+    assert steps(32, 1) != steps(32, 1, seed=2) != steps(32, 1, epoch=1) != one
+    assert steps(32, 1, epoch=1) == [frozenset(step) for step in rows_of_steps(targets, 65_536, seed=1, epoch=1)]
+
+
+def test_no_step_is_one_of_short_rows() -> None:
+    targets = LENGTHS["uniform"]
+    means = [targets[list(step)].mean() for step in rows_of_steps(targets, 65_536, seed=1)]
+    assert len(means) > 20 and max(means) - min(means) < 70  # 148 / sqrt(256) = 9.2 is one standard error
+
+
+def test_an_order_of_several_windows_is_cut_at_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpochSampler, "BLOCK", 4)
+    monkeypatch.setattr(EpochSampler, "WINDOW", 20)  # rows; a step has about 32
+    targets = SOURCE.integers(1, 513, 1002)
+    sampler = batches_of(targets, tokens=8192, rows=8, processes=1)
+    assert [set(rows.tolist()) for rows in sampler.steps()] == rows_of_steps(targets, 8192, seed=1)
+    monkeypatch.setattr(EpochSampler, "WINDOW", 100)  # and a window of several steps
+    assert [set(rows.tolist()) for rows in sampler.steps()] == rows_of_steps(targets, 8192, seed=1)
+
+
+def test_the_largest_batch_is_as_small_as_it_can_be() -> None:
+    for _ in range(200):
+        lengths = sorted(SOURCE.integers(1, 30, SOURCE.integers(4, 10)).tolist(), reverse=True)
+        number = int(SOURCE.integers(1, 5))
+
+        def largest(ends: tuple[int, ...], lengths: list[int] = lengths) -> int:
+            return max(lengths[start] * (end - start) for start, end in itertools.pairwise([0, *ends]))
+
+        cuts = itertools.combinations(range(1, len(lengths)), number - 1)
+        best = min(largest((*cut, len(lengths))) for cut in cuts)
+        ends = cut_by_length(lengths, number, 1000)
+        assert len(ends) == number and ends == sorted(set(ends)) and ends[-1] == len(lengths)
+        assert largest(tuple(ends)) == best
+        assert cut_by_length(lengths, number, best) == ends
+        with pytest.raises(ValueError, match="do not go into|does not go into"):
+            cut_by_length(lengths, number, best - 1)
+
+
+def test_fewer_rows_than_batches_cannot_be_cut() -> None:
+    assert cut_by_length([5, 5, 5], 3, 100) == [1, 2, 3]
+    with pytest.raises(ValueError, match="3 rows do not make 4 batches"):
+        cut_by_length([5, 5, 5], 4, 100)

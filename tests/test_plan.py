@@ -1,0 +1,64 @@
+"""The plan of a run whose rows are grouped by length: derived, sufficient, and refused where it cannot be."""
+
+import re
+
+import pytest
+
+from gpt2_repro.compute import plan_batches
+from gpt2_repro.errors import UserError
+from gpt2_repro.plan import plan_by_length, plan_run
+
+
+ASKED = {
+    "tokens_per_step": 524_288,
+    "total_tokens": 9_890_693_120,
+    "max_steps": 0,
+    "per_device_train_batch_size": 64,
+    "train_sampling_strategy": "group_by_length",
+    "torch_compile": None,
+}
+ROWS = {"sequence_length": 512, "packing": "wrap", "min_length": 256}
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 17), (2, 9), (4, 5), (8, 3)])
+def test_accumulation_and_steps_of_rows_by_length(processes: int, accumulation: int) -> None:
+    plan = plan_run(ASKED, **ROWS, num_processes=processes)
+    # 1 + ln 2 + (524,288 + 511) / (32,768 * 64 / 65) = 17.96
+    assert plan.gradient_accumulation_steps == accumulation and plan.passes_per_step == processes * accumulation
+    assert plan.positions_per_pass == 32_768 and plan.by_length
+    assert (plan.max_steps, plan.total_tokens) == (18_865, 9_890_693_120)
+
+
+def test_other_strategies_are_planned_as_before() -> None:
+    for strategy in ("random", "sequential"):
+        plan = plan_run(ASKED | {"train_sampling_strategy": strategy}, **ROWS, num_processes=8)
+        words = {"tokens_per_step": 524_288, "sequence_length": 512, "micro_batch_size": 64, "num_processes": 8}
+        assert plan == plan_batches(**words, total_tokens=9_890_693_120) and not plan.by_length
+
+
+def test_tokens_per_step_need_not_divide() -> None:
+    assert plan_run(ASKED | {"tokens_per_step": 500_001}, **ROWS, num_processes=3).max_steps == 19_781
+
+
+def test_what_does_not_fit_names_both() -> None:
+    with pytest.raises(UserError, match="packing concat .*group_by_length.*--packing wrap"):
+        plan_run(ASKED, **(ROWS | {"packing": "concat"}), num_processes=1)
+    with pytest.raises(UserError, match="group_by_length .*--torch_compile"):
+        plan_run(ASKED | {"torch_compile": True}, **ROWS, num_processes=1)
+    assert plan_run(ASKED | {"torch_compile": False}, **ROWS, num_processes=1)
+    with pytest.raises(UserError, match="have 524,287 targets, less than one step of 524,288"):
+        plan_run(ASKED, **ROWS, num_processes=1, epoch_targets=524_287)
+    assert plan_run(ASKED, **ROWS, num_processes=1, epoch_targets=524_288)
+
+
+@pytest.mark.parametrize(("tokens", "rows", "processes"), [(4096, 2, 8), (524_288, 1, 1), (100, 4, 1), (2048, 4, 1)])
+def test_a_step_with_too_few_rows_names_choices_that_work(tokens: int, rows: int, processes: int) -> None:
+    asked = {"longest": 512, "shortest": 1, "num_processes": processes, "max_steps": 5}
+    with pytest.raises(UserError) as error:
+        plan_by_length(**asked, tokens_per_step=tokens, micro_batch_size=rows)
+    choices = re.findall(r"--(\w+) (\d+)", str(error.value).partition(": use ")[2])
+    assert choices
+    for option, value in choices:
+        mended = {"tokens_per_step": tokens, "micro_batch_size": rows}
+        mended["tokens_per_step" if option == "tokens_per_step" else "micro_batch_size"] = int(value)
+        assert plan_by_length(**asked, **mended).passes_per_step <= mended["tokens_per_step"] // 512
