@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.locks import hold_alone, hold_staging
@@ -19,7 +21,7 @@ from gpt2_repro.data.preparation.disk import check_disk, peak_bytes
 from gpt2_repro.data.preparation.order import count
 from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of, validation_sets
 from gpt2_repro.data.preparation.staged import DamagedTokens, is_held_out
-from gpt2_repro.data.preparation.staging import stage
+from gpt2_repro.data.preparation.staging import STREAMS, stage
 from gpt2_repro.data.shards import WrittenRows
 from gpt2_repro.data.sources.opening import Source, SourceOpener
 from gpt2_repro.data.sources.text_files import TextForm
@@ -103,7 +105,7 @@ def _build(
         one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
         groups = stage_groups(opened.sources, opened.sets, args, one_stage)
     except UserError:
-        if not any(staging.glob("*/*.json")):  # nothing is there that the next start could take up
+        if not any(staging.glob(f"{STREAMS}/*/*.json")):  # nothing is there that the next start could take up
             shutil.rmtree(staging)
         raise
     try:
@@ -124,7 +126,7 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
     """
     note = staging / "request.json"
     kept = json.loads(note.read_text()) if note.is_file() else None
-    begun = kept is not None and any(staging.glob("*/*.json"))
+    begun = kept is not None and any(staging.glob(f"{STREAMS}/*/*.json"))
     if kept and begun and (difference := first_difference(kept["request"], request)):
         key, holds, value = difference
         raise UserError(
@@ -155,13 +157,16 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
     """What a tokenizer may be made of: of characters all, of a trained one nothing that the hash holds out."""
-    for source in sources:
-        for file in [*source.files, *(source.validation_files if args.tokenizer == "char" else [])]:
+    every = args.tokenizer == "char"
+    files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
+    with tqdm(total=sum(file.size for file in files), desc="read for the tokenizer", unit="B", unit_scale=True) as bar:
+        for file in files:
             file.fetch()
             for part in file.parts():
                 for batch in part.read():
+                    bar.update(batch.read)
                     for document in batch.documents:
-                        if args.tokenizer == "char" or args.split != "hash" or not is_held_out(document, args):
+                        if every or args.split != "hash" or not is_held_out(document, args):
                             yield document
 
 

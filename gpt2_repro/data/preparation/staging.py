@@ -26,6 +26,9 @@ from gpt2_repro.files import write_whole
 logger = logging.getLogger(__name__)
 
 
+STREAMS = "streams"  # the folder of staged tokens
+
+
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """Files whose documents follow each other.
@@ -57,7 +60,7 @@ def stage(
     stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions
 ) -> list[StagedPart]:
     """Stage what is not staged yet, with a progress bar. Returns the parts in their order, up to the stream's limit."""
-    folder = staging / stream.name
+    folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
     keywords: dict[str, Any] = {"engine": options.encoder, "limit": stream.limit}
     keywords["max_bad_documents"] = options.max_bad_documents

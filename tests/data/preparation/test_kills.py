@@ -82,7 +82,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
             # Later in each start: while a tokenizer is trained, parts are staged, rows are written.
             wanted += source.randint(stride - 20, stride)
             while process.poll() is None:
-                staged, written = len(list(staging.glob("train-0/*-*.json"))), staging / "written.json"
+                staged, written = len(list(staging.glob("streams/train-0/*-*.json"))), staging / "written.json"
                 shards = written.read_text().count('"name"') if written.exists() else 0
                 if staged + shards >= wanted:
                     killed_at.append(f"{staged} parts, {shards} shards")
@@ -107,7 +107,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
 def test_a_worker_that_is_killed_is_replaced(prepare, tmp_path: Path) -> None:
     process = prepare("out", "--num_proc", 2)
     while process.poll() is None:
-        if len(list(tmp_path.glob("out.staging/train-0/*-*.json"))) >= 5:
+        if len(list(tmp_path.glob("out.staging/streams/train-0/*-*.json"))) >= 5:
             worker = max(workers_of(process))  # the newest: neither the preparation nor the resource tracker
             os.kill(worker, signal.SIGKILL)
             break

@@ -190,7 +190,7 @@ def test_staged_tokens_never_vanish_by_a_changed_option(arguments, monkeypatch: 
     staging = Path(args.dataset_dir + ".staging")
     with pytest.raises(UserError, match="cut.staging holds an interrupted preparation with split_seed 2357, not 5"):
         prepare(arguments("cut", split_seed=5))
-    assert len(list(staging.glob("train-0/*.ids"))) == 2
+    assert len(list(staging.glob("streams/train-0/*.ids"))) == 2
     prepare(args)
 
 

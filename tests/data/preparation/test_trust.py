@@ -1,0 +1,241 @@
+"""What goes wrong on the way is counted, refused or taken up, and never changes the folder."""
+
+import errno
+import json
+import os
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prepare_data
+from gpt2_repro.data import locks
+from gpt2_repro.data.arguments import PreparationOptions
+from gpt2_repro.data.encoder import Encoder
+from gpt2_repro.data.locks import hold_for_reading
+from gpt2_repro.data.preparation import cutting, disk, staged
+from gpt2_repro.data.preparation import prepare as prepare_module
+from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.errors import UserError
+
+
+def content(folder: str | Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_bad_rows_are_refused_or_counted(arguments, corpus: list[Path], tmp_path: Path, workers: int) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_bytes(b'{"text": "\xff"}\n{"body": 1}\n')
+    files = [str(tmp_path / "*.jsonl"), *map(str, corpus)]
+    strict, lenient = (PreparationOptions(num_proc=workers, max_bad_documents=number) for number in (3, 4))
+    with pytest.raises(UserError, match=r"a.jsonl, line 1, is no valid Unicode: mend it, or skip such rows with"):
+        prepare(arguments(data_files=files), PreparationOptions(num_proc=workers))
+    with pytest.raises(UserError, match=r"line 1, is no valid Unicode \(and more than 3 in all\)"):
+        prepare(arguments(data_files=files), strict)
+    # Another limit is no other request: what was staged is taken up.
+    manifest = prepare(arguments(data_files=files), lenient)
+    assert manifest["read"]["bad_documents"] == 4 and len(manifest["read"]["bad_examples"]) == 3
+    assert manifest["sha256"] == prepare(arguments("plain"))["sha256"]
+
+
+def test_a_folder_that_is_read_is_not_replaced(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[int] = []
+    monkeypatch.setattr(locks.os, "open", lambda *w, **named: opened.append(os_open(*w, **named)) or opened[-1])
+    prepare(arguments())
+    again, folder = PreparationOptions(overwrite=True), Path(arguments().dataset_dir)
+    hold_for_reading(folder)
+    reader = opened[-1]
+    before = content(folder)
+    with pytest.raises(UserError, match="out is open in a training"):
+        prepare(arguments(sequence_length=16), again)
+    assert content(folder) == before
+    os.close(reader)
+    replaced = prepare(arguments(sequence_length=16), again)
+    assert replaced["request"]["sequence_length"] == 16
+    assert json.loads((folder / "manifest.json").read_text()) == replaced
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with locks.hold_alone(folder), pytest.raises(UserError, match="is being replaced"):
+        hold_for_reading(folder)
+
+
+os_open = os.open
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, folder = prepare(arguments()), Path(arguments().dataset_dir)
+    again = PreparationOptions(overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(cutting, "write_rows", lambda *words, **named: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(arguments(sequence_length=16), again)
+    assert prepare(arguments()) == json.loads(json.dumps(first))
+    rename = Path.rename
+    with monkeypatch.context() as patch:
+        # Killed when the old folder is aside and the new one not yet in its place.
+        patch.setattr(Path, "rename", lambda a, b: rename(a, b) if b.name != "out" else (_ for _ in ()).throw(OSError))
+        with pytest.raises(OSError):
+            prepare(arguments(sequence_length=16), again)
+    assert not folder.exists()
+    assert prepare(arguments(sequence_length=16))["request"]["sequence_length"] == 16
+    assert folder.exists() and not (tmp_path / "out.staging").exists()
+
+
+def test_a_full_disk_is_one_line_and_the_next_start_goes_on(
+    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = prepare(arguments("whole"))
+    complete = staged.StagedPart.complete
+
+    def full(part: staged.StagedPart, *words) -> None:
+        if part.name.startswith("00001"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        complete(part, *words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staged.StagedPart, "complete", full)
+        with pytest.raises(
+            UserError, match="the disk of .*out is full: free some room and start the same command again"
+        ):
+            prepare(arguments())
+    kept = tmp_path / "out.staging" / "streams" / "train-0" / "00000-00000.json"
+    stamp = kept.stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(cutting, "write_rows", lambda *w, **n: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(UserError, match="is full"):
+            prepare(arguments())
+    assert kept.stat().st_mtime_ns == stamp
+    assert prepare(arguments())["sha256"] == whole["sha256"]
+
+
+def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage(10**9, 0, 10**8))
+    with pytest.raises(
+        UserError, match=r"needs about 537 MB of disk and 1\d\d MB are free: name a --dataset_dir on a"
+    ):
+        prepare(arguments())
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage(10**10, 0, 10**9))
+    prepare(arguments())
+
+
+def test_an_encoder_that_differs_is_found_in_the_first_document_and_every_thousandth(
+    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(2100)))
+    looked_at: list[str] = []
+    agrees = Encoder.agrees
+    monkeypatch.setattr(Encoder, "agrees", lambda self, text: looked_at.append(text) or agrees(self, text))
+    args = arguments(data_files=[str(many)])
+    assert prepare(args)["versions"]["fastokens"]
+    assert looked_at == ["document 0", "document 1000", "document 2000"]
+    plain = Encoder._plain
+
+    def wrong(self: Encoder, documents: list[str]):
+        ids, lengths = plain(self, documents)
+        return (ids[::-1] if documents == ["document 1000"] else ids), lengths
+
+    monkeypatch.setattr(Encoder, "_plain", wrong)
+    with pytest.raises(
+        UserError, match="fastokens gives other ids than `tokenizers` for document 1001 of this part of .*"
+    ):
+        prepare(arguments("other", data_files=[str(many)]))
+    slow = prepare(arguments("slow", data_files=[str(many)]), PreparationOptions(encoder="tokenizers"))
+    assert slow["sha256"] == json.loads(Path(args.dataset_dir, "manifest.json").read_text())["sha256"]
+
+
+def test_staged_tokens_that_rot_are_made_anew(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = prepare(arguments("whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "_write_folder", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(arguments())
+    path = tmp_path / "out.staging" / "streams" / "train-0" / "00001-00000.ids"
+    ids = bytearray(path.read_bytes())
+    ids[100] ^= 1
+    path.write_bytes(ids)
+    with pytest.raises(UserError, match=r"staged tokens of .*b.jsonl are damaged: start the same command again"):
+        prepare(arguments())
+    assert prepare(arguments())["sha256"] == whole["sha256"]
+
+
+def test_a_mixture_has_its_weights_and_its_counts(arguments, documents: list[str], tmp_path: Path) -> None:
+    for name, words in (("one", "alpha beta "), ("two", "gamma "), ("three", "delta epsilon zeta ")):
+        lines = (json.dumps({"text": words * (5 + n % 7)}) + "\n" for n in range(300))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    source = ",".join(f"{tmp_path / name}.jsonl={weight}" for name, weight in (("one", 2), ("two", 1), ("three", 5)))
+    form = {"data_files": [], "source": source, "packing": "wrap", "separator": "before", "validation_tokens": 800}
+    one = prepare(arguments("first", **form))
+    two = prepare(arguments("second", **form), PreparationOptions(num_proc=2))
+    assert one["sha256"] == two["sha256"] and one["counts"] == two["counts"]
+    assert [round(described["weight"], 3) for described in one["source"]["sources"]] == [0.25, 0.125, 0.625]
+    for split in ("validation", "train"):
+        counts = one["counts"][split]
+        assert sum(of["tokens"] for of in counts["sources"].values()) == counts["tokens"]
+        shares = [of["tokens"] / counts["tokens"] for of in counts["sources"].values()]
+        assert np.allclose(shares, [0.25, 0.125, 0.625], atol=0.02 if split == "train" else 0.1)
+    small = prepare(arguments("small", **form, max_tokens=3000))
+    total = sum(small["counts"][split]["tokens"] for split in ("validation", "train"))
+    assert 3000 <= total < 3200
+    for wrong in ("one.jsonl=0,two.jsonl=1", "one.jsonl=nan,two.jsonl=1", "one.jsonl,two.jsonl", "=1,two.jsonl=1"):
+        with pytest.raises(UserError, match="has no weight: write it as"):
+            prepare(arguments("wrong", **form | {"source": wrong}))
+
+
+def test_tokens_come_back_as_they_were_exported(arguments, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    args = arguments()
+    manifest = prepare(args)
+    shards = tmp_path / "shards"
+    folder = ("--dataset_dir", args.dataset_dir)
+    form = ("--tokenizer", "train:300", "--sequence_length", "32", "--validation_tokens", "500")
+    prepare_data.main(["--data_files", *args.data_files, *folder, *form, "--export_llmc", str(shards)])
+    assert sorted(path.name for path in shards.iterdir()) == ["out_train_000001.bin", "out_val_000000.bin"]
+    assert f"{shards / 'out_val_000000.bin'}\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match="shards exists: name a new folder"):
+        prepare_data.main(["--data_files", *args.data_files, *folder, *form, "--export_llmc", str(shards)])
+    tokenizer = f"{args.dataset_dir}/tokenizer"
+    changes = {"data_files": [str(shards / "*.bin")], "tokenizer": tokenizer, "split": "source"}
+    back = prepare(arguments("back", **changes))
+    assert back["sha256"] == manifest["sha256"]
+    for split in ("train", "validation"):
+        counts = back["counts"][split]
+        assert counts["documents"] == manifest["counts"][split]["documents"] and counts["dropped_tokens"] == 0
+    with pytest.raises(UserError, match="has its separators before the documents: type --separator before"):
+        prepare(arguments("after", **changes, separator="after"))
+    with pytest.raises(UserError, match="holds tokens, and the split hash is of text"):
+        prepare(arguments("hash", **changes | {"split": "hash"}))
+    with pytest.raises(UserError, match="holds tokens, not text: name the --tokenizer that made them"):
+        prepare(arguments("made", **changes | {"tokenizer": "train:300"}))
+    beyond = np.fromfile(shards / "out_train_000001.bin", np.uint16)
+    beyond[-3] = 300
+    beyond.tofile(shards / "out_train_000001.bin")
+    with pytest.raises(UserError, match="train holds the id 300 and the tokenizer .* has 300: name the --tokenizer"):
+        prepare(arguments("beyond", **changes))
+    assert len(list((tmp_path).iterdir())) == 3  # out, shards, back: nothing half-made
+
+
+def test_your_own_validation_files_and_sets(arguments, documents: list[str], tmp_path: Path) -> None:
+    for name, part in (("train_a", documents[:60]), ("train_b", documents[60:110]), ("my-val", documents[110:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in part))
+    (tmp_path / "plain.txt").write_text(" ".join(documents[:3]))
+    files = {"data_files": [str(tmp_path / "*.jsonl")], "text_column": "body", "split": "source"}
+    args = arguments(**files, validation_text=True, validation_sets=[f"plain={tmp_path / 'plain.txt'}"])
+    manifest = prepare(args)
+    counts = {split: of["documents"] + of["empty_documents"] for split, of in manifest["counts"].items()}
+    assert counts == {"train": 110, "validation": 13, "validation_plain": 1}
+    text = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in text] == documents[110:]
+    for sets, message in [
+        (["plain"], "is no NAME=SOURCE"),
+        (["Plain=a.txt"], "is no NAME=SOURCE"),
+        (["a=x.txt", "a=y.txt"], "names a twice"),
+        (["a=nothing.txt"], "nothing.txt matches no file"),
+        (["a=embeded"], "did you mean 'embedded'?"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            prepare(arguments("wrong", **files, validation_sets=sets))
+    with pytest.raises(UserError, match="brings no validation files"):
+        prepare(arguments("wrong", **files | {"data_files": [str(tmp_path / "train*.jsonl")]}))
