@@ -21,6 +21,7 @@ class Preset:
         download: bytes of the training files.
         text: bytes of their text in UTF-8, 0 for tokens.
         tokens: of GPT-2, about.
+        file: bytes of the largest file.
         form: how rows become documents.
     """
 
@@ -30,6 +31,7 @@ class Preset:
     download: float
     text: float
     tokens: float
+    file: float
     validation: str = ""
     form: TextForm = TextForm()
 
@@ -48,6 +50,7 @@ PRESETS = {
         download=30.64e9,
         text=47e9,
         tokens=10.36e9,
+        file=2.15e9,
     ),
     "fineweb-edu-10bt": Preset(
         "HuggingFaceFW/fineweb-edu",
@@ -56,6 +59,7 @@ PRESETS = {
         download=28.52e9,
         text=45.97e9,
         tokens=9.95e9,
+        file=2.15e9,
     ),
     "fineweb-edu-100bt": Preset(
         "HuggingFaceFW/fineweb-edu",
@@ -64,6 +68,7 @@ PRESETS = {
         download=286.4e9,
         text=463e9,
         tokens=100e9,
+        file=2.15e9,
     ),
     "openwebtext": Preset(
         "Skylion007/openwebtext",
@@ -72,6 +77,7 @@ PRESETS = {
         download=24.19e9,
         text=39.74e9,
         tokens=9.04e9,
+        file=0.31e9,
     ),
     "wikitext-103": Preset(
         "Salesforce/wikitext",
@@ -80,6 +86,7 @@ PRESETS = {
         download=314.1e6,
         text=539e6,
         tokens=118e6,
+        file=157e6,
         validation="wikitext-103-raw-v1/validation-*.parquet",
         form=TextForm(first_row=" = "),
     ),
@@ -90,6 +97,7 @@ PRESETS = {
         download=990.8e6,
         text=1.903e9,
         tokens=474e6,
+        file=249e6,
         validation="data/validation-*.parquet",
     ),
     "pg19": Preset(
@@ -99,6 +107,7 @@ PRESETS = {
         download=6.5e9,
         text=11.45e9,
         tokens=2.8e9,
+        file=0.31e9,
         validation="data/validation-*.parquet",
     ),
     "fineweb-10bt-tokens": Preset(
@@ -108,6 +117,7 @@ PRESETS = {
         download=20.5e9,
         text=0,
         tokens=10.26e9,
+        file=0.2e9,
         validation="fineweb_val_*.bin",
     ),
     "fineweb-edu-10bt-tokens": Preset(
@@ -117,6 +127,7 @@ PRESETS = {
         download=19.7e9,
         text=0,
         tokens=9.85e9,
+        file=0.2e9,
         validation="finewebedu_val_*.bin",
     ),
 }
@@ -150,8 +161,8 @@ def table(num_proc: int) -> str:
 
 
 def peak_bytes(preset: Preset) -> float:
-    """Disk while a preset is prepared: its tokens, staged ones beside the rows cut from them, files on their way."""
-    return 2 * preset.tokens * 1.03 + (0 if preset.holds_tokens else 2 * 2.15e9)
+    """Disk while a preset is prepared: its tokens, half a gigabyte of them twice, and two files on their way."""
+    return 1.02 * 2 * preset.tokens + 2**29 + (0 if preset.holds_tokens else 2 * preset.file)
 
 
 def size(count: float) -> str:

@@ -52,13 +52,13 @@ def test_a_preparation_equals_the_naive_one(
     seed: int, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(seed)
-    monkeypatch.setattr(text_files, "PART_BYTES", source.choice([1, 50, 400, 2**26]))
-    monkeypatch.setattr(shards, "BLOCK_IDS", source.choice([40, 200, 2**25]))
+    monkeypatch.setattr(text_files, "PART_BYTES", source.choice([90, 400, 2**26]))
+    monkeypatch.setattr(shards, "BLOCK_IDS", source.choice([70, 200, 2**25]))
     separator = source.choice(["before", "after", "none"])
     packing = source.choice(["concat", "wrap"])
     # A separator and 7 others fill the targets of a row but one; 8 and 16 fill them; none, one and very many do not.
     sizes = [0, 1, LENGTH - 1, LENGTH, LENGTH + 1, 2 * LENGTH - 1, 2 * LENGTH, 2 * LENGTH + 1, 90]
-    documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 60))]
+    documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]
     documents = [text[:-1] + source.choice("abcdefgh") if text else text for text in documents]
     for name, part in (("a", documents[:20]), ("b", documents[20:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
