@@ -26,6 +26,7 @@ def run(story: Callable[[list[str]], None]) -> None:
     logging.getLogger("gpt2_repro").setLevel(level)
     try:
         story(sys.argv[1:])
+        sys.stdout.flush()
     except UserError as error:
         line = f"error: {error}"
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -35,5 +36,9 @@ def run(story: Callable[[list[str]], None]) -> None:
         if is_local_main_process():
             print(line, file=sys.stderr, flush=True)
         sys.exit(2)
+    except BrokenPipeError:
+        # Whoever read the output, `head` say, has read enough; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
