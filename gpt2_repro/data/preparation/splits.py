@@ -79,8 +79,12 @@ def check_split(args: DataArguments, sources: Sequence[Source], sets: dict[str, 
 def streams_of(sources: Sequence[Source], sets: dict[str, Source], args: DataArguments) -> list[Stream]:
     """All streams as the arguments limit them."""
     limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources]
-    train = [Stream(f"train-{i}", s.files, limit) for i, (s, limit) in enumerate(zip(sources, limits, strict=True))]
-    own = [Stream(f"validation-{i}", s.validation_files) for i, s in enumerate(sources) if args.split == "source"]
+    texts = args.validation_text
+    pairs = enumerate(zip(sources, limits, strict=True))
+    train = [Stream(f"train-{i}", s.files, limit, texts and args.split != "source") for i, (s, limit) in pairs]
+    if args.split != "source":
+        return [*train, *_set_streams(sets, args)]
+    own = [Stream(f"validation-{i}", s.validation_files, keep_texts=texts) for i, s in enumerate(sources)]
     return [*train, *own, *_set_streams(sets, args)]
 
 

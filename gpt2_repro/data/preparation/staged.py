@@ -106,12 +106,14 @@ def stage_part(
     *,
     engine: Engine,
     limit: int,
+    keep_texts: bool,
     max_bad_documents: int,
     report: Callable[[int], Any],
 ) -> None:
     """Tokenize one part, stopping after `limit` tokens of its own (0: never).
 
     Args:
+        keep_texts: stage the texts too that may be the split validation's.
         report: gets the bytes of the file read since the last call.
 
     Raises UserError for more bad documents than allowed, naming the first, and for one that the engine encodes
@@ -127,7 +129,7 @@ def stage_part(
         return staged.complete(lengths, None, counted | {"source": part.name, "ids": where})
 
     partial = staged.path(f".{os.getpid()}.partial")
-    writer = _Writer(encoder, args, max_bad_documents=max_bad_documents)
+    writer = _Writer(encoder, args, keep_texts=keep_texts, max_bad_documents=max_bad_documents)
     try:
         with partial.open("wb") as file, staged.path(".jsonl").open("w", encoding="utf-8") as texts:
             for batch in part.read():
@@ -139,12 +141,10 @@ def stage_part(
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    if not args.validation_text:
+    if not keep_texts:
         staged.path(".jsonl").unlink()
     partial.replace(staged.path(".ids"))
-    held_out = np.concatenate(writer.held_out) if args.split == "hash" and writer.held_out else None
-    if args.split == "hash" and held_out is None:
-        held_out = np.empty(0, bool)
+    held_out = np.concatenate([np.empty(0, bool), *writer.held_out]) if args.split == "hash" else None
     lengths = np.concatenate([np.empty(0, np.int64), *writer.lengths])
     where = {"path": None, "offset": 0, "dtype": encoder.dtype.name, "crc32": writer.crc32}
     counted = {"tokens": writer.tokens, "text_bytes": writer.text_bytes, "bad": writer.bad}
@@ -159,8 +159,9 @@ def part_name(part: Part) -> str:
 class _Writer:
     """Encodes batches and counts."""
 
-    def __init__(self, encoder: Encoder, args: DataArguments, *, max_bad_documents: int) -> None:
-        self.encoder, self.args, self.max_bad_documents = encoder, args, max_bad_documents
+    def __init__(self, encoder: Encoder, args: DataArguments, *, keep_texts: bool, max_bad_documents: int) -> None:
+        self.encoder, self.args = encoder, args
+        self.keep_texts, self.max_bad_documents = keep_texts, max_bad_documents
         self.tokens = self.text_bytes = self.bad = self.crc32 = self.documents = 0
         self.bad_examples: list[str] = []
         self.lengths: list[np.ndarray] = []
@@ -176,8 +177,8 @@ class _Writer:
         for number, document in enumerate(batch.documents, first):
             if number % CHECKED == 0 and not self.encoder.agrees(document):
                 raise UserError(
-                    f"{self.encoder.engine} gives other ids than `tokenizers` for document {number + 1} of this part of "
-                    f"{source}: prepare with --encoder tokenizers"
+                    f"{self.encoder.engine} gives other ids than `tokenizers` for a document of {source} that begins "
+                    f"{document[:40]!r}: prepare with --encoder tokenizers"
                 )
         ids, lengths = self.encoder.encode(batch.documents)
         content = ids.tobytes()
@@ -189,7 +190,7 @@ class _Writer:
         self.lengths.append(lengths)
         if self.args.split == "hash":
             self.held_out.append(np.array([is_held_out(text, self.args) for text in batch.documents], bool))
-        if not self.args.validation_text:
+        if not self.keep_texts:
             return []
         if self.args.split == "hash":
             kept = self.held_out[-1]

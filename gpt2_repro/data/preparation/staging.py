@@ -37,11 +37,13 @@ class Stream:
         name: of its folder in the staging.
         files: in their order.
         limit: stop once there are so many tokens; 0 takes them all.
+        keep_texts: stage the texts too that may be the split validation's.
     """
 
     name: str
     files: list[SourceFile]
     limit: int = 0
+    keep_texts: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +64,8 @@ def stage(
     """Stage what is not staged yet, with a progress bar. Returns the parts in their order, up to the stream's limit."""
     folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
-    keywords: dict[str, Any] = {"engine": options.encoder, "limit": stream.limit}
-    keywords["max_bad_documents"] = options.max_bad_documents
+    keywords = {"engine": options.encoder, "max_bad_documents": options.max_bad_documents}
+    keywords |= {"limit": stream.limit, "keep_texts": stream.keep_texts}
     parts: list[StagedPart] = []
     tokens = bad = 0
     size = sum(file.size for file in stream.files)
