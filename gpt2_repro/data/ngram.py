@@ -23,7 +23,10 @@ def reference_losses(
     context, target = _pairs(*train)
     counts = np.bincount(target, minlength=vocab_size)
     unigram = (counts + 1) / (counts.sum() + vocab_size)
-    pairs, pair_counts = np.unique(context * vocab_size + target, return_counts=True)
+    # Narrow keys, where they hold a pair, sort in half the time.
+    key = np.uint32 if vocab_size**2 <= 2**32 else np.int64
+    pairs, pair_counts = np.unique((context * vocab_size + target).astype(key), return_counts=True)
+    pairs = pairs.astype(np.int64)
     context_counts = np.bincount(context, minlength=vocab_size)
     followers = np.bincount(pairs // vocab_size, minlength=vocab_size)
 

@@ -78,6 +78,8 @@ def stage(
             for task in finished:
                 task.finished()
                 parts.append(task.staged)
+                if args.split == "head" and tokens >= args.validation_tokens:
+                    task.staged.path(".jsonl").unlink(missing_ok=True)  # the head ended before it
                 tokens += task.staged.facts["tokens"]
                 bad += task.staged.facts["bad"]
                 if bad > options.max_bad_documents:
