@@ -1,5 +1,6 @@
-"""How much disk a preparation needs, before it begins. Pure but for asking the disk."""
+"""How much disk a preparation needs, before it begins."""
 
+import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +9,9 @@ from gpt2_repro.data.sources.files import SourceFile
 from gpt2_repro.data.sources.hub import HubFile
 from gpt2_repro.data.sources.presets import size
 from gpt2_repro.errors import UserError
+
+
+logger = logging.getLogger(__name__)
 
 
 # Bytes of text in a byte of the file: FineWeb's parquet 1.6 (46 GB in 28.5), English prose 2.7 by gzip and 3 by zstd.
@@ -40,6 +44,7 @@ def check_disk(target: Path, staging: Path, needed: float) -> None:
     """Raise UserError where the disk clearly has no room. What an interrupted preparation staged is room already."""
     staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     free = shutil.disk_usage(staging).free + staged
+    logger.info("preparing %s takes about %s of disk at its peak; %s are free", target, size(needed), size(free))
     if 0.8 * needed > free:  # the estimate is of English text
         raise UserError(
             f"preparing {target} needs about {size(needed)} of disk and {size(free)} are free: name a --dataset_dir on a "

@@ -20,7 +20,7 @@ from gpt2_repro.errors import UserError
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PART_BYTES = 2**26  # of text: a worker's task of about a second
-LONGEST_DOCUMENT = 2**28  # bytes: beyond it a worker would need gigabytes
+LONGEST_DOCUMENT = 2**27  # bytes: a worker needs twelve times as much memory
 
 
 @dataclasses.dataclass(frozen=True)
