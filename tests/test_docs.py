@@ -43,6 +43,10 @@ FOREIGN = {
     "python dev/data/": {"--version"},
     "python data/": set(),
     "torchrun --standalone": {"--standalone", "--nproc_per_node"},
+    "hf ": {"--private"},  # tests/test_docs_data.py asks hf
+    "benchmarks/data_preparation.py": set(
+        re.findall(r'"(--\w+)"', (ROOT / "benchmarks" / "data_preparation.py").read_text())
+    ),
 }
 
 
@@ -91,7 +95,8 @@ def code_of(page: Path) -> Iterator[str]:
     """Each command of the fenced blocks, continued lines joined, and each piece of inline code."""
     text = page.read_text()
     for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
-        yield from (line for line in block.replace("\\\n", " ").splitlines() if line.strip())
+        lines = (re.sub(r"(^|\s)#\s.*", "", line) for line in block.replace("\\\n", " ").splitlines())
+        yield from (line for line in lines if line.strip())
     yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
@@ -157,6 +162,15 @@ def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
     printed = output_of("train.py", str(ROOT / recipe[0]), *words, "--dry_run")
     a_pass = r"(\d+ rows|at most [\d,]+ positions)"
     assert re.search(rf"on 8 GPUs +{a_pass} x 8 x \d+ accumulation steps", printed), printed
+
+
+def test_the_characters_of_nanogpt_are_a_run_for_one_gpu() -> None:
+    shown = [
+        code for code in code_of(ROOT / "docs" / "from-nanogpt.md") if code.startswith("python train.py --dataset")
+    ]
+    assert len(shown) == 1
+    printed = output_of("train.py", str(ROOT / "recipes/gpt2_124m.yaml"), *shlex.split(shown[0])[2:], "--dry_run")
+    assert re.search(r"on 1 GPUs +64 rows x 1 x 1 accumulation steps", printed), printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

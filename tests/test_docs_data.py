@@ -1,0 +1,183 @@
+"""docs/data.md: its commands parse and those that need no network run, its tables are those of the code and of a folder."""
+
+import contextlib
+import csv
+import gzip
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import prepare_data
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.splits import validation_sets
+from gpt2_repro.data.preparation.staged import CHECKED
+from gpt2_repro.data.sources.opening import SOURCE_NAMES, mixed
+from gpt2_repro.data.sources.presets import LINE_RATE, PRESETS, TEXT_RATE, peak_bytes, table
+from gpt2_repro.data.sources.text_files import LONGEST_DOCUMENT, PART_BYTES
+from gpt2_repro.data.tokenizer import TRAINING_BYTES
+from gpt2_repro.recipe import parse_recipe
+
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "data.md").read_text()
+WORDS = " ".join(PAGE.split())  # without line breaks
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[^@:]+)?(@\S+)?")
+
+
+def preparations(page: Path) -> list[str]:
+    """The commands of prepare_data.py on a page, in code blocks and in running text."""
+    text = page.read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    return [line for line in lines + inline if line.startswith("python prepare_data.py")]
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(re.sub(r"\s#\s.*", "", command))[2:]  # shlex would cut SOURCE#COLUMN too
+
+
+ALL = [command for page in PAGES for command in preparations(page)]
+OFFLINE = [command for command in preparations(ROOT / "docs" / "data.md") if re.search(r"'|\.csv|\.bin", command)]
+
+
+@pytest.mark.parametrize("command", sorted(set(ALL)))
+def test_every_preparation_parses_and_names_sources_that_exist(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    if {"--help", "--list_sources"} & set(words_of(command)):
+        return
+    recipe = parse_recipe(words_of(command), sections={"data": DataArguments}, extras=prepare_data.EXTRAS)
+    args = DataArguments(**recipe.values["data"])
+    sources = [] if args.data_files else [name for name, _ in mixed(args.source)]
+    for source in [*sources, *validation_sets(args).values()]:
+        name = source.partition("#")[0]
+        assert name in SOURCE_NAMES or HUB_ID.fullmatch(name) or "*" in name, source
+
+
+def test_the_page_has_its_commands() -> None:
+    assert len(preparations(ROOT / "docs" / "data.md")) >= 20 and len(OFFLINE) >= 8
+
+
+@pytest.fixture
+def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the names that the page uses, in a folder of their own, with the recipes beside them."""
+    monkeypatch.chdir(tmp_path)
+    Path("recipes").symlink_to(ROOT / "recipes")
+    for folder in ("books", "notes", "more", "shards", "web"):
+        Path(folder).mkdir()
+    for number in range(3):
+        Path("books", f"{number}.txt").write_text("\n\n".join(documents))
+    Path("notes", "a.txt").write_text("\n".join(documents[:50]))
+    columns = {"text": documents, "content": documents}
+    pyarrow.parquet.write_table(pa.table(columns), Path("more", "a.parquet"))
+    with Path("articles.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "body"], *enumerate(documents)])
+    with gzip.open("web/a.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in documents)
+    ids = np.resize(np.arange(300, dtype=np.uint16), 3000)  # of train:300, the last one ends a document
+    for name in ("train.bin", "val.bin"):
+        ids.tofile(name)
+    np.roll(ids, 1).tofile("shards/x_val_000000.bin")
+    np.roll(ids, 1).tofile("shards/x_train_000001.bin")
+
+
+@pytest.mark.parametrize("command", OFFLINE)
+def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: None) -> None:
+    words = words_of(command)
+    small = ["--num_proc", "1", "--sequence_length", "16", "--validation_tokens", "200"]
+    if "--split" in words and "hash" in words:
+        small += ["--validation_fraction", "0.2"]
+    if any(word.endswith(".bin") for word in words):
+        made = ["--data_files", "books/*.txt", "--tokenizer", "train:300", "--dataset_dir", "made", *small]
+        prepare_data.main(made)
+        small += ["--tokenizer", "made/tokenizer"]
+    else:
+        small += ["--tokenizer", "train:300"]
+    prepare_data.main([*words, *small])
+    folder = Path(words[words.index("--dataset_dir") + 1])
+    assert {"train", "validation"} <= json.loads((folder / "manifest.json").read_text())["counts"].keys()
+    if "--export_llmc" in words:
+        first = re.search(r"gives (\S+) and (\w+\.bin)", WORDS)
+        assert first and Path(first[1]).is_file() and Path(first[1]).with_name(first[2]).is_file()
+
+
+def rows_under(heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = section[section.index("| ---") :].partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def listed(num_proc: int) -> dict[str, list[str]]:
+    """Download, tokens, disk, peak and time of each preset, as --list_sources prints them."""
+    form = re.compile(r"^(\S+) +(\S+ [GM]B) +(\S+B) +(\S+ [GM]B) +(\S+ [GM]B) +(\S+ (?:min|h))  ")
+    found = [form.match(line) for line in table(num_proc).splitlines()]
+    return {match[1]: list(match.groups())[1:] for match in found if match}
+
+
+def test_the_table_of_sizes_is_that_of_the_presets() -> None:
+    few, many = listed(2), listed(8)
+    assert few.keys() == PRESETS.keys()
+    expected = [[f"`{name}`", PRESETS[name].repository, *few[name], many[name][-1]] for name in PRESETS]
+    assert rows_under("Sizes and times") == expected
+
+
+def test_every_source_has_its_use() -> None:
+    assert [row[0] for row in rows_under("Which source for what")] == [f"`{name}`" for name in SOURCE_NAMES]
+
+
+def test_the_rates_and_the_costs_follow_the_presets() -> None:
+    assert f"a line of {LINE_RATE / 1e6:.0f} MB a second" in WORDS
+    assert f"at {TEXT_RATE / 1e6:.0f} MB of text a second for each worker" in WORDS
+    preset = PRESETS["fineweb-10bt"]
+    seconds = max(preset.download / LINE_RATE, preset.text / TEXT_RATE / 4)
+    assert ("which the download then holds up" in WORDS) == (seconds == preset.download / LINE_RATE)
+    costs = re.findall(r"^\|[^|]+\| \$([\d.]+) \([^|]+\| \$([\d.]+) \|$", PAGE, re.MULTILINE)
+    assert len(costs) == 2
+    for hour, cost in costs:
+        assert cost == f"{seconds / 3600 * float(hour):.2f}"
+    assert peak_bytes(preset) < 50e9 and f"are ${50 * 0.07:.2f} a month" in WORDS
+
+
+def test_limits_are_those_of_the_code() -> None:
+    assert f"A document may have {LONGEST_DOCUMENT // 2**20} MiB" in WORDS
+    assert f"every {CHECKED:,}th document of each part of a file (about {PART_BYTES / 2**20:.0f} MB of text)" in WORDS
+    assert f"reads the first {TRAINING_BYTES / 1e6:.0f} MB of the text" in WORDS
+    seconds = prepare_data.EXTRAS["network_timeout"]["default"]
+    assert f"`--network_timeout` seconds ({seconds:.0f})" in WORDS
+
+
+def test_the_table_of_the_manifest_has_every_key_of_one(own_files: None) -> None:
+    Path("items.txt").write_text("the n-grams of an item that is long enough to have one")
+    words = ["--source", "more/a.parquet=0.5,books/*.txt=0.5", "--validation_sets", "notes=notes/*.txt"]
+    words += ["--tokenizer", "train:300", "--sequence_length", "16", "--validation_tokens", "200", "--num_proc", "1"]
+    prepare_data.main([*words, "--dataset_dir", "out", "--check_overlap", "items.txt"])
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    shown = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows_under("What the folder holds")}
+    assert list(shown) == list(manifest)
+    for key in ("read", "reference_losses"):
+        assert set(manifest[key]) == shown[key]
+    assert set(manifest["counts"]["train"]) == shown["counts"]
+    assert set(manifest["shards"]["train"][0]) == shown["shards"]
+    assert set(manifest["overlap"][0]) == shown["overlap"]
+    assert {"sources"} == shown["source"] - {"revision", "weight"} and set(manifest["source"]) == {"name", "sources"}
+
+
+def test_the_options_of_hf_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    from huggingface_hub.cli.hf import app
+
+    commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("hf ")]
+    assert {words[1] for words in commands} == {"upload", "download"}
+    for words in commands:
+        with contextlib.suppress(SystemExit):
+            app.main([words[1], "--help"])
+        printed = capsys.readouterr().out
+        for option in words:
+            assert not option.startswith("--") or option in printed, option
