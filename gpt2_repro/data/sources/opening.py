@@ -115,7 +115,7 @@ class SourceOpener:
         return Source(described | {"revision": repository.revision}, files, [])
 
     def local(self, name: str, globs: list[str]) -> Source:
-        """Files of this disk, by name. With the split `source`, those named val or validation validate."""
+        """Files of this disk, by name. With the split `source`, and of tokens always, those named val validate."""
         found = {Path(path) for pattern in globs for path in glob.glob(pattern, recursive=True)}
         paths = sorted(path for path in found if path.is_file())
         if not paths:
@@ -126,7 +126,8 @@ class SourceOpener:
                     f"{path} is no {', '.join(KINDS)} or .bin file (of text, not parquet, each may end in .gz or .zst)"
                 )
         described = [{"path": str(path), "bytes": path.stat().st_size} for path in paths]
-        validation = [path for path in paths if self.args.split == "source" and _VALIDATION_NAME.search(path.name)]
+        own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
+        validation = [path for path in own if _VALIDATION_NAME.search(path.name)]
         train = [path for path in paths if path not in validation]
         return Source({"name": name, "files": described}, self._files(train), self._files(validation))
 
