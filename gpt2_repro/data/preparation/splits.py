@@ -63,9 +63,7 @@ def check_split(args: DataArguments, sources: Sequence[Source], sets: dict[str, 
                 "--split head or --split hash"
             )
         if args.split == "head" and tokens and source.validation_files:
-            raise UserError(
-                f"{name} brings its own validation shard, that of the published curves: add --split source"
-            )
+            raise UserError(f"{name} brings its own validation tokens: add --split source")
         if args.split == "hash" and tokens:
             raise UserError(f"{name} holds tokens, and the split hash is of text: use --split source or --split head")
         if args.validation_text and tokens:

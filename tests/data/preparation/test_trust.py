@@ -204,6 +204,8 @@ def test_tokens_come_back_as_they_were_exported(arguments, tmp_path: Path, capsy
     for split in ("train", "validation"):
         counts = back["counts"][split]
         assert counts["documents"] == manifest["counts"][split]["documents"] and counts["dropped_tokens"] == 0
+    with pytest.raises(UserError, match="brings its own validation tokens: add --split source"):
+        prepare(arguments("head", **changes | {"split": "head"}))
     with pytest.raises(UserError, match="has its separators before the documents: type --separator before"):
         prepare(arguments("after", **changes, separator="after"))
     with pytest.raises(UserError, match="holds tokens, and the split hash is of text"):

@@ -216,7 +216,9 @@ def test_ready_made_tokens_keep_their_validation_shard(
     train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
     words = ("--source", "fineweb-10bt-tokens", "--tokenizer", tmp_path / "tokenizer")
     done = prepare_online(*words)
-    assert done.returncode == 2 and "brings its own validation shard" in done.stderr.splitlines()[-1]
+    assert (
+        done.returncode == 2 and "brings its own validation tokens: add --split source" in done.stderr.splitlines()[-1]
+    )
     done = prepare_online(*words, "--split", "source")
     assert done.returncode == 0, done.stderr
     for split, wanted in (("validation", stream[:650]), ("train", stream[650:])):
