@@ -20,7 +20,6 @@ from gpt2_repro.data.overlap import check_files, check_overlap
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources.presets import table
-from gpt2_repro.recipe import parse_recipe
 
 
 EXTRAS: dict[str, dict[str, Any]] = {
@@ -46,6 +45,9 @@ EXTRAS["num_proc"]["default"] = os.cpu_count() or 1
 
 def main(argv: list[str]) -> None:
     """Parse, prepare, check, export, print what the folder holds."""
+    # Here, because every worker process imports this file, and this imports transformers.
+    from gpt2_repro.recipe import parse_recipe
+
     recipe = parse_recipe(argv, sections={"data": DataArguments}, description=__doc__, extras=EXTRAS)
     extras = recipe.extras
     options = PreparationOptions(**{f.name: getattr(extras, f.name) for f in dataclasses.fields(PreparationOptions)})

@@ -4,11 +4,14 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import ParsedRecipe, parse_recipe
+
+
+if TYPE_CHECKING:
+    from gpt2_repro.recipe import ParsedRecipe
 
 
 MANIFEST = "manifest.json"
@@ -60,12 +63,14 @@ def require_prepared(argv: Sequence[str]) -> None:
 
     It is the first mistake of all, and on a machine with few cores eight processes import torch for half a minute.
     """
+    from gpt2_repro.recipe import parse_recipe
+
     if not {"-h", "--help", "--dry_run", "--diff_recipe"} & {word.split("=")[0] for word in argv}:
         recipe = parse_recipe(argv, sections={"data": DataArguments}, leave_others=True)
         read_manifest(recipe.values["data"]["dataset_dir"], prepare=_prepare_command(recipe))
 
 
-def open_manifest(recipe: ParsedRecipe) -> dict[str, Any]:
+def open_manifest(recipe: "ParsedRecipe") -> dict[str, Any]:
     """The manifest of the recipe's folder. Raises UserError where it is missing or was prepared otherwise.
 
     A folder that the user typed is the data, wherever it comes from; only the form of its rows has to fit.
@@ -83,6 +88,6 @@ def open_manifest(recipe: ParsedRecipe) -> dict[str, Any]:
     return manifest
 
 
-def _prepare_command(recipe: ParsedRecipe) -> str:
+def _prepare_command(recipe: "ParsedRecipe") -> str:
     typed = f" --dataset_dir {recipe.values['data']['dataset_dir']}" if "dataset_dir" in recipe.typed else ""
     return f"python prepare_data.py {recipe.path}{typed}"

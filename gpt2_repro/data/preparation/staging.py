@@ -4,6 +4,8 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
+import importlib
 import json
 import logging
 import multiprocessing
@@ -71,6 +73,8 @@ def stage(
     size = sum(file.size for file in stream.files)
     bar = tqdm(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
     coming: dict[int, concurrent.futures.Future[None]] = {}
+    # Rows are written with it, a second's import; the workers have the work now.
+    _in_background(functools.partial(importlib.import_module, "datasets"))
     with bar, contextlib.closing(_tasks(stream, folder, coming)) as tasks:
         words = (tokenizer, args)
         finished = _in_workers(tasks, words, keywords, options.num_proc, bar)
@@ -122,7 +126,7 @@ def _tasks(stream: Stream, folder: Path, coming: dict[int, concurrent.futures.Fu
             yield _Task(None if staged.exists() else part, staged, part.size, done if last else _nothing)
 
 
-def _in_background(call: Callable[[], None]) -> concurrent.futures.Future[None]:
+def _in_background(call: Callable[[], Any]) -> concurrent.futures.Future[None]:
     """Like an executor's submit, in a thread that does not keep the process from ending."""
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
 

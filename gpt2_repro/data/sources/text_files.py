@@ -19,7 +19,7 @@ from gpt2_repro.errors import UserError
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
-PART_BYTES = 2**26  # of text: a worker's task of about a second
+PART_BYTES = 2**25  # of text: a worker's task of a quarter of a second
 LONGEST_DOCUMENT = 2**27  # bytes: a worker needs twelve times as much memory
 
 
@@ -127,7 +127,8 @@ class TextPart(Part):
             # The part's share of the file is its text's: a batch of about a megabyte.
             per_batch = min(1000, max(1, rows * 2**20 // max(1, self.size)))
             groups = list(range(self.start, self.stop))
-            for batch in table.iter_batches(per_batch, row_groups=groups, columns=[self.form.text_column]):
+            columns = [self.form.text_column]
+            for batch in table.iter_batches(per_batch, row_groups=groups, columns=columns, use_threads=False):
                 texts, bad = self._texts(batch.column(0), place)
                 place += len(batch)
                 yield Batch(texts, bad, self.size * len(batch) // max(1, rows))
