@@ -1,10 +1,12 @@
 """What an interrupted preparation leaves behind is taken up, refused or cleared away, and never taken for another one."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpt2_repro.data import shards
@@ -12,6 +14,7 @@ from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation import prepare as module
 from gpt2_repro.data.preparation.cutting import Journal
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.sources import text_files
 from gpt2_repro.errors import UserError
 
@@ -126,3 +129,38 @@ def test_a_folder_without_a_name_is_refused(arguments) -> None:
     args.dataset_dir = "."
     with pytest.raises(UserError, match="--dataset_dir . has no name of its own"):
         prepare(args, PreparationOptions(overwrite=True))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_shows_its_number_when_lengths_are_written(tmp_path: Path) -> None:
+    part = StagedPart(tmp_path, "part")
+    part.path(".lengths.npy").symlink_to("/dev/full")
+    with pytest.raises(OSError) as error:
+        part.complete(np.zeros(10**6, np.int64), None, {})
+    assert error.value.errno == errno.ENOSPC
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("name", ["train-0/00000-00000.lengths.npy", "folder/tokenizer/tokenizer.json"])
+def test_a_full_disk_is_one_line_and_taken_up(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    args = arguments("cut")
+    path = Path(args.dataset_dir + ".staging", name)
+
+    def fill(*words: object, **named: object) -> object:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/full")
+        return stage(*words, **named)
+
+    stage = module.stage_groups
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "stage_groups", fill)
+        with pytest.raises(UserError, match="the disk of .*cut is full: free some room and start the same command"):
+            prepare(args)
+    path.unlink()
+    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(arguments, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out.staging cannot be made \(Not a directory\): name another"):
+        prepare(arguments("file/out"))
