@@ -31,13 +31,15 @@ class Encoder:
     def __init__(self, folder: Path, *, separator: str, engine: Engine = "auto") -> None:
         self._description = json.loads((folder / "tokenizer.json").read_text())
         vocabulary = _vocabulary(self._description)
-        self.vocab_size = len(vocabulary)
+        self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         self.separator = separator
         self.end_of_text = None if separator == "none" else _end_of_text_id(folder, vocabulary)
         added = self._description.get("added_tokens", [])
         self._description["added_tokens"] = [token for token in added if not token.get("special")]
-        wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description)
+        # What a tokenizer was saved with for batches of a model would cut documents short and fill them up.
+        self._description |= {"truncation": None, "padding": None}
+        wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
         if engine == "fastokens" and not wanted:
             raise UserError("--encoder fastokens encodes byte-level BPE alone: use --encoder auto")
         self.engine = "fastokens" if wanted and _has_fastokens(needed=engine == "fastokens") else "tokenizers"
@@ -94,10 +96,11 @@ class Encoder:
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
 
 
-def _is_byte_level_bpe(description: dict[str, Any]) -> bool:
+def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
     """Whether a tokenizer is of the form for which fastokens was seen to give the ids of `tokenizers`."""
     step = description.get("pre_tokenizer") or {}
     plain = description.get("normalizer") is None and not description["added_tokens"]
+    plain = plain and len(vocabulary) == max(vocabulary.values()) + 1  # ids with gaps it does not load
     byte_level = step.get("type") == "ByteLevel" and not step.get("add_prefix_space")
     return description["model"].get("type") == "BPE" and byte_level and plain
 

@@ -23,6 +23,8 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
 
     Raises UserError where there is no such tokenizer, or none with a tokenizer.json.
     """
+    from tokenizers import Tokenizer
+
     destination.mkdir(parents=True, exist_ok=True)
     if Path(name).is_dir():
         found = [Path(name, file) for file in TOKENIZER_FILES if Path(name, file).is_file()]
@@ -34,7 +36,12 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
         raise UserError(
             f"{name} has no tokenizer.json: name a Hub id or a folder with a fast tokenizer, train:N or char"
         )
-    _complete_config(destination, sequence_length)
+    try:
+        Tokenizer.from_file(str(destination / "tokenizer.json"))
+        _complete_config(destination, sequence_length)
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        line = " ".join(str(error).split())[:200]
+        raise UserError(f"the tokenizer {name} cannot be read ({line}): name another --tokenizer") from None
 
 
 def _download_tokenizer(name: str) -> list[Path]:
@@ -124,7 +131,7 @@ def obtain_tokenizer(
     shutil.rmtree(partial, ignore_errors=True)
     kind, _, size = name.partition(":")
     if kind == "train":
-        if not size.isdigit():
+        if not size.isdecimal():
             raise UserError(f"the tokenizer {name} needs a number of ids, as in train:4096")
         logger.info("training a tokenizer of %s ids", size)
         texts = _until(documents(), TRAINING_BYTES)
@@ -150,7 +157,7 @@ def expected_vocab_size(name: str) -> int | None:
     if name == "openai-community/gpt2":
         return 50_257
     kind, _, size = name.partition(":")
-    return int(size) if kind == "train" and size.isdigit() else None
+    return int(size) if kind == "train" and size.isdecimal() else None
 
 
 def tokenizer_hash(folder: Path) -> str:

@@ -1,7 +1,9 @@
 """Ids equal a second tokenizer's; separators are added by id; text that spells one stays text."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from transformers import AutoTokenizer
@@ -49,6 +51,62 @@ def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(UserError, match="has no tokenizer.json"):
         save_tokenizer(str(tmp_path), tmp_path / "out", sequence_length=32)
+
+
+@pytest.fixture
+def saved(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "saved")
+
+
+def change(folder: Path, **changes: object) -> dict:
+    path = folder / "tokenizer.json"
+    description = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(description))
+    return description
+
+
+@pytest.mark.parametrize("engine", ["auto", "tokenizers"])
+def test_documents_are_neither_cut_nor_filled_up(
+    trained: Path, saved: Path, documents: list[str], engine: Literal["auto", "tokenizers"]
+) -> None:
+    change(
+        saved,
+        truncation={"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 64},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "!",
+        },
+    )
+    encoded = Encoder(saved, separator="before", engine=engine).encode_each(documents)
+    wanted = Encoder(trained, separator="before", engine=engine).encode_each(documents)
+    assert [ids.tolist() for ids in encoded] == [ids.tolist() for ids in wanted]
+    assert Encoder(saved, separator="before", engine=engine).agrees(documents[0])
+
+
+@pytest.mark.parametrize("engine", ["auto", "tokenizers"])
+def test_ids_with_a_gap_keep_their_width(
+    trained: Path, saved: Path, documents: list[str], engine: Literal["auto", "tokenizers"]
+) -> None:
+    model = json.loads((saved / "tokenizer.json").read_text())["model"]
+    model["vocab"]["a"] = 70_000
+    change(saved, model=model)
+    encoder = Encoder(saved, separator="none", engine=engine)
+    assert encoder.vocab_size == 70_001 and encoder.dtype == "uint32"
+    assert encoder.encode(["a"])[0].tolist() == [70_000]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("tokenizer.json", "{"), ("tokenizer.json", '{"model": 1}'), ("tokenizer_config.json", "{")],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(saved: Path, tmp_path: Path, file: str, content: str) -> None:
+    (saved / file).write_text(content)
+    with pytest.raises(UserError, match=f"the tokenizer {saved} cannot be read"):
+        save_tokenizer(str(saved), tmp_path / "out", sequence_length=32)
 
 
 def test_a_tokenizer_that_cannot_be_fetched_says_what_to_type(tmp_path: Path, monkeypatch) -> None:

@@ -56,11 +56,12 @@ def cut_split(
         last: no other split needs the staged ids: their room is freed as soon as their rows are on the disk.
     """
     done = journal.shards(split)
-    chosen = (run for run in found() if run.split == split)
     rows = sum(shard.rows for shard in done)
     reader = _Reader(streams)
-    total = sum(run.tokens for run in found() if run.split == split)
-    with tqdm(total=total, desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
+    tokens, all_rows = _count((run for run in found() if run.split == split), args)
+    # What fills no row behind the last one is not read again: its ids may be dropped.
+    chosen = (run for run in found() if run.split == split and rows < all_rows)
+    with tqdm(total=tokens, desc=f"pack {split}", unit="tok", unit_scale=True) as bar:
         pieces = reader.pieces(from_row(chosen, rows, args), bar)
         blocks = _blocks(pieces, args)
 
@@ -71,6 +72,15 @@ def cut_split(
 
         row_length = args.sequence_length + 1 if args.packing == "concat" else None
         return write_rows(folder / split, split, blocks, dtype, row_length, done=done, finished=finished)
+
+
+def _count(found: Iterator[Run], args: DataArguments) -> tuple[int, int]:
+    """The tokens of a split and its rows."""
+    tokens = rows = 0
+    for run in found:
+        tokens += run.tokens
+        rows += int(rows_of(run.lengths, args.sequence_length, args.min_length).sum())
+    return tokens, rows if args.packing == "wrap" else max(0, tokens - 1) // args.sequence_length
 
 
 def from_row(found: Iterator[Run], rows: int, args: DataArguments) -> Iterator[Run]:

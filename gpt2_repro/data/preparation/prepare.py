@@ -1,5 +1,6 @@
 """Build a prepared folder: stage the tokens, cut them into rows, write the manifest last, rename into place."""
 
+import contextlib
 import errno
 import functools
 import json
@@ -33,6 +34,8 @@ from gpt2_repro.files import sync_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
+REQUEST = "request.json"  # what a staging is for
+
 
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> dict[str, Any]:
     """Make `args.dataset_dir` or find it finished; return its manifest.
@@ -44,14 +47,20 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
     request = request_of(args)
-    if target.exists() and not options.overwrite:
-        return _finished(target, request)
+    if not target.name:
+        raise UserError(f"--dataset_dir {args.dataset_dir} has no name of its own: name a folder, as in data/books")
     staging = target.with_name(target.name + ".staging")
+    if target.exists() and not options.overwrite:
+        manifest = _finished(target, request)
+        _clear_away(target, staging)
+        return manifest
     with hold_alone(target), hold_staging(staging):
         try:
             if not (staging / "folder" / MANIFEST).is_file():
                 _build(target, staging, args, options, request)
             manifest = json.loads((staging / "folder" / MANIFEST).read_text())
+            _check_request(staging, manifest["request"], request)
+            (staging / REQUEST).unlink(missing_ok=True)  # behind the renaming nothing is left to take up
             _publish(staging / "folder", target)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -64,8 +73,30 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
     return manifest
 
 
+def _check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any]) -> None:
+    """Raise UserError where the staging is of another request, so that hours of work never vanish by a changed option."""
+    if difference := first_difference(kept, request):
+        key, holds, value = difference
+        raise UserError(
+            f"{staging} holds an interrupted preparation with {key} {holds}, not {value}: type the same options to "
+            "go on with it, or delete that folder"
+        )
+
+
+def _clear_away(target: Path, staging: Path) -> None:
+    """Remove what a process that was killed behind the renaming left beside the finished folder."""
+    shutil.rmtree(_aside(target), ignore_errors=True)
+    if staging.exists() and not (staging / REQUEST).is_file() and not (staging / "folder").exists():
+        with contextlib.suppress(UserError), hold_staging(staging):  # unless another process begins there
+            shutil.rmtree(staging)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f"{target.name}.replaced")
+
+
 def _publish(folder: Path, target: Path) -> None:
-    aside = target.with_name(f"{target.name}.replaced")
+    aside = _aside(target)
     if target.exists():
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
@@ -77,7 +108,10 @@ def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
     path = target / MANIFEST
     if not path.is_file():
         raise UserError(f"{target} exists and is no prepared folder: name another --dataset_dir or move it away")
-    manifest = json.loads(path.read_text())
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path} is damaged: name another --dataset_dir, or replace it with --overwrite") from None
     if difference := first_difference(manifest["request"], request):
         key, holds, value = difference
         raise UserError(
@@ -105,15 +139,14 @@ def _build(
         one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
         groups = stage_groups(opened.sources, opened.sets, args, one_stage)
     except UserError:
-        if not any(staging.glob(f"{STREAMS}/*/*.json")):  # nothing is there that the next start could take up
+        # Nothing is there that the next start could take up: a tokenizer is soon made again.
+        if not _has_tokens(staging) and not (staging / "downloads").exists():
             shutil.rmtree(staging)
         raise
     try:
         _write_folder(staging, args, opened, groups, encoder)
     except DamagedTokens:
-        shutil.rmtree(staging / "folder", ignore_errors=True)
-        (staging / "written.json").unlink(missing_ok=True)
-        raise
+        raise  # the next start stages them again and goes on behind the rows that are written
     except UserError:
         shutil.rmtree(staging)  # the same tokens would fail again
         raise
@@ -122,19 +155,16 @@ def _build(
 def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, options: PreparationOptions) -> Opened:
     """Open the sources, and keep what an interrupted preparation of the same request has staged.
 
-    Raises UserError where another request has staged tokens, so that hours of work never vanish by a changed option.
+    Raises UserError where another request has staged tokens.
     """
-    note = staging / "request.json"
+    note = staging / REQUEST
     kept = json.loads(note.read_text()) if note.is_file() else None
-    begun = kept is not None and any(staging.glob(f"{STREAMS}/*/*.json"))
-    if kept and begun and (difference := first_difference(kept["request"], request)):
-        key, holds, value = difference
-        raise UserError(
-            f"{staging} holds an interrupted preparation with {key} {holds}, not {value}: type the same options to "
-            "go on with it, or delete that folder"
-        )
+    if kept and _has_tokens(staging):
+        _check_request(staging, kept["request"], request)
+    elif kept and first_difference(kept["request"], request):
+        kept = None
     revisions: dict[str, str] = {}
-    if kept and begun:
+    if kept:
         for described in [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()]:
             if "revision" in described:
                 revisions[described["repository"]] = described["revision"]
@@ -144,15 +174,19 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
     sets = {name: opener.open(text) for name, text in validation_sets(args).items()}
     check_split(args, sources, sets)
     opened = Opened(sources, sets)
-    if kept and begun and kept["opened"] == opened.described():
+    if kept and kept["opened"] == opened.described():
         logger.info("taking up the interrupted preparation in %s", staging)
         return opened
-    if begun:
+    if kept:
         logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
     for path in staging.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_whole(note, json.dumps({"request": request, "opened": opened.described()}, indent=2))
     return opened
+
+
+def _has_tokens(staging: Path) -> bool:
+    return any(staging.glob(f"{STREAMS}/*/*.json"))
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
@@ -217,7 +251,9 @@ def _write_folder(
             counts[split]["dropped_tokens"] = counts[split]["tokens"] - streams - rows.targets
     if args.validation_text:
         write_validation_text(folder / "text", groups)
-    shutil.copytree(staging / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
+        shutil.copyfile(path, folder / "tokenizer" / path.name)
     manifest = describe(folder, args, opened, groups, encoder, counts, written)
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     sync_folder(folder)

@@ -11,7 +11,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.order import Run, all_to, head_to, held_out_to, runs
 from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.preparation.staging import Stream
-from gpt2_repro.data.sources.opening import Source
+from gpt2_repro.data.sources.opening import Source, documents_of
 from gpt2_repro.errors import UserError
 
 
@@ -68,7 +68,16 @@ def check_split(args: DataArguments, sources: Sequence[Source], sets: dict[str, 
             raise UserError(f"{name} holds tokens, and the split hash is of text: use --split source or --split head")
         if args.validation_text and tokens:
             raise UserError(f"{name} holds tokens, no text to write down: leave out --validation_text")
+    trained: set[tuple[str, ...]] = set()
+    for source in sources:
+        files = {documents_of(file): file.name for file in source.files}
+        if twice := files.keys() & trained:
+            raise UserError(f"two sources of the mixture hold {files[min(twice)]}: name it once")
+        trained |= files.keys()
     for name, source in sets.items():
+        for file in source.validation_files or source.files:
+            if documents_of(file) in trained:
+                raise UserError(f"the validation set {name} would hold what is trained on, {file.name}: name another")
         of_training = [other.description["name"] for other in sources]
         if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
             raise UserError(f"the validation set {name} would hold what is trained on: name another source")

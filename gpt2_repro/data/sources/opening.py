@@ -10,7 +10,7 @@ from typing import Any
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
 from gpt2_repro.data.sources.files import SourceFile
-from gpt2_repro.data.sources.hub import Repository, list_preset
+from gpt2_repro.data.sources.hub import HubFile, Repository, list_preset
 from gpt2_repro.data.sources.presets import PRESETS
 from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
 from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
@@ -38,6 +38,17 @@ class Source:
     files: list[SourceFile]
     validation_files: list[SourceFile]
     weight: float = 1.0
+
+
+def documents_of(file: SourceFile) -> tuple[str, ...]:
+    """What tells the documents of a file from those of any other: two names of one file have the same."""
+    if isinstance(file, TextFile):
+        return str(Path(file.name).resolve()), file.form.text_column
+    if isinstance(file, TokenFile):
+        return (str(Path(file.name).resolve()),)
+    if isinstance(file, HubFile):
+        return file.repository, file.name, file.form.text_column
+    return file.name, str(getattr(file, "start", ""))
 
 
 def mixed(text: str) -> list[tuple[str, float]]:
@@ -102,7 +113,11 @@ class SourceOpener:
             return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if name == "files":
             raise UserError("source files needs --data_files GLOB")
-        if glob.glob(name, recursive=True) or re.search(r"\.(txt|jsonl|csv|parquet|bin)(\.gz|\.zst)?$", name):
+        if (
+            Path(name).is_file()
+            or glob.glob(name, recursive=True)
+            or re.search(r"\.(txt|jsonl|csv|parquet|bin)(\.gz|\.zst)?$", name)
+        ):
             return self.local(name, [name])
         if match := _HUB_ID.fullmatch(name):
             return self._hub(name, **match.groupdict())
@@ -116,8 +131,14 @@ class SourceOpener:
 
     def local(self, name: str, globs: list[str]) -> Source:
         """Files of this disk, by name. With the split `source`, and of tokens always, those named val validate."""
-        found = {Path(path) for pattern in globs for path in glob.glob(pattern, recursive=True)}
-        paths = sorted(path for path in found if path.is_file())
+        # A shell that has expanded a glob leaves names, and a name may hold [].
+        found = {
+            Path(path)
+            for pattern in globs
+            for path in ([pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True))
+        }
+        # One file by two names is read once.
+        paths = sorted({path.resolve(): path for path in sorted(found, reverse=True) if path.is_file()}.values())
         if not paths:
             raise UserError(f"{' '.join(globs)} matches no file: name some with --data_files GLOB")
         for path in paths:

@@ -151,7 +151,8 @@ class TextPart(Part):
         with open_bytes(path) as (stream, position):
             if self.start:
                 stream.seek(self.start - 1)
-                stream.readline()
+                while (rest := stream.readline(2**20)) and not rest.endswith(b"\n"):
+                    pass
             compressed = path.suffix in COMPRESSIONS
             at = before = position()
             number = 0
@@ -193,6 +194,8 @@ class TextPart(Part):
                 first = first or number
                 held.append(line)
             held_read += read
+            if held and held_read > LONGEST_DOCUMENT:
+                raise UserError(f"{path}, line {first}, begins a paragraph of more than {LONGEST_DOCUMENT:,} bytes")
             if held and not line.strip():
                 text, wrong = _line_row(b"".join(held), "")
                 yield text, wrong and f"{path}, line {first}, {wrong}", held_read
@@ -217,7 +220,7 @@ class TextPart(Part):
     def _csv(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
         csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
         with open_bytes(path) as (stream, position):
-            text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
             rows = csv.DictReader(text)
             if self.form.text_column not in (rows.fieldnames or []):
                 raise UserError(
@@ -227,8 +230,17 @@ class TextPart(Part):
             before = 0
             for row in rows:
                 at = position()
-                yield row[self.form.text_column] or "", "", at - before
+                document = row[self.form.text_column]
+                wrong = "has too few fields" if document is None else "" if _is_utf8(document) else "is no valid UTF-8"
+                yield (None if wrong else document), wrong and f"{path}, line {rows.line_num}, {wrong}", at - before
                 before = at
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _line_row(line: bytes, column: str) -> tuple[str | None, str]:
@@ -241,12 +253,13 @@ def _line_row(line: bytes, column: str) -> tuple[str | None, str]:
 def _jsonl_row(line: bytes, column: str) -> tuple[str | None, str]:
     """The text of a line; None and nothing wrong for a blank one."""
     try:
-        text = json.loads(line)[column]
+        # Left to itself, json lets halves of surrogate pairs pass that are written as bytes.
+        text = json.loads(line.decode("utf-8-sig"))[column]
         if isinstance(text, str) and b"\\u" in line:
             text.encode()  # half of a surrogate pair has no UTF-8
     except UnicodeError:
         return None, "is no valid Unicode"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = 0 if line.strip() else None
         if text is None:
             return None, ""
@@ -287,5 +300,5 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn what a damaged file raises into a UserError with its name."""
     try:
         yield
-    except (UnicodeDecodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
+    except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None

@@ -56,8 +56,11 @@ class TokenFile(SourceFile):
 
 def read_header(path: Path) -> TokenPart:
     """Where the ids of a file lie. Raises UserError for another format and for one that was cut off."""
-    size = path.stat().st_size
-    start = np.fromfile(path, "<i4", count=3)
+    try:
+        size = path.stat().st_size
+        start = np.fromfile(path, "<i4", count=3)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     first = int(start[0]) if len(start) else 0
     if first in OTHER_MAGICS:
         raise UserError(f"{path} is a {OTHER_MAGICS[first]}: shards with the header {MAGIC} and uint16 ids are read")

@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from gpt2_repro.data.sources import text_files
-from gpt2_repro.data.sources.text_files import TextFile, TextForm
+from gpt2_repro.data.sources.text_files import TextFile, TextForm, TextPart
 from gpt2_repro.errors import UserError
 
 
@@ -105,6 +107,8 @@ def test_bad_rows_are_named_with_their_line(tmp_path: Path, monkeypatch: pytest.
         b'{"text": "half \\ud83d"}',
         b'{"text": "whole \\ud83d\\ude42"}',
         b"[1]",
+        b'{"text": "\xed\xa0\xbd"}',
+        b'{"text": ' + 100_000 * b"[",
     ]
     path.write_bytes(b"\n".join(lines))
     documents, bad = read(path)
@@ -117,6 +121,8 @@ def test_bad_rows_are_named_with_their_line(tmp_path: Path, monkeypatch: pytest.
         7: "is no valid Unicode",
         8: "is no valid Unicode",
         10: no_object,
+        11: "is no valid Unicode",
+        12: no_object,
     }
     assert bad == [f"{path}, line {number}, {what}" for number, what in wrong.items()]
 
@@ -126,6 +132,10 @@ def test_bad_rows_of_the_other_kinds(tmp_path: Path) -> None:
     path.write_bytes("good\nnaïve\nfine".encode("latin-1"))
     assert read(path) == ([], [f"{path} is no valid UTF-8 at byte 7"])
     assert read(path, TextForm(sample_by="line")) == (["good", "fine"], [f"{path}, line 2, is no valid UTF-8"])
+    path = tmp_path / "a.csv"
+    path.write_bytes('id,text\n1,"two\nlines"\n2,naïve\n3\n4,\n5,日本\n'.encode().replace("ï".encode(), b"\xef"))
+    wrong = {4: "is no valid UTF-8", 5: "has too few fields"}
+    assert read(path) == (["two\nlines", "", "日本"], [f"{path}, line {n}, {what}" for n, what in wrong.items()])
     path = tmp_path / "a.parquet"
     invalid = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b"d"], pa.binary()).buffers())
     pyarrow.parquet.write_table(pa.table({"text": invalid}), path)
@@ -139,7 +149,6 @@ def test_bad_rows_of_the_other_kinds(tmp_path: Path) -> None:
         ("a.jsonl.gz", gzip.compress(jsonl(TEXTS * 200))[:-20], "cannot be read: Truncated"),
         ("a.jsonl.zst", zstd(jsonl(TEXTS * 200))[:-20], "cannot be read: Truncated"),
         ("a.csv.gz", gzip.compress(csv_of(TEXTS * 200))[:-20], "cannot be read: Truncated"),
-        ("a.csv", "text\nnaïve\n".encode("latin-1"), "cannot be read: 'utf-8' codec"),
         ("a.csv", b"body,title\n1,2\n", "has no text column `text`: its first line names body, title; name one with"),
         ("a.parquet", b"PAR1 and nothing else", "cannot be read"),
         ("a.parquet", parquet([*TEXTS])[:-20], "cannot be read"),
@@ -156,6 +165,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, content:
     with pytest.raises(UserError) as error:
         read(path)
     assert str(error.value).startswith(f"{path} {message}")
+
+
+def test_a_name_that_arrow_cannot_open_is_a_line(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/\xff.jsonl.gz"))
+    path.write_bytes(gzip.compress(jsonl(TEXTS)))
+    with pytest.raises(UserError, match="cannot be read: 'utf-8' codec can't encode"):
+        read(path)
 
 
 def test_the_text_column_has_a_name(tmp_path: Path) -> None:
@@ -179,6 +195,22 @@ def test_a_document_that_would_not_fit_into_memory_is_refused(tmp_path: Path, mo
     path.write_bytes(jsonl(["short", "x" * 101]))
     with pytest.raises(UserError, match="line 2, is longer than 100 bytes"):
         read(path)
+    path = tmp_path / "b.txt"
+    path.write_bytes(b"short\n\n" + 30 * b"line\n")
+    with pytest.raises(UserError, match="line 3, begins a paragraph of more than 100 bytes"):
+        read(path, TextForm(sample_by="paragraph"))
+
+
+def test_a_part_inside_a_long_line_does_not_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(2**25 * b"x" + b"\nnext")
+    size = path.stat().st_size
+    tracemalloc.start()
+    batches = list(TextPart(str(path), TextForm(sample_by="line"), 10, size, size - 10).read())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [batch.documents for batch in batches] == [["next"]]
+    assert peak < 2**23
 
 
 def test_parts_cover_the_file_and_share_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,166 @@
+"""What an interrupted preparation leaves behind is taken up, refused or cleared away, and never taken for another one."""
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2_repro.data import shards
+from gpt2_repro.data.arguments import PreparationOptions
+from gpt2_repro.data.preparation import prepare as module
+from gpt2_repro.data.preparation.cutting import Journal
+from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.preparation.staged import StagedPart
+from gpt2_repro.data.sources import text_files
+from gpt2_repro.errors import UserError
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, run: Callable[[], object]) -> None:
+    """Run until the function `name` has been called so often."""
+    calls = 0
+    function = getattr(owner, name)
+
+    def counted(*words: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return function(*words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, counted)
+        with pytest.raises(Killed):
+            run()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "PART_BYTES", 2000)
+    monkeypatch.setattr(shards, "BLOCK_IDS", 400)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("split", ["head", "hash"])
+@pytest.mark.parametrize("packing", ["concat", "wrap"])
+def test_rows_go_on_behind_any_shard(arguments, monkeypatch: pytest.MonkeyPatch, split: str, packing: str) -> None:
+    form = {"split": split, "packing": packing, "validation_fraction": 0.1}
+    alone = prepare(arguments("alone", **form))
+    for shard in range(2, 1 + sum(map(len, alone["shards"].values())), 3):
+        args = arguments(f"cut-{shard}", **form)
+        killed_at(monkeypatch, Journal, "write", shard, lambda args=args: prepare(args))
+        assert prepare(args) == json.loads(json.dumps(alone))
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_damaged_tokens_are_staged_again_when_earlier_ones_are_gone(
+    arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = prepare(arguments("alone"))
+    args = arguments("cut")
+    killed_at(monkeypatch, Journal, "write", 7, lambda: prepare(args))
+    staged = sorted(Path(args.dataset_dir + ".staging").glob("streams/train-0/*.ids"))
+    assert 2 < len(staged) < len(list(staged[0].parent.glob("*-*.json")))  # some are dropped, their rows are written
+    content = bytearray(staged[-1].read_bytes())
+    content[10] ^= 1
+    staged[-1].write_bytes(content)
+    with pytest.raises(UserError, match="are damaged: start the same command again"):
+        prepare(args)
+    assert prepare(args) == json.loads(json.dumps(alone))
+
+
+def test_a_finished_staging_is_not_published_for_another_request(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments("cut")
+    killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args))
+    with pytest.raises(UserError, match="an interrupted preparation with sequence_length 32, not 16"):
+        prepare(arguments("cut", sequence_length=16))
+    assert prepare(args)["request"]["sequence_length"] == 32
+
+
+def test_what_a_kill_behind_the_renaming_leaves_is_cleared_away(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments("cut")
+    staging = Path(args.dataset_dir + ".staging")
+    killed_at(monkeypatch, shutil, "rmtree", 3, lambda: prepare(args))  # after the tokenizer's and the replaced folder
+    assert Path(args.dataset_dir).exists() and staging.exists()
+    kept = shutil.copytree(staging, staging.with_name("kept"))
+    first = prepare(args)
+    assert not staging.exists()
+    kept.rename(staging)
+    assert prepare(args, PreparationOptions(overwrite=True)) == first
+    assert not staging.exists()
+
+
+def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
+    arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, overwrite = arguments("cut"), PreparationOptions(overwrite=True)
+    first = prepare(args)
+    killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args, overwrite))
+    killed_at(monkeypatch, Journal, "write", 2, lambda: prepare(arguments("other"), overwrite))
+    assert prepare(args) == json.loads(json.dumps(first))
+    assert Path(args.dataset_dir + ".staging", "folder").exists()
+    assert prepare(args, overwrite) == json.loads(json.dumps(first))
+
+
+def test_a_mistake_behind_the_tokenizer_leaves_nothing(arguments, corpus: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="use --separator none"):
+        prepare(arguments(tokenizer="char"))
+    assert not list(tmp_path.iterdir())
+    assert prepare(arguments(tokenizer="char", separator="none"))["request"]["separator"] == "none"
+
+
+def test_a_damaged_manifest_is_named(arguments) -> None:
+    args = arguments()
+    prepare(args)
+    Path(args.dataset_dir, "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="manifest.json is damaged: name another"):
+        prepare(args)
+
+
+def test_a_folder_without_a_name_is_refused(arguments) -> None:
+    args = arguments()
+    args.dataset_dir = "."
+    with pytest.raises(UserError, match="--dataset_dir . has no name of its own"):
+        prepare(args, PreparationOptions(overwrite=True))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_shows_its_number_when_lengths_are_written(tmp_path: Path) -> None:
+    part = StagedPart(tmp_path, "part")
+    part.path(".lengths.npy").symlink_to("/dev/full")
+    with pytest.raises(OSError) as error:
+        part.complete(np.zeros(10**6, np.int64), None, {})
+    assert error.value.errno == errno.ENOSPC
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("name", ["train-0/00000-00000.lengths.npy", "folder/tokenizer/tokenizer.json"])
+def test_a_full_disk_is_one_line_and_taken_up(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    args = arguments("cut")
+    path = Path(args.dataset_dir + ".staging", name)
+
+    def fill(*words: object, **named: object) -> object:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/full")
+        return stage(*words, **named)
+
+    stage = module.stage_groups
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "stage_groups", fill)
+        with pytest.raises(UserError, match="the disk of .*cut is full: free some room and start the same command"):
+            prepare(args)
+    path.unlink()
+    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(arguments, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out.staging cannot be made \(Not a directory\): name another"):
+        prepare(arguments("file/out"))
