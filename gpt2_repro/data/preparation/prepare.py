@@ -140,7 +140,7 @@ def _build(
         groups = stage_groups(opened.sources, opened.sets, args, one_stage)
     except UserError:
         # Nothing is there that the next start could take up: a tokenizer is soon made again.
-        if not _has_tokens(staging) and not (staging / "downloads").exists():
+        if not _has_tokens(staging) and not any(path.is_file() for path in (staging / "downloads").rglob("*")):
             shutil.rmtree(staging)
         raise
     try:

@@ -49,6 +49,7 @@ class Shakespeare(SourceFile, Part):
 
         patiently(download, f"fetch {URL}", self.network_timeout)
         if hashlib.sha256(partial.read_bytes()).hexdigest() != SHA256:
+            partial.unlink()
             raise UserError(f"{URL} does not hold the known text: fetch it by hand and name it with --data_files")
         partial.replace(self._path)
 

@@ -141,7 +141,7 @@ def test_a_full_disk_shows_its_number_when_lengths_are_written(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-@pytest.mark.parametrize("name", ["train-0/00000-00000.lengths.npy", "folder/tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("name", ["streams/train-0/00000-00000.lengths.npy", "folder/tokenizer/tokenizer.json"])
 def test_a_full_disk_is_one_line_and_taken_up(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     args = arguments("cut")
     path = Path(args.dataset_dir + ".staging", name)
