@@ -41,8 +41,11 @@ def hold_alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_staging(staging: Path) -> Iterator[None]:
-    """Keep a preparation to this process. Raises UserError where another one is at it."""
-    staging.mkdir(parents=True, exist_ok=True)
+    """Keep a preparation to this process. Raises UserError where another one is at it, and where nothing can be made."""
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{staging} cannot be made ({error.strerror}): name another --dataset_dir") from None
     with _locked(staging, f"another process is preparing {staging.with_suffix('')}: wait for it or end it"):
         yield
 

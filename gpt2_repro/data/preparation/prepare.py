@@ -246,7 +246,9 @@ def _write_folder(
             counts[split]["dropped_tokens"] = counts[split]["tokens"] - streams - rows.targets
     if args.validation_text:
         write_validation_text(folder / "text", groups)
-    shutil.copytree(staging / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
+        shutil.copyfile(path, folder / "tokenizer" / path.name)
     manifest = describe(folder, args, opened, groups, encoder, counts, written)
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
     sync_folder(folder)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import io
 import json
 import os
 import zlib
@@ -80,11 +81,18 @@ class StagedPart:
             path.unlink(missing_ok=True)
 
     def complete(self, lengths: np.ndarray, held_out: np.ndarray | None, facts: dict[str, Any]) -> None:
-        np.save(self.path(".lengths.npy"), lengths.astype(np.uint32))
+        _save(self.path(".lengths.npy"), lengths.astype(np.uint32))
         if held_out is not None:
-            np.save(self.path(".held_out.npy"), held_out)
+            _save(self.path(".held_out.npy"), held_out)
         facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
         write_whole(self.path(".json"), json.dumps(facts))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    # Given a file, numpy hides a full disk in an error without a number.
+    content = io.BytesIO()
+    np.save(content, array)
+    path.write_bytes(content.getbuffer())
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:

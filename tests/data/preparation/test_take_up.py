@@ -1,10 +1,13 @@
 """What an interrupted preparation leaves behind is taken up, refused or cleared away, and never taken for another one."""
 
+import errno
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpt2_repro.data import shards
@@ -12,6 +15,7 @@ from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation import prepare as module
 from gpt2_repro.data.preparation.cutting import Journal
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.sources import text_files
 from gpt2_repro.errors import UserError
 
@@ -126,3 +130,40 @@ def test_a_folder_without_a_name_is_refused(arguments) -> None:
     args.dataset_dir = "."
     with pytest.raises(UserError, match="--dataset_dir . has no name of its own"):
         prepare(args, PreparationOptions(overwrite=True))
+
+
+def test_lengths_that_do_not_fit_fail_with_their_number(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError) as error:
+            StagedPart(tmp_path, "part").complete(np.zeros(10**6, np.int64), None, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.errno == errno.EFBIG  # a full disk: ENOSPC
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("name", ["train-0/00000-00000.lengths.npy", "folder/tokenizer/tokenizer.json"])
+def test_a_full_disk_is_one_line_and_taken_up(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    args = arguments("cut")
+    path = Path(args.dataset_dir + ".staging", name)
+
+    def fill(*words: object, **named: object) -> object:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/full")
+        return stage(*words, **named)
+
+    stage = module.stage_groups
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "stage_groups", fill)
+        with pytest.raises(UserError, match="the disk of .*cut is full: free some room and start the same command"):
+            prepare(args)
+    path.unlink()
+    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(arguments, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out.staging cannot be made \(Not a directory\): name another"):
+        prepare(arguments("file/out"))
