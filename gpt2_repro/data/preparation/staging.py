@@ -59,6 +59,8 @@ def stage(
     """Stage what is not staged yet, with a progress bar. Returns the parts in their order, up to the stream's limit."""
     folder = staging / stream.name
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.partial"):  # of workers that were killed
+        path.unlink(missing_ok=True)
     keywords: dict[str, Any] = {"engine": options.encoder, "limit": stream.limit}
     keywords["max_bad_documents"] = options.max_bad_documents
     parts: list[StagedPart] = []
@@ -216,7 +218,12 @@ class _Pool:
     def _submit(self, task: _Task) -> concurrent.futures.Future[None] | None:
         if task.part is None:
             return None
-        return self._executor.submit(_work, task.part, task.staged, self._words, self._keywords)
+        # The first call starts the workers. They inherit that Ctrl-C waits: until they ignore it, they import for seconds.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._executor.submit(_work, task.part, task.staged, self._words, self._keywords)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _show(self) -> None:
         read = self._read.value

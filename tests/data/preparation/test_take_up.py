@@ -77,6 +77,15 @@ def test_damaged_tokens_are_staged_again_when_earlier_ones_are_gone(
     assert prepare(args) == json.loads(json.dumps(alone))
 
 
+def test_what_killed_workers_had_begun_is_removed(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments("cut")
+    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    partial = Path(args.dataset_dir + ".staging", "train-0", "00001-00000.123.partial")
+    partial.write_bytes(b"half")
+    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    assert not partial.exists()
+
+
 def test_a_finished_staging_is_not_published_for_another_request(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args))
