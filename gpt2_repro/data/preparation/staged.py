@@ -6,7 +6,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,11 +67,15 @@ class StagedPart:
         """[documents], whether the split `hash` puts them into validation"""
         return np.load(self.path(".held_out.npy"))
 
-    def texts(self) -> dict[int, str]:
-        """Texts that were kept, by the number of their document in the part."""
-        path = self.path(".jsonl")
-        with path.open(encoding="utf-8") as lines:
-            return dict(json.loads(line) for line in lines)
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Texts that were kept, with the numbers of their documents in the part, in their order."""
+        with self.path(".jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                number, text = json.loads(line)
+                yield number, text
+
+    def drop_texts(self) -> None:
+        self.path(".jsonl").unlink(missing_ok=True)
 
     def drop_ids(self) -> None:
         """Free the room of the ids; what was counted stays."""
@@ -115,11 +119,13 @@ def stage_part(
     engine: Engine,
     limit: int,
     max_bad_documents: int,
+    keep_texts: bool,
     report: Callable[[int], Any],
 ) -> None:
     """Tokenize one part, stopping after `limit` tokens of its own (0: never).
 
     Args:
+        keep_texts: of documents that may be validation's.
         report: gets the bytes of the file read since the last call.
 
     Raises UserError for more bad documents than allowed, naming the first, and for one that the engine encodes
@@ -135,7 +141,7 @@ def stage_part(
         return staged.complete(lengths, None, counted | {"source": part.name, "ids": where})
 
     partial = staged.path(f".{os.getpid()}.partial")
-    writer = _Writer(encoder, args, max_bad_documents=max_bad_documents)
+    writer = _Writer(encoder, args, max_bad_documents=max_bad_documents, keep_texts=keep_texts)
     try:
         with partial.open("wb") as file, staged.path(".jsonl").open("w", encoding="utf-8") as texts:
             for batch in part.read():
@@ -147,8 +153,8 @@ def stage_part(
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    if not args.validation_text:
-        staged.path(".jsonl").unlink()
+    if not keep_texts:
+        staged.drop_texts()
     partial.replace(staged.path(".ids"))
     held_out = np.concatenate(writer.held_out) if args.split == "hash" and writer.held_out else None
     if args.split == "hash" and held_out is None:
@@ -167,8 +173,9 @@ def part_name(part: Part) -> str:
 class _Writer:
     """Encodes batches and counts."""
 
-    def __init__(self, encoder: Encoder, args: DataArguments, *, max_bad_documents: int) -> None:
+    def __init__(self, encoder: Encoder, args: DataArguments, *, max_bad_documents: int, keep_texts: bool) -> None:
         self.encoder, self.args, self.max_bad_documents = encoder, args, max_bad_documents
+        self.keep_texts = keep_texts
         self.tokens = self.text_bytes = self.bad = self.crc32 = self.documents = 0
         self.bad_examples: list[str] = []
         self.lengths: list[np.ndarray] = []
@@ -197,7 +204,7 @@ class _Writer:
         self.lengths.append(lengths)
         if self.args.split == "hash":
             self.held_out.append(np.array([is_held_out(text, self.args) for text in batch.documents], bool))
-        if not self.args.validation_text:
+        if not self.keep_texts:
             return []
         if self.args.split == "hash":
             kept = self.held_out[-1]

@@ -63,6 +63,8 @@ def stage(
         path.unlink(missing_ok=True)
     keywords: dict[str, Any] = {"engine": options.encoder, "limit": stream.limit}
     keywords["max_bad_documents"] = options.max_bad_documents
+    holds_validation = stream.name.startswith("validation-" if args.split == "source" else "train-")
+    keywords["keep_texts"] = args.validation_text and holds_validation
     parts: list[StagedPart] = []
     tokens = bad = 0
     size = sum(file.size for file in stream.files)
@@ -75,6 +77,8 @@ def stage(
             for task in finished:
                 task.finished()
                 parts.append(task.staged)
+                if args.split == "head" and tokens >= args.validation_tokens:
+                    task.staged.drop_texts()  # workers cannot know that this part lies behind the head
                 tokens += task.staged.facts["tokens"]
                 bad += task.staged.facts["bad"]
                 if bad > options.max_bad_documents:
