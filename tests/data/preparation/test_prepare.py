@@ -21,6 +21,7 @@ from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources import text_files
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
+from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
 
 
@@ -115,6 +116,34 @@ def test_hash_split_is_by_document_and_disjoint(arguments, documents: list[str])
     prepare(reversed_files)
     again = Path(reversed_files.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     assert set(again) < set(lines)  # a document's place is its own, whatever else there is
+
+
+@pytest.mark.parametrize("packing", ["concat", "wrap"])
+def test_a_file_of_one_document_is_never_in_memory_whole(
+    arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    ids = np.random.default_rng(0).integers(0, 257, 10_007).astype(np.uint16)
+    ids.tofile(tmp_path / "train.bin")
+    ids[:500].tofile(tmp_path / "val.bin")
+    sizes = []
+    monkeypatch.setattr(cutting, "PIECE_TOKENS", 100)
+    for name in ("pack_rows", "pack_windows"):
+        function = getattr(cutting, name)
+
+        def noted(pieces, *words, function=function, **named):
+            noting = (sizes.append(np.size(piece[0] if packing == "wrap" else piece)) or piece for piece in pieces)
+            yield from function(noting, *words, **named)
+
+        monkeypatch.setattr(cutting, name, noted)
+    train_tokenizer(["abc"], 300, tmp_path / "tokenizer", sequence_length=32)
+    words = {"tokenizer": str(tmp_path / "tokenizer"), "data_files": [f"{tmp_path}/*.bin"], "separator": "none"}
+    args = arguments(split="source", packing=packing, **words)
+    prepare(args)
+    wanted = [ids[start : start + 33].tolist() for start in range(0, len(ids) - 1, 32)]
+    if packing == "concat":
+        wanted = [row for row in wanted if len(row) == 33]
+    assert load_from_disk(f"{args.dataset_dir}/train")["input_ids"][:] == wanted
+    assert max(sizes) <= 97 and sum(sizes) > len(ids)
 
 
 @pytest.mark.parametrize("split", ["head", "hash", "source"])
