@@ -86,6 +86,17 @@ def test_what_killed_workers_had_begun_is_removed(arguments, monkeypatch: pytest
     assert not partial.exists()
 
 
+def test_a_file_that_was_mended_is_staged_again(
+    arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "text.jsonl"
+    source.write_text(corpus[0].read_text())
+    args = arguments("cut", data_files=[str(source)])
+    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    source.write_text(corpus[0].read_text().replace("a", "b"))  # as many bytes
+    assert prepare(args)["sha256"] == prepare(arguments("alone", data_files=[str(source)]))["sha256"]
+
+
 def test_a_finished_staging_is_not_published_for_another_request(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args))
