@@ -28,11 +28,15 @@ def export_llmc(dataset_dir: str, manifest: dict[str, Any], folder: Path) -> lis
         raise UserError(f"{folder} exists: name a new folder with --export_llmc")
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     written = []
-    for split, name in (("validation", "val"), ("train", "train")):
-        written += write_shards(partial, Path(dataset_dir).name, name, _stream(Path(dataset_dir, split)))
-    partial.rename(folder)
+    try:
+        partial.mkdir(parents=True)
+        for split, name in (("validation", "val"), ("train", "train")):
+            written += write_shards(partial, Path(dataset_dir).name, name, _stream(Path(dataset_dir, split)))
+        partial.rename(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{folder} cannot be written ({error}): free some room or name another folder") from None
     return [folder / path.name for path in written]
 
 

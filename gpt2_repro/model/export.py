@@ -59,17 +59,17 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int) -> list[int]:
     """The ids that a sample continues: the prompt's, or the one that starts a document.
 
-    Raises UserError for a prompt that leaves no room in the window or holds what the tokenizer does not know, and where
-    nothing can start a document.
+    Raises UserError for a prompt that leaves no room in the window or cannot be encoded, and where nothing can start a
+    document.
     """
     try:
         ids = tokenizer(prompt)["input_ids"] or [tokenizer.bos_token_id]
-    except Exception as error:  # `tokenizers` raises nothing narrower
-        raise UserError(f"the tokenizer cannot encode the prompt {prompt!r} ({error}): use another one") from None
+    except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
+        raise UserError(f"the prompt {prompt!r} cannot be encoded ({error}): use characters of the data") from None
     if ids == [None]:
         raise UserError(
-            "this tokenizer has no token that starts a document: sampling needs a text to continue, --sample_prompt in "
-            "training and --prompt afterwards"
+            "this tokenizer has no token that starts a document: give samples a beginning, --sample_prompt TEXT in "
+            "training (or --sample_tokens 0) and --prompt TEXT in generate"
         )
     if len(ids) >= window:
         raise UserError(f"the prompt has {len(ids)} tokens and leaves no room in a window of {window}")

@@ -25,7 +25,7 @@ def test_ids_are_the_characters_in_their_order(tmp_path: Path, documents: list[s
         ids = tokenizer(document)["input_ids"]
         assert ids == [characters.index(character) for character in document]
         assert tokenizer.decode(ids) == document
-    with pytest.raises(UserError, match="cannot encode the prompt '~'"):
+    with pytest.raises(UserError, match="the prompt '~' cannot be encoded"):
         start_ids(tokenizer, "~", window=32)
     with pytest.raises(UserError, match="--sample_prompt"):
         start_ids(tokenizer, "", window=32)

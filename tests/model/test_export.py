@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from gpt2_repro.data.tokenizer import count_characters
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_config, build_model
-from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, untrained_like
+from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, start_ids, untrained_like
 from gpt2_repro.model.pretraining import plain_model
 
 
@@ -104,3 +105,13 @@ def test_the_untrained_twin_has_fresh_weights_of_its_own_seed(trained) -> None:
     assert torch.equal(first.state_dict()[weight], again.state_dict()[weight])
     assert not torch.equal(first.state_dict()[weight], other.state_dict()[weight])
     assert not torch.equal(first.state_dict()[weight], plain.state_dict()[weight])
+
+
+def test_a_tokenizer_of_characters_needs_a_prompt_that_it_knows(tmp_path: Path) -> None:
+    count_characters(["abc"], tmp_path, sequence_length=8)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert start_ids(tokenizer, "cab", window=8) == [2, 0, 1]
+    with pytest.raises(UserError, match="--sample_prompt TEXT in training"):
+        start_ids(tokenizer, "", window=8)
+    with pytest.raises(UserError, match="the prompt 'cat' cannot be encoded"):
+        start_ids(tokenizer, "cat", window=8)

@@ -18,7 +18,7 @@ from gpt2_repro.data.shards import Shard, WrittenRows, rows_per_block, write_row
 from gpt2_repro.files import write_whole
 
 
-PIECE_TOKENS = 2**22  # looked at once, but for a longer document
+PIECE_TOKENS = 2**22  # looked at once
 
 
 class Journal:
@@ -110,11 +110,25 @@ def from_row(found: Iterator[Run], rows: int, args: DataArguments) -> Iterator[R
 def _blocks(pieces: Iterator[Block], args: DataArguments) -> Iterator[Block]:
     """The documents cut into rows."""
     per_block = rows_per_block(args.sequence_length)
+    pieces = _short(pieces, args)
     if args.packing == "wrap":
         yield from pack_windows(pieces, args.sequence_length, min_length=args.min_length, rows_per_block=per_block)
         return
     for rows in pack_rows((ids for ids, _ in pieces), args.sequence_length, rows_per_block=per_block):
         yield rows.ravel(), np.full(len(rows), args.sequence_length + 1)
+
+
+def _short(pieces: Iterator[Block], args: DataArguments) -> Iterator[Block]:
+    """A document that is longer than a piece, as a file of tokens without separators is, in several of the same rows."""
+    step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
+    shared = 1 if args.packing == "wrap" else 0  # a document's next row begins with the last id of the one before
+    for ids, lengths in pieces:
+        if len(lengths) > 1 or len(ids) <= step:
+            yield ids, lengths
+            continue
+        for start in range(0, len(ids) - shared, step):
+            part = ids[start : start + step + shared]
+            yield part, np.array([len(part)])
 
 
 class _Reader:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.manifest import MANIFEST, request_of
 from gpt2_repro.data.ngram import MAX_TOKENS, reference_losses
 from gpt2_repro.data.preparation.splits import Group
-from gpt2_repro.data.preparation.staged import EXAMPLES, StagedPart
+from gpt2_repro.data.preparation.staged import EXAMPLES
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.shards import WrittenRows
 from gpt2_repro.data.sources.opening import Source
+from gpt2_repro.data.sources.text_files import TextFile
+from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.data.tokenizer import tokenizer_hash
 
 
@@ -31,6 +33,11 @@ class Opened:
         sets = {name: source.description for name, source in self.sets.items()}
         of_training = [source.description | {"weight": source.weight} for source in self.sources]
         return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
+
+    def changed(self) -> list[int]:
+        """When each local file was changed last [nanoseconds]: none of a finished folder's content."""
+        files = [file for s in [*self.sources, *self.sets.values()] for file in [*s.files, *s.validation_files]]
+        return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, TextFile | TokenFile)]
 
 
 def describe(
@@ -82,16 +89,17 @@ def describe(
 
 
 def write_validation_text(folder: Path, groups: Sequence[Group]) -> None:
-    """The documents of the split validation, a line each."""
+    """The documents of the split validation, a line each. Of a part they were kept in their order."""
     folder.mkdir(exist_ok=True)
     group = next(group for group in groups if "validation" in group.splits)
-    texts: tuple[StagedPart | None, dict[int, str]] = (None, {})
+    reading: dict[int, tuple[int, Iterator[tuple[int, str]]]] = {}  # of each stream the part that is read
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for run in group.found():
             if run.split != "validation":
                 continue
-            part = group.streams[run.stream][run.part]
-            if texts[0] is not part:
-                texts = (part, part.texts())
+            if reading.get(run.stream, (-1,))[0] != run.part:
+                reading[run.stream] = run.part, group.streams[run.stream][run.part].texts()
+            texts = reading[run.stream][1]
             for number in range(run.first_document, run.first_document + len(run.lengths)):
-                out.write(json.dumps({"text": texts[1][number]}, ensure_ascii=False) + "\n")
+                text = next(text for kept, text in texts if kept == number)
+                out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")

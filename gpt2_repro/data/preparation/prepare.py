@@ -174,14 +174,15 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
     sets = {name: opener.open(text) for name, text in validation_sets(args).items()}
     check_split(args, sources, sets)
     opened = Opened(sources, sets)
-    if kept and kept["opened"] == opened.described():
+    changed = opened.changed()
+    if kept and (kept["opened"], kept.get("changed", changed)) == (opened.described(), changed):
         logger.info("taking up the interrupted preparation in %s", staging)
         return opened
     if kept:
         logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
     for path in staging.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    write_whole(note, json.dumps({"request": request, "opened": opened.described()}, indent=2))
+    write_whole(note, json.dumps({"request": request, "opened": opened.described(), "changed": changed}, indent=2))
     return opened
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,11 +67,15 @@ class StagedPart:
         """[documents], whether the split `hash` puts them into validation"""
         return np.load(self.path(".held_out.npy"))
 
-    def texts(self) -> dict[int, str]:
-        """Texts that were kept, by the number of their document in the part."""
-        path = self.path(".jsonl")
-        with path.open(encoding="utf-8") as lines:
-            return dict(json.loads(line) for line in lines)
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Texts that were kept, with the numbers of their documents in the part, in their order."""
+        with self.path(".jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                number, text = json.loads(line)
+                yield number, text
+
+    def drop_texts(self) -> None:
+        self.path(".jsonl").unlink(missing_ok=True)
 
     def drop_ids(self) -> None:
         """Free the room of the ids; what was counted stays."""
@@ -150,7 +154,7 @@ def stage_part(
         partial.unlink(missing_ok=True)
         raise
     if not keep_texts:
-        staged.path(".jsonl").unlink()
+        staged.drop_texts()
     partial.replace(staged.path(".ids"))
     held_out = np.concatenate([np.empty(0, bool), *writer.held_out]) if args.split == "hash" else None
     lengths = np.concatenate([np.empty(0, np.int64), *writer.lengths])

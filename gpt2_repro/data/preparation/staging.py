@@ -66,6 +66,8 @@ def stage(
     """Stage what is not staged yet, with a progress bar. Returns the parts in their order, up to the stream's limit."""
     folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.partial"):  # of workers that were killed
+        path.unlink(missing_ok=True)
     keywords = {"engine": options.encoder, "max_bad_documents": options.max_bad_documents}
     keywords |= {"limit": stream.limit, "keep_texts": stream.keep_texts}
     parts: list[StagedPart] = []
@@ -83,7 +85,7 @@ def stage(
                 task.finished()
                 parts.append(task.staged)
                 if args.split == "head" and tokens >= args.validation_tokens:
-                    task.staged.path(".jsonl").unlink(missing_ok=True)  # the head ended before it
+                    task.staged.drop_texts()  # workers cannot know that this part lies behind the head
                 tokens += task.staged.facts["tokens"]
                 bad += task.staged.facts["bad"]
                 if bad > options.max_bad_documents:
@@ -227,7 +229,12 @@ class _Pool:
     def _submit(self, task: _Task) -> concurrent.futures.Future[None] | None:
         if task.part is None:
             return None
-        return self._executor.submit(_work, task.part, task.staged, self._words, self._keywords)
+        # The first call starts the workers. They inherit that Ctrl-C waits: until they ignore it, they import for seconds.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._executor.submit(_work, task.part, task.staged, self._words, self._keywords)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _show(self) -> None:
         read = self._read.value

@@ -17,12 +17,13 @@ ROOT = Path(__file__).parents[3]
 STORY = """
 import sys
 import prepare_data
+from gpt2_repro import entry
 from gpt2_repro.data import shards
 from gpt2_repro.data.sources import text_files
 text_files.PART_BYTES = 2000
 shards.BLOCK_IDS = 400
 if __name__ == "__main__":
-    prepare_data.main(sys.argv[1:])
+    entry.run(prepare_data.main)
 """
 
 
@@ -117,3 +118,19 @@ def test_a_worker_that_is_killed_is_replaced(prepare, tmp_path: Path) -> None:
     assert "going on with half of the workers" in output
     alone = prepare("alone", "--num_proc", 1)
     assert alone.communicate(timeout=120) and content(tmp_path / "out") == content(tmp_path / "alone")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc")
+@pytest.mark.parametrize("after", [0, 0.3])
+def test_ctrl_c_ends_workers_in_silence_while_they_start(prepare, after: float) -> None:
+    process = prepare("out", "--num_proc", 2)
+    while process.poll() is None and len(workers_of(process)) < 4:  # beside the preparation and the resource tracker
+        time.sleep(0.002)
+    time.sleep(after)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "Traceback" not in output, output
+    deadline = time.monotonic() + 10
+    while workers_of(process) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not workers_of(process)

@@ -15,9 +15,13 @@ from transformers import AutoTokenizer
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import cutting
+from gpt2_repro.data.preparation import prepare as prepare_module
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.shards import verify
+from gpt2_repro.data.sources import text_files
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
+from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
 
 
@@ -112,6 +116,76 @@ def test_hash_split_is_by_document_and_disjoint(arguments, documents: list[str])
     prepare(reversed_files)
     again = Path(reversed_files.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     assert set(again) < set(lines)  # a document's place is its own, whatever else there is
+
+
+@pytest.mark.parametrize("packing", ["concat", "wrap"])
+def test_a_file_of_one_document_is_never_in_memory_whole(
+    arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    ids = np.random.default_rng(0).integers(0, 257, 10_007).astype(np.uint16)
+    ids.tofile(tmp_path / "train.bin")
+    ids[:500].tofile(tmp_path / "val.bin")
+    sizes = []
+    monkeypatch.setattr(cutting, "PIECE_TOKENS", 100)
+    for name in ("pack_rows", "pack_windows"):
+        function = getattr(cutting, name)
+
+        def noted(pieces, *words, function=function, **named):
+            noting = (sizes.append(np.size(piece[0] if packing == "wrap" else piece)) or piece for piece in pieces)
+            yield from function(noting, *words, **named)
+
+        monkeypatch.setattr(cutting, name, noted)
+    train_tokenizer(["abc"], 300, tmp_path / "tokenizer", sequence_length=32)
+    words = {"tokenizer": str(tmp_path / "tokenizer"), "data_files": [f"{tmp_path}/*.bin"], "separator": "none"}
+    args = arguments(split="source", packing=packing, **words)
+    prepare(args)
+    wanted = [ids[start : start + 33].tolist() for start in range(0, len(ids) - 1, 32)]
+    if packing == "concat":
+        wanted = [row for row in wanted if len(row) == 33]
+    assert load_from_disk(f"{args.dataset_dir}/train")["input_ids"][:] == wanted
+    assert max(sizes) <= 97 and sum(sizes) > len(ids)
+
+
+@pytest.mark.parametrize("split", ["head", "hash", "source"])
+def test_validation_text_of_a_mixture_is_read_once_and_kept_no_longer_than_needed(
+    arguments, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    monkeypatch.setattr(text_files, "PART_BYTES", 5000)
+    for name in ("a", "b"):
+        for kind, part in (("train", documents[:100]), ("validation", documents[100:])):
+            lines = "".join(json.dumps({"text": f"{name} {text}" if text else ""}) + "\n" for text in part)
+            (tmp_path / f"{name}-{kind}.jsonl").write_text(lines)
+    opened, staged = [], []
+    texts, write = StagedPart.texts, prepare_module.write_validation_text
+    monkeypatch.setattr(StagedPart, "texts", lambda self: opened.append(self) or texts(self))
+
+    def writes(folder: Path, groups) -> None:
+        staged.extend(folder.parents[1].glob("*/*.jsonl"))
+        write(folder, groups)
+
+    monkeypatch.setattr(prepare_module, "write_validation_text", writes)
+    args = arguments(
+        data_files=[],
+        source=f"{tmp_path}/a-*.jsonl=0.6,{tmp_path}/b-*.jsonl=0.4",
+        split=split,
+        validation_fraction=0.2,
+        validation_tokens=2000,
+        validation_text=True,
+    )
+    manifest = prepare(args)
+    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    kept = [json.loads(line)["text"] for line in lines]
+    counts = manifest["counts"]["validation"]
+    assert len(kept) == counts["documents"] + counts["empty_documents"] > 4
+    assert len(opened) == len({part.path("") for part in opened})
+    if split == "source":
+        assert kept == [f"{name} {text}" if text else "" for name in "ab" for text in documents[100:]]
+        assert {path.parent.name for path in staged} == {"validation-0", "validation-1"}
+    else:
+        encoder = Encoder(Path(args.dataset_dir, "tokenizer"), separator="before")
+        assert sum(map(len, encoder.encode_each(kept))) == counts["tokens"]
+    if split == "head":
+        assert len(staged) < 8  # of some 30 parts
 
 
 def test_max_tokens_cuts_at_a_document(arguments) -> None:

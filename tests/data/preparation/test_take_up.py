@@ -2,6 +2,7 @@
 
 import errno
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,26 @@ def test_damaged_tokens_are_staged_again_when_earlier_ones_are_gone(
     assert prepare(args) == json.loads(json.dumps(alone))
 
 
+def test_what_killed_workers_had_begun_is_removed(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments("cut")
+    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    partial = Path(args.dataset_dir + ".staging", "train-0", "00001-00000.123.partial")
+    partial.write_bytes(b"half")
+    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    assert not partial.exists()
+
+
+def test_a_file_that_was_mended_is_staged_again(
+    arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "text.jsonl"
+    source.write_text(corpus[0].read_text())
+    args = arguments("cut", data_files=[str(source)])
+    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    source.write_text(corpus[0].read_text().replace("a", "b"))  # as many bytes
+    assert prepare(args)["sha256"] == prepare(arguments("alone", data_files=[str(source)]))["sha256"]
+
+
 def test_a_finished_staging_is_not_published_for_another_request(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args))
@@ -131,13 +152,15 @@ def test_a_folder_without_a_name_is_refused(arguments) -> None:
         prepare(args, PreparationOptions(overwrite=True))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-def test_a_full_disk_shows_its_number_when_lengths_are_written(tmp_path: Path) -> None:
-    part = StagedPart(tmp_path, "part")
-    part.path(".lengths.npy").symlink_to("/dev/full")
-    with pytest.raises(OSError) as error:
-        part.complete(np.zeros(10**6, np.int64), None, {})
-    assert error.value.errno == errno.ENOSPC
+def test_lengths_that_do_not_fit_fail_with_their_number(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError) as error:
+            StagedPart(tmp_path, "part").complete(np.zeros(10**6, np.int64), None, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.errno == errno.EFBIG  # a full disk: ENOSPC
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
