@@ -160,7 +160,7 @@ def test_validation_text_of_a_mixture_is_read_once_and_kept_no_longer_than_neede
     monkeypatch.setattr(StagedPart, "texts", lambda self: opened.append(self) or texts(self))
 
     def writes(folder: Path, groups) -> None:
-        staged.extend(folder.parents[1].glob("*/*.jsonl"))
+        staged.extend(folder.parents[1].glob("streams/*/*.jsonl"))
         write(folder, groups)
 
     monkeypatch.setattr(prepare_module, "write_validation_text", writes)

@@ -80,7 +80,7 @@ def test_damaged_tokens_are_staged_again_when_earlier_ones_are_gone(
 def test_what_killed_workers_had_begun_is_removed(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
-    partial = Path(args.dataset_dir + ".staging", "train-0", "00001-00000.123.partial")
+    partial = Path(args.dataset_dir + ".staging", "streams", "train-0", "00001-00000.123.partial")
     partial.write_bytes(b"half")
     killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
     assert not partial.exists()
