@@ -9,7 +9,7 @@ first files and all: the whole-command rate is that of all files, the marginal r
 larger size has, so without what a start costs. Peak memory is the sum of the resident sets of the process and all
 below it, every 50 ms; a page that several processes map counts in each, and mapped files count. Beside it the same
 without pages of files and shared memory. Peak disk is what lies in the contender's folder, caches included, every
-250 ms. Only this project hashes its data, waits until it is on the disk and, up to 10M tokens, counts the reference
+250 ms. Only this project hashes its data, waits until it is on the disk and, up to 5M tokens, counts the reference
 losses of its manifest; that is in its time.
 
 The text: novels, cut at paragraph ends into documents of about 4.5 KB, the size of web documents, and web pages of US

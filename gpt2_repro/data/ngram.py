@@ -4,7 +4,7 @@ import numpy as np
 
 
 # Counting pairs sorts them: beyond this that takes longer than reading the text did.
-MAX_TOKENS = 10_000_000
+MAX_TOKENS = 5_000_000
 
 
 def reference_losses(

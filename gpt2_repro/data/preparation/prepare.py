@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import glob
 import json
 import logging
 import shutil
@@ -52,6 +53,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
     staging = target.with_name(target.name + ".staging")
     if target.exists() and not options.overwrite:
         manifest = _finished(target, request)
+        _warn_of_changes(target, manifest, args)
         _clear_away(target, staging)
         return manifest
     with hold_alone(target), hold_staging(staging):
@@ -120,6 +122,15 @@ def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
         )
     logger.info("%s is already prepared", target)
     return manifest
+
+
+def _warn_of_changes(target: Path, manifest: dict[str, Any], args: DataArguments) -> None:
+    """Local files that came or changed after the preparation are not in the folder; those that went are."""
+    paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
+    known = [(file["path"], file["bytes"]) for file in manifest["source"].get("files", []) if args.data_files]
+    changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
+    if changed:
+        logger.warning("%s does not hold %s as it is now: --overwrite prepares it anew", target, changed[0])
 
 
 def _build(

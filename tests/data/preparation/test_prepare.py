@@ -104,6 +104,22 @@ def test_a_finished_folder_is_found_again_and_another_request_refused(arguments)
         prepare(arguments(sequence_length=16))
 
 
+def test_files_that_came_or_changed_later_are_named(arguments, corpus, tmp_path: Path, caplog) -> None:
+    path = tmp_path / "grows.jsonl"
+    path.write_text('{"text": "one"}\n')
+    args = arguments(data_files=[*map(str, corpus), str(tmp_path / "*.jsonl")])
+    prepare(args)
+    prepare(args)
+    assert "does not hold" not in caplog.text
+    path.write_text('{"text": "one more"}\n')
+    prepare(args)
+    assert f"out does not hold {path} as it is now: --overwrite prepares it anew" in caplog.text
+    caplog.clear()
+    path.unlink()
+    prepare(args)
+    assert "does not hold" not in caplog.text
+
+
 def test_hash_split_is_by_document_and_disjoint(arguments, documents: list[str]) -> None:
     args = arguments(split="hash", validation_fraction=0.2, validation_text=True)
     manifest = prepare(args)
