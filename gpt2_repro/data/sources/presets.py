@@ -5,8 +5,9 @@ import dataclasses
 from gpt2_repro.data.sources.text_files import TextForm
 
 
-# Text tokenized a second by one core: python benchmarks/data_preparation.py, 2026-11-21, 2 cores of an AMD EPYC.
-TEXT_RATE = 60e6
+# Text a second that one of two workers prepares, of text that no worker has seen before: 91 MB/s of both,
+# python benchmarks/data_preparation.py --small 1, 2026-11-21, 2 cores of an AMD EPYC (benchmarks/RESULTS.md).
+TEXT_RATE = 45e6
 LINE_RATE = 100e6  # bytes a second, of a line of 1 Gbit/s
 
 
