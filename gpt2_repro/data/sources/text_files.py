@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from gpt2_repro.data.sources.files import Batch, Part, SourceFile, in_batches
+from gpt2_repro.data.sources.parquet_files import read_row_groups, stretches
 from gpt2_repro.errors import UserError
 
 
@@ -55,43 +55,18 @@ class TextFile(SourceFile):
     def parts(self) -> list[Part]:
         path, kind = Path(self.name), kind_of(Path(self.name))
         if kind == ".parquet":
-            return _parquet_parts(self)
+            with _reading(path):
+                # A page must not end where a part does.
+                groups = stretches(path, self.form.text_column, sys.maxsize if self.form.first_row else PART_BYTES)
+            return [
+                TextPart(self.name, self.form, start, stop, int(share * self.size)) for start, stop, share in groups
+            ]
         by_line = kind == ".jsonl" or (kind == ".txt" and self.form.sample_by == "line")
         if not by_line or path.suffix in COMPRESSIONS or self.form.first_row:
             return [TextPart(self.name, self.form, 0, self.size, self.size)]
         starts = range(0, max(1, self.size), PART_BYTES)
         ends = [min(start + PART_BYTES, self.size) for start in starts]
         return [TextPart(self.name, self.form, a, b, b - a) for a, b in zip(starts, ends, strict=True)]
-
-
-def _parquet_parts(file: TextFile) -> list[Part]:
-    with _reading(Path(file.name)), pyarrow.parquet.ParquetFile(file.name) as table:
-        place = _text_column(table, file)
-        sizes = [
-            table.metadata.row_group(group).column(place).total_uncompressed_size
-            for group in range(table.metadata.num_row_groups)
-        ]
-    parts: list[Part] = []
-    start, held, total = 0, 0, max(1, sum(sizes))
-    for group, size in enumerate(sizes):
-        held += size
-        last = group + 1 == len(sizes)
-        if last or (held >= PART_BYTES and not file.form.first_row):
-            parts.append(TextPart(file.name, file.form, start, group + 1, held * file.size // total))
-            start, held = group + 1, 0
-    return parts
-
-
-def _text_column(table: pyarrow.parquet.ParquetFile, file: "TextFile | TextPart") -> int:
-    """The place of the text column among the file's primitive columns. Raises UserError where there is none."""
-    name, names = file.form.text_column, table.schema_arrow.names
-    field = table.schema_arrow.field(name) if name in names else None
-    kind = field.type.value_type if field is not None and pa.types.is_dictionary(field.type) else field and field.type
-    if field is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(
-            f"{file.name} has no text column `{name}`: it has {', '.join(names)}; name one with --text_column"
-        )
-    return [table.schema.column(place).path for place in range(len(table.schema))].index(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +83,7 @@ class TextPart(Part):
         path, kind = Path(self.name), kind_of(Path(self.name))
         with _reading(path):
             if kind == ".parquet":
-                batches = self._parquet()
+                batches = read_row_groups(path, self.form.text_column, self.start, self.stop, size=self.size)
             elif kind == ".csv":
                 batches = in_batches(self._csv(path))
             elif kind == ".txt" and self.form.sample_by == "document":
@@ -118,33 +93,6 @@ class TextPart(Part):
             else:
                 batches = in_batches(self._rows(path, _jsonl_row if kind == ".jsonl" else _line_row))
             yield from _joined(batches, self.form.first_row) if self.form.first_row else batches
-
-    def _parquet(self) -> Iterator[Batch]:
-        with pyarrow.parquet.ParquetFile(self.name, buffer_size=2**20) as table:
-            _text_column(table, self)
-            rows = sum(table.metadata.row_group(group).num_rows for group in range(self.start, self.stop))
-            place = sum(table.metadata.row_group(group).num_rows for group in range(self.start))
-            # The part's share of the file is its text's: a batch of about a megabyte.
-            per_batch = min(1000, max(1, rows * 2**20 // max(1, self.size)))
-            groups = list(range(self.start, self.stop))
-            columns = [self.form.text_column]
-            for batch in table.iter_batches(per_batch, row_groups=groups, columns=columns, use_threads=False):
-                texts, bad = self._texts(batch.column(0), place)
-                place += len(batch)
-                yield Batch(texts, bad, self.size * len(batch) // max(1, rows))
-
-    def _texts(self, column: pa.Array, place: int) -> tuple[list[str], list[str]]:
-        try:
-            return [text or "" for text in column.to_pylist()], []
-        except UnicodeDecodeError:
-            pass
-        texts, bad = [], []
-        for row, text in enumerate(column, place + 1):
-            try:
-                texts.append(text.as_py() or "")
-            except UnicodeDecodeError:
-                bad.append(f"{self.name}, row {row}, is no valid UTF-8")
-        return texts, bad
 
     def _lines(self, path: Path) -> Iterator[tuple[bytes, int, int]]:
         """Lines that begin in the part's bytes, the number of each from the part's beginning on, bytes read for it."""

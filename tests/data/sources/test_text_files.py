@@ -85,7 +85,8 @@ def test_a_text_file_is_a_document_or_its_lines_or_paragraphs(
     assert read(path, TextForm(sample_by="paragraph")) == (["one\ntwo", "three", "four"], [])
 
 
-def test_rows_of_a_page_are_joined(tmp_path: Path) -> None:
+def test_rows_of_a_page_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "PART_BYTES", 1)
     rows = ["", " = One = \n", "", " text . \n", " = = Part = = \n", " more = \n", " = Two = \n", " = 2 \n"]
     path = tmp_path / "a.parquet"
     path.write_bytes(parquet([*rows]))
