@@ -20,13 +20,10 @@ so copies favour it.
 import argparse
 import dataclasses
 import datetime
-import gzip
 import json
 import os
 import platform
-import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,39 +33,19 @@ from pathlib import Path
 from typing import Any
 
 import psutil  # accelerate brings it
-import pyarrow as pa
-import pyarrow.parquet
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.preparation_contenders import Job, count
+from benchmarks.preparation_corpus import DOCUMENT_BYTES, read_documents, write_corpus
+from benchmarks.preparation_table import CONTENDERS, Measured, agreed_tokens, remarks, table
 from benchmarks.processes import ROOT, kill_all
 from benchmarks.side_by_side import cpu_name
 
 
 DATA = Path(os.environ.get("GPT2_REPRO_TEST_DATA", ROOT.parent / "shared" / "data"))
-DOCUMENT_BYTES = 4500
-ROW_GROUP = 1000  # rows
 MEMORY_EVERY, DISK_EVERY = 0.05, 0.25  # s
-CONTENDERS = {
-    "ours": "this project",
-    "blog": "the blog's map, filter, save_to_disk",
-    "nanogpt": "nanoGPT's map and memmap",
-    "llmc": "llm.c's pool and shards",
-}
 KINDS = {"parquet": "parquet", "jsonl": "json"}  # ending: what `datasets` calls it
-
-
-@dataclasses.dataclass
-class Measured:
-    """One command."""
-
-    seconds: float
-    resident: int  # bytes, the largest sum over the processes
-    anonymous: int  # bytes, the same without pages of files and shared memory
-    disk: int  # bytes, the most that lay in its folder
-    data: int  # bytes of the finished data, without a tokenizer beside it
-    counts: dict[str, int]
 
 
 def main() -> None:
@@ -125,47 +102,6 @@ def main() -> None:
     for ending, of_kind in results.items():
         print(f"\n{ending}:\n\n{table(of_kind, text, tokens)}")
         print("\n".join(remarks(of_kind, args.files, tokens)))
-
-
-def read_documents(prose: Path) -> list[str]:
-    """The documents, shuffled by a fixed seed: novels cut at paragraph ends, web pages as they are."""
-    documents = []
-    for name, is_whole in (("novels", False), ("gov_web", True)):
-        with gzip.open(prose / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            for line in lines:
-                text = json.loads(line)["text"]
-                documents += [text] if is_whole else cut(text)
-    documents = [document for document in documents if document.strip() and "<|endoftext|>" not in document]
-    random.Random(0).shuffle(documents)
-    return documents
-
-
-def cut(text: str) -> list[str]:
-    """Pieces of about DOCUMENT_BYTES that end with a paragraph; joined they are the text."""
-    pieces, held, size = [], [], 0
-    for paragraph in text.replace("\n\n", "\n\n\0").split("\0"):
-        length = len(paragraph.encode())
-        if held and size + length / 2 > DOCUMENT_BYTES:
-            pieces.append("".join(held))
-            held, size = [], 0
-        held.append(paragraph)
-        size += length
-    return [*pieces, "".join(held)]
-
-
-def write_corpus(folder: Path, documents: list[str], copies: int, files: int, compression: str) -> list[int]:
-    """The same documents as parquet and as jsonl files; returns the UTF-8 bytes of each file's text."""
-    folder.mkdir()
-    everything = documents * copies
-    sizes = []
-    for number in range(files):
-        part = everything[len(everything) * number // files : len(everything) * (number + 1) // files]
-        sizes.append(sum(len(document.encode()) for document in part))
-        path = folder / f"part-{number:04d}.parquet"
-        pyarrow.parquet.write_table(pa.table({"text": part}), path, compression=compression, row_group_size=ROW_GROUP)
-        with path.with_suffix(".jsonl").open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps({"text": document}, ensure_ascii=False) + "\n" for document in part)
-    return sizes
 
 
 def run(name: str, job: Job, work: Path, *, validation_tokens: int, timeout: float) -> Measured:
@@ -240,21 +176,6 @@ def disk(folder: Path) -> int:
     return total
 
 
-def agreed_tokens(results: dict[str, dict[str, dict[int, list[Measured]]]]) -> dict[int, int]:
-    """Tokens of text for each size. Exits where contenders that keep all the text count them differently."""
-    found: dict[int, dict[int, set[str]]] = {}
-    for ending, of_kind in results.items():
-        for name, of_contender in of_kind.items():
-            for files, rounds in of_contender.items():
-                for measured in rounds if name != "blog" else ():
-                    who = found.setdefault(files, {}).setdefault(measured.counts["text_tokens"], set())
-                    who.add(f"{name} from {ending}")
-    for files, who in found.items():
-        if len(who) > 1:
-            sys.exit(f"the counts of text tokens of {files} files differ: {who}")
-    return {files: next(iter(who)) for files, who in found.items()}
-
-
 def heading(args: argparse.Namespace, text: dict[int, int], tokens: dict[int, int]) -> list[str]:
     """When, where, with what and on what."""
     names = ("datasets", "transformers", "tokenizers", "tiktoken", "pyarrow", "numpy", "gigatoken", "fastokens")
@@ -271,53 +192,6 @@ def heading(args: argparse.Namespace, text: dict[int, int], tokens: dict[int, in
     ]
 
 
-def table(of_kind: dict[str, dict[int, list[Measured]]], text: dict[int, int], tokens: dict[int, int]) -> str:
-    """Medians of the rounds, in Markdown; peaks of all rounds."""
-    small, large = text
-    lines = [
-        "| contender | s, whole command (min to max) | MB/s | tokens/s | MB/s, marginal "
-        "| this project's speed to its, whole | marginal | peak memory (anonymous) | bytes a token | peak disk |",
-        "|" + " --- |" * 10,
-    ]
-    times = {name: tuple(_median(of_size[files]) for files in (small, large)) for name, of_size in of_kind.items()}
-    for name, of_size in of_kind.items():
-        few, all_ = times[name]
-        seconds = [measured.seconds for measured in of_size[large]]
-        ratios = ["-", "-"]
-        if "ours" in times:
-            ours_few, ours = times["ours"]
-            ratios = [f"{all_ / ours:.2f}", _ratio(all_ - few, ours - ours_few)]
-        more = (text[large] - text[small]) / 1e6
-        marginal = f"{more / (all_ - few):.2f}" if all_ > few else "not measurable"
-        worst = {key: max(getattr(m, key) for m in of_size[large]) for key in ("resident", "anonymous", "disk")}
-        last = of_size[large][-1]
-        kept = last.counts["text_tokens"] + last.counts["separators"]
-        per_second = f"{tokens[large] / all_:,.0f}" if large in tokens else "-"
-        lines.append(
-            f"| {CONTENDERS[name]} | {all_:.1f} ({min(seconds):.1f} to {max(seconds):.1f}) "
-            f"| {text[large] / 1e6 / all_:.2f} | {per_second} | {marginal} | {ratios[0]} | {ratios[1]} "
-            f"| {worst['resident'] / 1e9:.2f} GB ({worst['anonymous'] / 1e9:.2f}) | {last.data / kept:.2f} "
-            f"| {worst['disk'] / 1e6:,.0f} MB |"
-        )
-    return "\n".join(lines)
-
-
-def remarks(of_kind: dict[str, dict[int, list[Measured]]], large: int, tokens: dict[int, int]) -> list[str]:
-    """What contenders leave out or add."""
-    lines = []
-    if "blog" in of_kind:
-        found = of_kind["blog"][large][-1].counts
-        dropped = f"{tokens[large] - found['text_tokens']:,}" if large in tokens else "the other"
-        lines.append(
-            f"- The blog's keeps {found['text_tokens']:,} tokens in {found['kept_windows']:,} of {found['windows']:,} "
-            f"windows, drops {dropped} tokens, adds {found['padding']:,} of padding and no separator."
-        )
-    if "ours" in of_kind:
-        found = of_kind["ours"][large][-1].counts
-        lines.append(f"- This project's last {found['dropped_tokens']:,} tokens of its splits fill no row.")
-    return lines
-
-
 def as_json(args: argparse.Namespace, sizes: list[int], results: dict[str, Any]) -> dict[str, Any]:
     """All numbers, and what they were measured with."""
     options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
@@ -329,14 +203,6 @@ def as_json(args: argparse.Namespace, sizes: list[int], results: dict[str, Any])
         for ending, of_kind in results.items()
     }
     return {"date": f"{datetime.date.today()}", "options": options, "bytes_of_files": sizes, "results": measured}
-
-
-def _median(rounds: list[Measured]) -> float:
-    return statistics.median(measured.seconds for measured in rounds)
-
-
-def _ratio(theirs: float, ours: float) -> str:
-    return f"{theirs / ours:.2f}" if theirs > 0 and ours > 0 else "not measurable"
 
 
 def _version(name: str) -> str:

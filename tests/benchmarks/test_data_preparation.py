@@ -12,8 +12,9 @@ import pytest
 from datasets import load_from_disk
 from tokenizers import Tokenizer
 
-from benchmarks.data_preparation import Measured, agreed_tokens, cut, table, write_corpus
 from benchmarks.preparation_contenders import END_OF_TEXT, count, llmc_ids, nanogpt_ids
+from benchmarks.preparation_corpus import cut, write_corpus
+from benchmarks.preparation_table import Measured, agreed_tokens, table
 
 
 ROOT = Path(__file__).parents[2]
