@@ -127,7 +127,7 @@ def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
 def _warn_of_changes(target: Path, manifest: dict[str, Any], args: DataArguments) -> None:
     """Local files that came or changed after the preparation are not in the folder; those that went are."""
     paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
-    known = [(file["path"], file["bytes"]) for file in manifest["source"].get("files", []) if args.data_files]
+    known = {(file["path"], file["bytes"]) for file in manifest["source"].get("files", []) if args.data_files}
     changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
     if changed:
         logger.warning("%s does not hold %s as it is now: --overwrite prepares it anew", target, changed[0])
