@@ -229,12 +229,8 @@ class _Pool:
     def _submit(self, task: _Task) -> concurrent.futures.Future[None] | None:
         if task.part is None:
             return None
-        # The first call starts the workers. They inherit that Ctrl-C waits: until they ignore it, they import for seconds.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _ctrl_c_waits():  # the first calls start the workers
             return self._executor.submit(_work, task.part, task.staged, self._words, self._keywords)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _show(self) -> None:
         read = self._read.value
@@ -245,6 +241,28 @@ class _Pool:
         # Enough tokens, an error or Ctrl-C: files that no worker has begun are left alone, and begun ones too.
         self._stop.set()
         self._executor.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Hold Ctrl-C back while workers are started: a half-started one would end with a traceback.
+
+    The workers inherit the mask, for they import for seconds before they ignore the signal. In this process the mask is
+    not enough: another thread may take the signal, and its handler runs in the main thread all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[Any] = []
+    handler = signal.signal(signal.SIGINT, lambda *words: held.append(words))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if held and callable(handler):
+        handler(*held[0])
 
 
 _worker: dict[str, Any] = {}
