@@ -202,7 +202,7 @@ def _jsonl_row(line: bytes, column: str) -> tuple[str | None, str]:
     """The text of a line; None and nothing wrong for a blank one."""
     try:
         # Left to itself, json lets halves of surrogate pairs pass that are written as bytes.
-        text = json.loads(line.decode("utf-8-sig"))[column]
+        text = json.loads(line.decode().removeprefix("\ufeff"))[column]
         if isinstance(text, str) and b"\\u" in line:
             text.encode()  # half of a surrogate pair has no UTF-8
     except UnicodeError:
@@ -235,7 +235,7 @@ def _joined(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:
 def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
     """The decompressed bytes of a file, and a function that tells how many bytes of the file have been read."""
     if path.suffix not in COMPRESSIONS:
-        with path.open("rb") as file:
+        with path.open("rb", 2**20) as file:
             yield file, file.tell
         return
     with pa.OSFile(str(path)) as raw:
