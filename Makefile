@@ -1,5 +1,7 @@
 # make demo           fresh machine -> environment -> data -> training -> evaluation -> report   (FRESH=1 trains anew)
 # make test           fresh machine -> environment -> linters, types, tests
+# make test-faults    every fault that a CPU can show, injected into real runs   (about 5 minutes)
+# make test-chaos     a run that is killed again and again, beside one that is not   (about 10 minutes)
 
 SHELL := /bin/bash
 VENV := .venv
@@ -8,7 +10,7 @@ LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.ya
 # An installed torch (a pod image's, for this driver) is kept: the environment then sees the system's packages.
 SYSTEM_TORCH := $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
-.PHONY: help demo test style quality
+.PHONY: help demo test test-faults test-chaos style quality
 .DELETE_ON_ERROR:
 
 help:
@@ -52,3 +54,6 @@ quality: $(VENV)/.installed-dev
 
 test: quality
 	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest
+
+test-faults test-chaos: $(VENV)/.installed-dev
+	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest -m $(@:test-%=%)

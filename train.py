@@ -15,6 +15,7 @@ from gpt2_repro.data.manifest import open_manifest, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.recipe import parse_recipe
+from gpt2_repro.training.launcher import end_with_launcher
 
 
 EXTRAS: dict[str, dict[str, Any]] = {
@@ -25,6 +26,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
 
 def main(argv: list[str]) -> None:
     """Parse, check, build, train, save."""
+    end_with_launcher()
     require_prepared(argv)
 
     from gpt2_repro.training.arguments import PretrainingArguments
@@ -40,10 +42,11 @@ def main(argv: list[str]) -> None:
     if recipe.extras.diff_recipe is not None:
         return diff_recipe.diff_recipe(recipe, recipe.extras.diff_recipe)
 
-    # Mistakes are answered here, before the rest of the stack is imported and anything is built.
     manifest = open_manifest(recipe)
 
+    # Mistakes are answered here, before the rest of the stack is imported and anything is built.
     from gpt2_repro.training.resolve import resolve_arguments, trajectory_of
+    from gpt2_repro.training.resuming import choose_start
     from gpt2_repro.training.run_directory import RunDirectory
 
     length, name = data_args.sequence_length, recipe.path.stem
@@ -51,9 +54,10 @@ def main(argv: list[str]) -> None:
     main_process = args.process_index == 0
     run = RunDirectory(str(args.output_dir))
     trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])
-    run.check_trajectory(trajectory)
-    if run.is_finished():
+    run.check_trajectory(trajectory, allow_change=args.allow_resume_change)
+    if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
         return print(f"{run.path} is already complete: {run.path}/final") if main_process else None
+    start, plan = choose_start(run.path, args, plan, trajectory)
 
     from transformers import set_seed
 
@@ -61,8 +65,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.build import build_config, build_model, choose_attention
     from gpt2_repro.model.export import start_ids
     from gpt2_repro.training.announce import announce, describe_run
-    from gpt2_repro.training.checkpoints import newest_complete
-    from gpt2_repro.training.final import finish
+    from gpt2_repro.training.fit import fit
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     train_rows, eval_sets, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
@@ -73,12 +76,11 @@ def main(argv: list[str]) -> None:
         model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16, one_row_compiled=args.compiles_one_row
     )
     set_seed(args.seed)
-    init_from = "" if model_args.init_from and newest_complete(run.path)[0] else model_args.init_from
+    init_from = "" if start.checkpoint else model_args.init_from
     model = build_model(config, tokenizer, attention=attention, init_from=init_from, compiled=args.compile_loss)
 
     if main_process:
-        run.lock()
-        run.write_text("recipe.yaml", recipe.to_yaml(output_dir=args.output_dir))
+        run.claim(recipe.to_yaml(output_dir=args.output_dir))
     trainer = PretrainingTrainer(
         model=model,
         args=args,
@@ -90,8 +92,7 @@ def main(argv: list[str]) -> None:
         environment=announce(describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})")),
         trajectory=trajectory,
     )
-    trainer.fit()
-    finish(trainer)
+    fit(trainer, start)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from gpt2_repro.errors import UserError
 
@@ -106,14 +107,35 @@ def nearest_micro_batch(tokens_per_step: int, sequence_length: int, wanted: int,
     return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: (abs(n - wanted), n))
 
 
-def learning_rate_factor(step: int, *, warmup_steps: int, max_steps: int, final_factor: float = 0.0) -> float:
+def learning_rate_factor(
+    step: int,
+    *,
+    warmup_steps: int,
+    max_steps: int,
+    final_factor: float = 0.0,
+    extensions: Sequence[Sequence[int]] = (),
+) -> float:
     """The learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a cosine.
 
     The formula of llm.c (llmc/schedulers.h): (step+1)/warmup, so the first update already moves.
+
+    Args:
+        max_steps: where the cosine ends.
+        extensions: stretches of steps [from, to] that follow. In each the rate rises linearly from where it is to the
+            peak, in warmup_steps or half of the stretch, and falls along a cosine to the end (re-warming and
+            re-decaying, Ibrahim et al. 2024, arXiv:2403.08763).
     """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    decay = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    begun = [stretch for stretch in extensions if step >= stretch[0]]
+    before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
+    if begun:
+        *earlier, (begin, end) = begun
+        rise = min(warmup_steps, (end - begin) // 2)
+        before = learning_rate_factor(
+            begin, warmup_steps=warmup_steps, max_steps=max_steps, final_factor=final_factor, extensions=earlier
+        )
+    if step - begin < rise:
+        return before + (1 - before) * (step - begin + 1) / rise
+    decay = min(1.0, (step - begin - rise) / max(1, end - begin - rise))
     return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
 
 

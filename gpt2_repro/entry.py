@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.supervision import note_mistake
 
 
 def is_local_main_process() -> bool:
@@ -16,7 +17,7 @@ def is_local_main_process() -> bool:
 
 
 def run(story: Callable[[list[str]], None]) -> None:
-    """Call `story` with the command line. A UserError becomes one line on stderr and exit code 2.
+    """Call `story` with the command line. A UserError becomes one line on stderr and exit code 2, a RunFailed 1.
 
     Under a launcher only local rank 0 prints, and each rank leaves the line in $TORCHELASTIC_ERROR_FILE, which
     the launcher quotes last, after a traceback of its own.
@@ -27,7 +28,7 @@ def run(story: Callable[[list[str]], None]) -> None:
     try:
         story(sys.argv[1:])
         sys.stdout.flush()
-    except UserError as error:
+    except (UserError, RunFailed) as error:
         line = f"error: {error}"
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
@@ -35,7 +36,9 @@ def run(story: Callable[[list[str]], None]) -> None:
             Path(error_file).write_text(json.dumps({"message": line}))
         if is_local_main_process():
             print(line, file=sys.stderr, flush=True)
-        sys.exit(2)
+            if isinstance(error, UserError):
+                note_mistake(str(error))
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         # Whoever read the output, `head` say, has read enough; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,14 @@ class UserError(Exception):
     """A mistake that the user can mend. Entry stories print it as one line and exit with code 2."""
 
 
+class RunFailed(Exception):
+    """What ended a run that no traceback explains better, in one line. Entry stories exit with code 1."""
+
+
+class Diverged(RunFailed):
+    """A run that would fail in the same way when it is started again."""
+
+
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """The end of a message about an unknown `word`: the nearest of the `valid` ones, or all of them if none is near."""
     choices = sorted(set(valid))

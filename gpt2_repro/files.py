@@ -5,11 +5,19 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until every file below `folder` is on the disk, so that a rename cannot outlive its content."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    """Wait until all below `folder`, names and contents, is on the disk: a rename cannot outlive what it renames."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_file() or path.is_dir():
+            sync(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

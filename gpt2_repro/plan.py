@@ -1,5 +1,6 @@
 """The batch plan of a recipe: full rows in equal passes, or rows of like length together. Pure arithmetic."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -111,3 +112,32 @@ def plan_by_length(
     steps = count_steps(tokens_per_step, total_tokens, max_steps)
     passes = accumulation(tokens_per_step, micro_batch_size)
     return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, steps, by_length=True)
+
+
+def extend_plan(
+    plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
+) -> tuple[BatchPlan, list[list[int]]]:
+    """A plan that goes on after its last step, and how: the stretches of steps [from, to] behind the schedule's own.
+
+    Args:
+        extend_to: targets of the whole run; 0 does not extend.
+        extensions: of the checkpoint that the run goes on from.
+        step: of that checkpoint, 0 where there is none.
+
+    Raises UserError where there is nothing to extend, where that is no extension, and for a run that was extended and
+    is now asked for without.
+    """
+    end = extensions[-1][1] if extensions else plan.max_steps
+    if not extend_to:
+        if extensions:
+            raise UserError(f"this run was extended: type --extend_to {end * plan.tokens_per_step} to go on with it")
+        return plan, []
+    if not step:
+        raise UserError("--extend_to extends a run that has a checkpoint, and there is none: use --total_tokens")
+    steps = extend_to // plan.tokens_per_step
+    if steps < end:
+        raise UserError(
+            f"--extend_to {extend_to} ends at step {steps:,}, and the run goes to step {end:,} without it: name more tokens"
+        )
+    further = [[step, steps]] if steps > end else []
+    return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

@@ -5,12 +5,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.commands import start_command
 
 
 ROOT = Path(__file__).parents[1]
@@ -90,31 +91,10 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command as a user types it in the project's root: `python`, `launch N` (ZeRO-1) or `torchrun N` first."""
+    """Runs a command as `start_command` takes it, to its end."""
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-        command, *rest = map(str, words)
-        python = [sys.executable]
-        if command == "launch":
-            count, *rest = rest
-            zero1 = ["--config_file", "accelerate_configs/zero1.yaml", "--num_processes", count]
-            python += ["-m", "accelerate.commands.launch", *zero1, "--main_process_port", "0"]
-        elif command == "torchrun":
-            count, *rest = rest
-            python += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", count]
-        elif command == "bash":
-            python = ["bash"]
-        settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable} | environment
-        process = subprocess.Popen(
-            [*python, *rest],
-            cwd=ROOT,
-            env=os.environ | settings,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        process = start_command(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

@@ -14,6 +14,7 @@ STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
 FLOORS = {
     "errors": 0,
     "files": 0,
+    "supervision": 0,
     "known_effects": 0,
     "recipe": 1,
     "commandline": 1,
@@ -29,6 +30,7 @@ FLOORS = {
     "dry_run": 4,
     "diff_recipe": 4,
     "generate": 5,
+    "supervise": 5,
 }
 TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [

@@ -88,3 +88,19 @@ def test_max_steps_replaces_total_tokens() -> None:
     assert plan_batches(**words, total_tokens=700).max_steps == 10
     with pytest.raises(UserError, match="less than one step"):
         plan_batches(**words, total_tokens=63)
+
+
+def test_an_extended_schedule_goes_on_from_where_it_is() -> None:
+    """RS13: no jump where the stretches join, the peak once more in each, the end at the last step."""
+    shape = {"warmup_steps": 10, "max_steps": 100, "final_factor": 0.1}
+    plain = [learning_rate_factor(step, **shape) for step in range(101)]
+    for joint in (60, 100):
+        extended = [learning_rate_factor(step, **shape, extensions=[[joint, 300]]) for step in range(301)]
+        assert extended[:joint] == plain[:joint]
+        assert extended[joint + 9] == pytest.approx(1.0) and extended[300] == pytest.approx(0.1)
+        assert max(abs(b - a) for a, b in zip(extended, extended[1:], strict=False)) <= 0.1 + 1e-9  # a warm-up's step
+        twice = [learning_rate_factor(step, **shape, extensions=[[joint, 300], [250, 400]]) for step in range(401)]
+        assert twice[:250] == extended[:250] and twice[400] == pytest.approx(0.1)
+        assert max(abs(b - a) for a, b in zip(twice, twice[1:], strict=False)) <= 0.1 + 1e-9
+    short = [learning_rate_factor(step, **shape, extensions=[[100, 110]]) for step in range(100, 110)]
+    assert max(short) == pytest.approx(1.0) and short[-1] < 0.5  # half of a short stretch is its warm-up

@@ -49,8 +49,39 @@ class PretrainingArguments(TrainingArguments):
     logging_steps: int = _field(10, "Steps between lines of metrics.jsonl.")
     logging_first_step: bool = _field(True, "Log the first step too.")
     logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; True also syncs every micro-step.")
+    save_strategy: Literal["steps", "no"] = _field(
+        "steps", "Save by steps and minutes (steps) or only at the end (no)."
+    )
     save_steps: int = _field(1000, "Steps between checkpoints.")
+    save_minutes: float = _field(
+        15.0, "Minutes after which a checkpoint is due whatever the step; 0 counts steps only."
+    )
     keep_checkpoints: int = _field(2, "Complete checkpoints to keep, the newest ones; 0 keeps all.")
+    keep_best_checkpoint: bool = _field(
+        True, "Keep also the checkpoint of the lowest validation loss, of those saved right after a validation."
+    )
+    keep_every_steps: int = _field(0, "Keep for good the checkpoints of every so many steps; 0 keeps none.")
+    resume_from: str = _field(
+        "", "Go back to this checkpoint of the run, checkpoint-1000 say; newer ones are set aside. Empty: the newest."
+    )
+    allow_resume_change: bool = _field(False, "Go on although data, schedule, model or seed are not what they were.")
+    extend_to: TokenCount = _field(
+        TokenCount(0),
+        "Go on to so many target tokens in all: from the newest checkpoint the learning rate rises linearly to its peak "
+        "again, in warmup_steps, and falls along a cosine. 0 extends nothing.",
+    )
+    max_hours: float = _field(
+        0.0, "Stop with a checkpoint when the run has taken so long, in all its attempts; 0: never."
+    )
+    max_usd: float = _field(0.0, "Stop with a checkpoint when the run has cost so much at usd_per_hour; 0: never.")
+    usd_per_hour: float = _field(0.0, "Price of the whole machine.")
+    hang_timeout: float = _field(
+        600.0, "Seconds without a sign of life after which each rank prints its stacks and ends; 0: never."
+    )
+    skip_loss_z: float = _field(
+        0.0, "Skip an update whose loss lies more standard deviations above the last 128 than this; 0 skips none."
+    )
+    skip_grad_z: float = _field(0.0, "The same of the gradient norm, before clipping.")
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = _field(
         "random",
         "Rows shuffled by the seed; as they lie in the folder; or shuffled, and those of a step in passes of like length "
@@ -115,7 +146,7 @@ class PretrainingArguments(TrainingArguments):
         "eval_use_gather_object": "validation computes losses only",
         "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
         "include_num_input_tokens_seen": "the targets trained are logged; counting inputs too syncs each micro-step",
-        "resume_from_checkpoint": "resuming is automatic: start the same command again",
+        "resume_from_checkpoint": "resuming is automatic: start the same command again, or name one with resume_from",
         "ignore_data_skip": "a resumed run never repeats rows",
         "restore_callback_states_from_checkpoint": "resuming is automatic",
         "dataloader_drop_last": "the sampler drops the rows that fill no step",

@@ -1,43 +1,62 @@
-"""Checkpoints that are complete or do not count: staged, described by a manifest written last, renamed into place."""
+"""Checkpoints on the disk: complete or they do not count, which one a run goes on from, which ones are kept."""
 
 import hashlib
 import json
-import os
+import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.files import sync_folder, write_whole
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import sync, write_whole
 
 
 MANIFEST = "manifest.json"
 # Must not begin with `checkpoint-`: what does is taken for a checkpoint by transformers' own tools.
 STAGING = "staging"
+TRASH = "trash"
 
 
-def seal(folder: Path, *, trajectory: dict[str, Any]) -> None:
-    """Write the manifest of a staged checkpoint: size and sha256 of each file. Everything reaches the disk first."""
-    files = {}
+def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
+    """Write the manifest of a staged checkpoint, last of all: by then everything else is on the disk.
+
+    Args:
+        files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder; the
+            others are read.
+        facts: what else the manifest says.
+    """
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": digest}
-    sync_folder(folder)
-    write_whole(folder / MANIFEST, json.dumps({"trajectory": trajectory, "files": files}, indent=1))
+        name = str(path.relative_to(folder))
+        if path.is_file() and name not in files:
+            files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            sync(path)
+        elif path.is_dir():
+            sync(path)
+    write_whole(folder / MANIFEST, json.dumps(facts | {"files": dict(sorted(files.items()))}, indent=1))
+    sync(folder)
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Rename a sealed folder into place. An incomplete one of that name steps aside first."""
-    if target.exists():
-        aside = target.with_name(f"incomplete-{target.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
+    """Rename a sealed folder into place. One that has the name already, damaged or abandoned, makes room."""
+    discard(target)
     staged.rename(target)
-    parent = os.open(target.parent, os.O_RDONLY)
-    os.fsync(parent)
-    os.close(parent)
+    sync(target.parent)
+
+
+def discard(path: Path) -> None:
+    """Delete a folder, if it is there: first out of sight, so that a kill leaves no half of it under its name."""
+    if path.exists():
+        trash = path.with_name(f"{TRASH}-{path.name}")
+        shutil.rmtree(trash, ignore_errors=True)
+        path.rename(trash)
+        shutil.rmtree(trash)
+
+
+def sweep(run: Path) -> None:
+    """Delete what kills have left: half a staging folder, half-deleted checkpoints."""
+    for path in (run / STAGING, *run.glob(f"{TRASH}-*")):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -54,7 +73,7 @@ def step_of(checkpoint: Path) -> int:
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
     """Why a checkpoint is not complete, or None. `read_files` also compares the hashes."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        files = read_manifest(checkpoint)["files"]
     except FileNotFoundError:
         return "it has no manifest"
     except (ValueError, KeyError, TypeError):
@@ -63,15 +82,23 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             return f"{name} is missing or cut short"
-        if read_files:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
-                    return f"{name} is damaged"
+        if read_files and _sha256(path) != expected["sha256"]:
+            return f"{name} is damaged"
     return None
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def complete_checkpoints(run: Path) -> list[Path]:
+    """Those whose files are there with their sizes, newest step first."""
+    return [path for path in checkpoints(run) if defect(path, read_files=False) is None]
+
+
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint to resume from, and a line on each newer one that was skipped."""
+    """The checkpoint to resume from, every byte of it checked, and a line on each newer one that was skipped."""
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
         reason = defect(checkpoint, read_files=True)
@@ -81,15 +108,57 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
     return None, skipped
 
 
-def read_trajectory(checkpoint: Path) -> dict[str, Any]:
-    """What a complete checkpoint says that a resumed run must share."""
-    return json.loads((checkpoint / MANIFEST).read_text())["trajectory"]
+def named(run: Path, name: str) -> Path:
+    """The checkpoint of this name or path. Raises UserError where the run has no complete one."""
+    chosen = run / Path(name).name
+    elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
+    if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
+        names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
+        raise UserError(
+            f"{run} has no checkpoint {name}: name one of its own ({names}); weights of another run are a beginning, "
+            "--init_from"
+        )
+    if reason := defect(chosen, read_files=True):
+        raise UserError(f"{chosen} is not complete ({reason}): name another one, or leave --resume_from out")
+    return chosen
 
 
-def rotate(run: Path, *, keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints; 0 keeps all. Incomplete ones are left alone."""
-    complete = [path for path in checkpoints(run) if defect(path, read_files=False) is None]
-    for path in complete[keep:] if keep else []:
-        path.rename(run / f"trash-{path.name}")  # first out of sight: a kill while deleting leaves no half checkpoint
-    for trash in run.glob("trash-checkpoint-*"):
-        shutil.rmtree(trash)
+def set_aside(run: Path, *, after: int) -> list[Path]:
+    """Rename the checkpoints after this step, so that none of them is the newest; returns what they are called now."""
+    aside = []
+    for path in checkpoints(run):
+        if step_of(path) > after:
+            target = path.with_name(f"abandoned-{path.name}")
+            while target.exists():
+                target = target.with_name(f"abandoned-{target.name}")
+            aside.append(path.rename(target))
+    return aside
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """What a complete checkpoint says of itself: its files, and what it was made by."""
+    return json.loads((checkpoint / MANIFEST).read_text())
+
+
+def size(checkpoint: Path) -> int:
+    """Bytes of all files of a complete checkpoint."""
+    return sum(file["bytes"] for file in read_manifest(checkpoint)["files"].values())
+
+
+def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False) -> None:
+    """Delete complete checkpoints but the newest `keep` (0: all), each `keep_every`th step's, and the best one's.
+
+    The best one has the lowest validation loss among those saved right after a validation. Incomplete ones are left
+    alone.
+    """
+    complete = complete_checkpoints(run)
+    kept = set(complete[:keep] if keep else complete)
+    if keep_every:
+        kept.update(path for path in complete if step_of(path) % keep_every == 0)
+    if keep_best:
+        losses = {path: read_manifest(path).get("eval_loss") for path in complete}
+        measured = {path: loss for path, loss in losses.items() if loss is not None and math.isfinite(loss)}
+        kept.update([min(measured, key=measured.__getitem__)] if measured else [])
+    for path in complete:
+        if path not in kept:
+            discard(path)

@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,10 +55,9 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
         "communication": _name(weights.dtype) if distributed else None,
         "clip": None,
     }
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = innermost_optimizer(wrapped, optimizer)
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
-        inner = getattr(zero, "optimizer", zero)
         facts |= {
             "zero_stage": wrapped.zero_optimization_stage(),
             "zero_optimizer": type(zero).__name__,
@@ -69,6 +69,23 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
     return facts | {"optimizer": type(inner).__name__}
+
+
+def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
+    """torch's optimizer, inside of what accelerate and DeepSpeed put around it."""
+    outer: Any = wrapped.optimizer if type(wrapped).__name__ == "DeepSpeedEngine" else optimizer
+    return getattr(outer, "optimizer", outer)
+
+
+def zero_gradient_norm(wrapped: torch.nn.Module) -> Callable[[], Any] | None:
+    """Asks DeepSpeed for the norm of this step's gradients, which it knows when torch's optimizer is called.
+
+    None without DeepSpeed.
+    """
+    if type(wrapped).__name__ != "DeepSpeedEngine":
+        return None
+    zero: Any = wrapped.optimizer
+    return lambda: zero._global_grad_norm
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:

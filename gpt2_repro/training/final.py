@@ -5,9 +5,9 @@ import logging
 import shutil
 from typing import Any
 
-from gpt2_repro.files import sync_folder
+from gpt2_repro.files import sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
-from gpt2_repro.training.checkpoints import STAGING
+from gpt2_repro.training.checkpoints import STAGING, discard
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.progress import further_set
 from gpt2_repro.training.trainer import PretrainingTrainer
@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 def finish(trainer: PretrainingTrainer) -> None:
     """Write `final/` if the last step was reached, and let all ranks end together. Call it on all ranks."""
-    if trainer.state.global_step >= trainer.plan.max_steps:
+    if trainer.state.global_step >= trainer.plan.max_steps and not trainer.stopping.stops:
         _save_final(trainer)
+    trainer.watchdog.disarm()
     # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
@@ -38,9 +39,10 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     trainer.processing_class.save_pretrained(staged)
     (staged / "README.md").write_text(_model_card(run.path.name, trainer.environment, run.read_status()))
     sync_folder(staged)
-    shutil.rmtree(final, ignore_errors=True)
+    discard(final)
     staged.rename(final)
-    run.write_status("complete")
+    sync(run.path)
+    run.write_status("complete", reason=None)
     logger.info("complete: %s", final)
 
 

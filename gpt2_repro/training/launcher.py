@@ -4,14 +4,19 @@ Read in accelerate 1.15 and deepspeed 0.19.8: an unknown key at the top of a Dee
 `gradient_clipping` clips at 1.0 whatever the recipe says, and `accelerate launch --cpu` drops DeepSpeed.
 """
 
+import ctypes
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
 
 
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+LAUNCHER_DIED = signal.SIGUSR2
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
     "gradient_clipping": "and type --max_grad_norm after train.py",
@@ -54,6 +59,25 @@ KNOWN: dict[str, tuple[str, ...]] = {
         (),
     ),
 }
+
+
+def end_with_launcher() -> None:
+    """Under a launcher, have the kernel send LAUNCHER_DIED when it dies: a killed one leaves its workers training.
+
+    Linux only; elsewhere they go on until they are ended by hand.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, LAUNCHER_DIED)
+    if os.getppid() != launcher:  # it died before
+        os.kill(os.getpid(), LAUNCHER_DIED)
+
+
+def adopt_orphans() -> None:
+    """Have what processes below this one leave behind become its children, so that it can wait for them. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def check_launcher() -> None:

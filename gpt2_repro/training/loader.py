@@ -1,5 +1,6 @@
 """In which order a run reads its rows, and in which batches."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +29,17 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> E
     )
 
 
-def grouped_loader(
-    rows: Rows, batches: LengthGroupedBatches, collate: Callable[..., Any], args: PretrainingArguments
+def training_loader(
+    rows: Rows, sampler: EpochSampler | LengthGroupedBatches, collate: Callable[..., Any], args: PretrainingArguments
 ) -> DataLoader:
-    """A loader of whole batches; Trainer 5.23 builds one for a batch sampler of its own only."""
+    """The loader of all processes, which accelerate then cuts: of rows in the sampler's order, or of its batches."""
+    if isinstance(sampler, LengthGroupedBatches):
+        cut: dict[str, Any] = {"batch_sampler": sampler}
+    else:
+        cut = {"sampler": sampler, "batch_size": args.per_device_train_batch_size}
     return DataLoader(
         rows,
-        batch_sampler=batches,
+        **cut,
         collate_fn=collate,
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory,
@@ -42,7 +47,20 @@ def grouped_loader(
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
+        worker_init_fn=leave_process_group,
+        # A loader draws a seed for its workers each time it starts them: in a straight run once, after a resume once more.
+        # From the global generator it would shift the dropout of all steps after (torch 2.13, persistent workers).
+        generator=torch.Generator().manual_seed(args.seed),
     )
+
+
+def leave_process_group(worker: int) -> None:
+    """In a process that reads rows: no signal meant for the trainer ends it.
+
+    A launcher signals whole process groups. A reader that dies of SIGTERM would end the trainer with an error
+    (torch/utils/data/_utils/signal_handling.py) before the step is done that it could still save.
+    """
+    os.setpgid(0, 0)
 
 
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:

@@ -8,6 +8,7 @@ from gpt2_repro import hardware
 from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError
 from gpt2_repro.plan import plan_run
+from gpt2_repro.supervision import is_restarted
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
@@ -59,7 +60,11 @@ def resolve_arguments(
         "dataloader_persistent_workers": asked["dataloader_num_workers"] > 0,
         "eval_on_start": asked["eval_on_start"] and asked["eval_strategy"] != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        # A restarted command goes on; it does not go back once more.
+        "resume_from": "" if is_restarted() else asked["resume_from"],
     }
+    if asked["max_usd"] and not asked["usd_per_hour"]:
+        raise UserError("--max_usd needs the price of the machine: --usd_per_hour")
     check_launcher()
     prepare_deepspeed(use_cpu=use_cpu)
     try:
@@ -80,17 +85,14 @@ def trajectory_of(
 ) -> dict[str, Any]:
     """What a resumed run must share with the one that was saved, so that it is the same run."""
     schedule = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm")
-    optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+    optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "skip_loss_z", "skip_grad_z")
     order = ("seed", "data_seed", "train_sampling_strategy")
     shape = {key: value for key, value in model.items() if key != "attn_implementation"}
-    sharded = args.deepspeed_plugin is not None
     return {
         "data": data["sha256"]["train"],
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
         "bf16": args.bf16,
-        # A checkpoint of DeepSpeed holds one shard of the optimizer a process, and nothing that others can load.
-        "deepspeed_processes": plan.num_processes if sharded else None,
         **shape,
         **{name: getattr(args, name) for name in (*schedule, *optimizer, *order)},
     }

@@ -3,19 +3,28 @@
 import datetime
 import fcntl
 import json
+import logging
 import os
 import platform
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
-from gpt2_repro.errors import UserError
-from gpt2_repro.files import write_whole
+import psutil
 
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import sync, write_whole
+from gpt2_repro.supervision import note_run
+
+
+logger = logging.getLogger(__name__)
 
 STATUS = "run_status.json"
+EVENTS = ("metrics.jsonl", "samples.jsonl")
+FRESH = 30.0  # seconds for which a status is left as it is while the run goes on
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
 
@@ -25,6 +34,7 @@ class RunDirectory:
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self._lock: TextIO | None = None
+        self._earlier = self._written = 0.0
 
     def lock(self) -> None:
         """Hold the directory until this process ends. Raises UserError where another job holds it."""
@@ -43,20 +53,35 @@ class RunDirectory:
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
         self._lock = lock
+        self._earlier = self.read_status().get("seconds", 0.0)
 
-    def is_finished(self) -> bool:
-        """Whether the run is complete and its final/ is there."""
-        return self.read_status().get("state") == "complete" and (self.path / "final" / "config.json").is_file()
+    def claim(self, recipe: str) -> None:
+        """Hold the directory as `lock` does, and write down what is run in it."""
+        self.lock()
+        self.write_text("recipe.yaml", recipe)
+        self.write_status("running", reason=None)
+        note_run(self.path)
 
-    def check_trajectory(self, trajectory: dict[str, Any]) -> None:
+    def seconds(self) -> float:
+        """What the run has taken so far, from the start of this process and in the attempts before: all of it was paid."""
+        return self._earlier + time.time() - psutil.Process().create_time()
+
+    def is_finished(self, steps: int) -> bool:
+        """Whether the run is complete up to this step and its final/ is there."""
+        status = self.read_status()
+        complete = status.get("state") == "complete" and status.get("max_steps") == steps
+        return complete and (self.path / "final" / "config.json").is_file()
+
+    def check_trajectory(self, trajectory: dict[str, Any], *, allow_change: bool = False) -> None:
         """Raise UserError where this directory belongs to another run than the one that is asked for."""
         path = self.path / "environment.json"
         if path.is_file():
-            refuse_another_run(json.loads(path.read_text()).get("trajectory", {}), trajectory, where=self.path)
+            saved = json.loads(path.read_text()).get("trajectory", {})
+            refuse_another_run(saved, trajectory, where=self.path, allow_change=allow_change)
 
     def rewind(self, step: int) -> None:
         """Drop the events after `step`: the run will write them again."""
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in EVENTS:
             path = self.path / name
             if path.is_file():
                 lines = path.read_text(encoding="utf-8").split("\n")
@@ -68,9 +93,20 @@ class RunDirectory:
         return json.loads(path.read_text()) if path.is_file() else {}
 
     def write_status(self, state: str, **values: Any) -> None:
-        """Record the state: running, complete, stopped or failed. Values of earlier calls stay."""
-        status = self.read_status() | values | {"state": state, "updated": now()}
+        """Record the state: running, complete, stopped, failed or diverged. Values of earlier calls stay."""
+        status = self.read_status() | values | {"state": state, "seconds": round(self.seconds(), 1), "updated": now()}
         self.write_json(STATUS, status)
+        self._written = time.monotonic()
+
+    def is_stale(self) -> bool:
+        """Whether the status is older than it should be while the run goes on."""
+        return time.monotonic() - self._written > FRESH
+
+    def sync(self) -> None:
+        """Wait until all events are on the disk."""
+        for path in [self.path / name for name in EVENTS]:
+            if path.is_file():
+                sync(path)
 
     def write_json(self, name: str, document: dict[str, Any]) -> None:
         """Write a JSON document whole or not at all."""
@@ -93,17 +129,25 @@ def _is_event_until(line: str, step: int) -> bool:
         return False  # a line that a kill cut short
 
 
-def refuse_another_run(saved: dict[str, Any], asked: dict[str, Any], *, where: Path) -> None:
-    """Raise UserError, with the differences, where what is saved was not asked for."""
+def refuse_another_run(
+    saved: dict[str, Any], asked: dict[str, Any], *, where: Path, allow_change: bool = False
+) -> None:
+    """Raise UserError, with the differences, where what is saved was not asked for; only warn of what is allowed.
+
+    How far a run was extended is no difference: that is between --extend_to and the checkpoint.
+    """
     asked = json.loads(json.dumps(asked))
     changed = [
         f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}"
         for key in dict.fromkeys([*saved, *asked])
-        if saved.get(key) != asked.get(key)
+        if key != "extensions" and saved.get(key) != asked.get(key)
     ]
-    if changed:
+    if changed and allow_change:
+        logger.warning("%s goes on as another run: %s", where, "; ".join(changed))
+    elif changed:
         raise UserError(
-            f"{where} belongs to another run ({'; '.join(changed)}): undo the change or name another --output_dir"
+            f"{where} belongs to another run ({'; '.join(changed)}): undo the change, name another --output_dir, or go "
+            "on with the change by --allow_resume_change"
         )
 
 

@@ -1,19 +1,125 @@
-"""The last step of a run, whether the schedule or the user makes it so."""
+"""When a run saves and when it stops: signals, budgets, the clock and the last step, agreed between all ranks."""
 
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from transformers import TrainerCallback
 
+from gpt2_repro.training.launcher import LAUNCHER_DIED
 
-class LastStep(TrainerCallback):
-    """Logs the last step, and makes `stop_at_step` the last one: saved, the schedule of the whole run left as it is."""
 
-    def __init__(self, stop_at_step: int) -> None:
-        self.stop_at_step = stop_at_step
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, LAUNCHER_DIED)
+# What ranks tell each other: the largest number counts. A signal is its own number above the others.
+NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
+
+
+class StopSignals:
+    """Remembers a signal instead of dying of it.
+
+    A launcher passes its own on, and a terminal or a `kill` of the process group sends another one at the same moment:
+    so a second signal says nothing new, but for Ctrl-C, of which the second one, a second or more after the first, ends
+    the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._since = 0.0
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """Take the signals over; one that is ignored, as SIGHUP under nohup, stays so. In the main thread only."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            return  # a forked process that reads rows: its parent decides
+        if not self.received:
+            self.received, self._since = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._since > 1:
+            os._exit(128 + signal.SIGINT)
+
+
+class Stopping(TrainerCallback):
+    """Decides at the end of each step, on all ranks alike, whether a checkpoint is due and whether the run stops.
+
+    Args:
+        signals: of this process.
+        clock: seconds that the run has cost so far, in all its attempts; asked on rank 0.
+    """
+
+    def __init__(self, signals: StopSignals, clock: Callable[[], float]) -> None:
+        self.signals, self.clock = signals, clock
+        self.reason: str | None = None
+        self.orphaned = False
+        self._saved_at: float | None = None
+        self._group: Any = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run has been told to stop before its last step."""
+        return self.reason is not None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._saved_at = time.monotonic()
+        if dist.is_initialized() and dist.get_backend() != "gloo":
+            self._group = dist.new_group(backend="gloo")  # a word between CPUs, which no GPU has to wait for
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._saved_at = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.stop_at_step and state.global_step >= self.stop_at_step:
-            control.should_save = True
-            control.should_training_stop = True
-        if control.should_training_stop or state.global_step >= state.max_steps:
+        if state.global_step >= state.max_steps:
             control.should_log = True
+            return
+        wish = self.agree(self._wish(args, state))
+        if wish >= SAVE:
+            control.should_save = True
+        if wish > SAVE:
+            self.stop(wish, args, control)
+            control.should_evaluate = False  # owed, and made up for when the run goes on
+        elif args.stop_at_step and state.global_step >= args.stop_at_step:
+            self.reason = f"--stop_at_step {args.stop_at_step}"
+            control.should_save = control.should_training_stop = control.should_log = True
+
+    def stop(self, wish: int, args: Any, control: Any) -> None:
+        """Stop with a checkpoint, for what the ranks have agreed on."""
+        reasons = {MAX_HOURS: f"--max_hours {args.max_hours:g}", MAX_USD: f"--max_usd {args.max_usd:g}"}
+        self.orphaned = wish == SIGNAL + LAUNCHER_DIED
+        self.reason = "the launcher died" if self.orphaned else reasons.get(wish) or signal.Signals(wish - SIGNAL).name
+        control.should_save = control.should_training_stop = True
+        logger.info("stopping with a checkpoint: %s", self.reason)
+
+    def interruption(self) -> int:
+        """What this rank has to say of signals."""
+        return SIGNAL + self.signals.received if self.signals.received else NOTHING
+
+    def _wish(self, args: Any, state: Any) -> int:
+        if self.signals.received or not state.is_world_process_zero:
+            return self.interruption()
+        hours = self.clock() / 3600
+        if args.max_hours and hours >= args.max_hours:
+            return MAX_HOURS
+        if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
+            return MAX_USD
+        if args.save_minutes and time.monotonic() - (self._saved_at or 0.0) >= 60 * args.save_minutes:
+            return SAVE
+        return NOTHING
+
+    def agree(self, wish: int) -> int:
+        """The largest number that a rank names. A collective: call it on all ranks."""
+        if not dist.is_initialized():
+            return wish
+        shared = torch.tensor(wish)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
+        return int(shared)

@@ -7,7 +7,9 @@
 - Rows of like length: steps of equal targets. LengthGroupedSampler sorts across steps and counts rows, so steps differ.
 - Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
 - The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
-- The save: staged, sealed and renamed. Trainer writes in place and resumes from whatever is newest.
+- The save: staged, hashed, sealed and renamed. Trainer writes in place and resumes from whatever is newest.
+- The loss between two lines of the log: goes through a checkpoint, and through a NaN. Trainer forgets it, and subtracts
+  NaN from NaN for ever after.
 """
 
 import contextlib
@@ -15,32 +17,31 @@ import functools
 import io
 import itertools
 import logging
-import shutil
 import time
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
-from gpt2_repro.compute import BatchPlan, learning_rate_factor
-from gpt2_repro.data.batching import LengthGroupedBatches
+from gpt2_repro.compute import BatchPlan, checkpoint_bytes, learning_rate_factor
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.data.rows import Rows
-from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport
-from gpt2_repro.training.engine import check_engine, describe_engine
-from gpt2_repro.training.loader import choose_sampler, count_positions, grouped_loader
+from gpt2_repro.training.engine import check_engine, describe_engine, innermost_optimizer, zero_gradient_norm
+from gpt2_repro.training.guard import UpdateGuard
+from gpt2_repro.training.loader import choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.progress import ProgressBar
-from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
+from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.samples import TextSampler
-from gpt2_repro.training.stopping import LastStep
+from gpt2_repro.training.saving import CheckpointSaver
+from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
 from gpt2_repro.training.validation import mean_losses, sum_losses, validation_batches
+from gpt2_repro.training.watchdog import Watchdog
 
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,18 @@ class PretrainingTrainer(Trainer):
         self.meter = Meter(
             flops_per_token=environment["flops_per_token"], peak_flops=peak and peak * plan.num_processes
         )
-        self._staging = False
+        self.guard = UpdateGuard(
+            skip_loss_z=self.args.skip_loss_z,
+            skip_grad_z=self.args.skip_grad_z,
+            mean=functools.partial(self.accelerator.reduce, reduction="mean"),
+            report=lambda step, reason: self._write_event(step, {"update_skipped": reason}),
+        )
+        self.stopping = Stopping(StopSignals(), self.run.seconds)
+        self.watchdog = Watchdog(self.args.hang_timeout)
+        size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
+        self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size)
+        self._losses_taken_up: dict[str, Any] | None = None
+        self.eval_losses: dict[str, float] = {}  # of the last validation, with its step
         self._use_own_callbacks()
 
     def _use_own_callbacks(self) -> None:
@@ -104,36 +116,11 @@ class PretrainingTrainer(Trainer):
                 num_tokens=self.args.sample_tokens,
             )
         )
-        self.add_callback(LastStep(self.args.stop_at_step))
+        for callback in (self.guard, self.stopping, self.watchdog):
+            self.add_callback(callback)
         if self.args.compile_loss:
             graphs, layers = self.model.compiled_graphs, self.model.config.num_hidden_layers
             self.add_callback(CompilationReport(graphs, n_layer=layers, record=self._record_engine))
-
-    def fit(self) -> None:
-        """Train from the newest complete checkpoint, or from the start, to the last step or to stop_at_step."""
-        main = self.is_world_process_zero()
-        found: list[Any] = [checkpoints.newest_complete(self.run.path) if main else None]
-        checkpoint, skipped = broadcast_object_list(found)[0]
-        for line in skipped if main else []:
-            logger.warning(line)
-        if checkpoint is not None:
-            refuse_another_run(checkpoints.read_trajectory(checkpoint), self.trajectory, where=checkpoint)
-            logger.info("resuming from %s", checkpoint)
-            self.args.eval_on_start = False
-        if main:
-            self.run.rewind(-1 if checkpoint is None else checkpoints.step_of(checkpoint))
-            self.run.write_status("running", max_steps=self.plan.max_steps, reason=None)
-        # Time of earlier attempts counts: it was paid for.
-        self._began = time.perf_counter() - self.run.read_status().get("seconds", 0.0)
-        try:
-            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        except BaseException as error:
-            if main:
-                state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-                self.run.write_status(state, step=self.state.global_step, reason=f"{type(error).__name__}: {error}")
-            raise
-        if main:
-            self._record("stopped")
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         begun = super()._init_training_state(max_steps, *args)
@@ -147,6 +134,8 @@ class PretrainingTrainer(Trainer):
             prepared = super()._prepare_for_training(*args, **kwargs)
         engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
+        optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
+        self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
         self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
         return prepared
@@ -163,14 +152,28 @@ class PretrainingTrainer(Trainer):
             return
         # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
         self.sampler.set_epoch(epoch)
+        self._take_up_losses()
         super()._run_epoch(*args, epoch=epoch, **kwargs)
+
+    def take_up(self, manifest: dict[str, Any]) -> None:
+        """Go on from what transformers' own files do not say of the checkpoint of this manifest."""
+        self.guard.load_state(manifest["guard"])
+        self._losses_taken_up = manifest["loss_window"]
+
+    def _take_up_losses(self) -> None:
+        window, self._losses_taken_up = self._losses_taken_up, None
+        if window is not None:
+            sums, process = window["sums"], self.args.process_index
+            self._tr_loss += sums[process] if len(sums) == self.args.world_size else sum(sums) / len(sums)
+            self._globalstep_last_logged = window["since"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         factor = functools.partial(
             learning_rate_factor,
             warmup_steps=int(self.args.warmup_steps),
-            max_steps=num_training_steps,
+            max_steps=self.trajectory["max_steps"],
             final_factor=self.args.final_learning_rate_fraction,
+            extensions=self.trajectory["extensions"],
         )
         self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
         self._created_lr_scheduler = True
@@ -180,10 +183,18 @@ class PretrainingTrainer(Trainer):
         return self.sampler
 
     def get_train_dataloader(self) -> DataLoader:
-        if not isinstance(self.sampler, LengthGroupedBatches):
-            return super().get_train_dataloader()
-        loader = grouped_loader(self.train_dataset, self.sampler, self.data_collator, self.args)
+        loader = training_loader(self.train_dataset, self.sampler, self.data_collator, self.args)
         return self.accelerator.prepare(loader)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        self.guard.see_loss(loss)
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self.guard.see_norm(norm)
+        return norm
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
@@ -211,10 +222,19 @@ class PretrainingTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens, speed and MFU, write the line to metrics.jsonl, then report as Trainer does."""
         if "loss" in logs:
+            self._tr_loss.zero_()
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
-        if self.is_world_process_zero() and ("loss" in logs or "eval_loss" in logs):
-            self.run.append("metrics.jsonl", {"step": self.state.global_step, **logs, "time": round(time.time(), 3)})
+            if self.guard.total:
+                logs["updates_skipped"] = self.guard.total
+        if "loss" in logs and self.run.is_stale():
+            self.record("running")
+        if "loss" in logs or "eval_loss" in logs:
+            self._write_event(self.state.global_step, logs)
         super().log(logs, start_time)
+
+    def _write_event(self, step: int, event: dict[str, Any]) -> None:
+        if self.is_world_process_zero():
+            self.run.append("metrics.jsonl", {"step": step, **event, "time": round(time.time(), 3)})
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -224,13 +244,15 @@ class PretrainingTrainer(Trainer):
         with self.meter.pause():
             model = self.model.eval()
             sums = torch.stack([self._sum_losses(model, rows) for rows in sets.values()])
+            if interruption := self.stopping.agree(self.stopping.interruption()):
+                self.stopping.stop(interruption, self.args, self.control)
+                return {}
             sums = self.accelerator.reduce(sums, reduction="sum").tolist()
             by_set = dict(zip(sets, sums, strict=True))
             metrics = mean_losses(by_set, prefix=metric_key_prefix, step=self.state.global_step)
             self.log(metrics | {"tokens": self.tokens_trained})
-            if self.is_world_process_zero():
-                losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
-                self.run.write_status("running", step=self.state.global_step, **losses)
+            self.eval_losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
+            self.eval_losses["step"] = self.state.global_step
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -242,38 +264,38 @@ class PretrainingTrainer(Trainer):
             size=self.args.per_device_eval_batch_size,
             fixed_length=self.plan.sequence_length if self.args.compile_loss else None,
         )
-        return sum_losses(model, batches, self.args.device, self._after_validation_batch)
+        # A validation that a signal cuts short is made up for when the run goes on.
+        uncut = itertools.takewhile(lambda batch: self.stopping.interruption() == NOTHING, batches)
+        return sum_losses(model, uncut, self.args.device, self._after_validation_batch)
 
     def _after_validation_batch(self) -> None:
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self.run.path / checkpoints.STAGING) if self._staging else str(self.run.path)
+        return str(self.saver.staging)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        write = functools.partial(super()._save_checkpoint, model, trial)
         with self.meter.pause():
-            self._save_whole(model, trial)
+            self.run.sync()
+            self.saver.save(self.state.global_step, write, self._describe_checkpoint)
+        self.record("running", save_seconds=round(self.saver.seconds, 2))
 
-    def _save_whole(self, model: Any, trial: Any) -> None:
-        name = f"checkpoint-{self.state.global_step}"
-        staged = self.run.path / checkpoints.STAGING / name
-        if self.is_world_process_zero():
-            shutil.rmtree(staged.parent, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._staging = True
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._staging = False
-        self.accelerator.wait_for_everyone()
-        if self.is_world_process_zero():
-            checkpoints.seal(staged, trajectory=self.trajectory)
-            checkpoints.publish(staged, self.run.path / name)
-            checkpoints.rotate(self.run.path, keep=self.args.keep_checkpoints)
-            self._record("running")
-        self.accelerator.wait_for_everyone()
+    def _describe_checkpoint(self) -> dict[str, Any]:
+        losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
+        validated = self.eval_losses.get("step") == self.state.global_step
+        return {
+            "trajectory": self.trajectory,
+            "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
+            "tokens": self.tokens_trained,
+            "eval_loss": self.eval_losses["eval_loss"] if validated else None,
+            "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
+            "guard": self.guard.state(),
+        }
 
-    def _record(self, state: str) -> None:
-        step = self.state.global_step
-        seconds = round(time.perf_counter() - self._began, 1)
-        self.run.write_status(state, step=step, tokens=self.tokens_trained, seconds=seconds)
+    def record(self, state: str, **values: Any) -> None:
+        """Write how far the run is, how it goes and what it has cost into run_status.json."""
+        if self.is_world_process_zero():
+            losses = {key: value for key, value in self.eval_losses.items() if key != "step"}
+            far = {"step": self.state.global_step, "tokens": self.tokens_trained}
+            self.run.write_status(state, **far, **losses, **values)

@@ -35,9 +35,9 @@ def test_the_status_remembers_what_it_was_told(tmp_path: Path) -> None:
     assert (status["state"], status["step"], status["max_steps"]) == ("stopped", 7, 10)
     run.write_status("complete")
     assert [path.name for path in tmp_path.iterdir()] == ["run_status.json"]
-    assert not run.is_finished()  # without its final/ it has something left to do
+    assert not run.is_finished(10)  # without its final/ it has something left to do
     run.write_text("final/config.json", "{}")
-    assert run.is_finished()
+    assert run.is_finished(10) and not run.is_finished(20)  # extended, it is not at its end
 
 
 def test_another_run_is_refused_with_every_difference(tmp_path: Path) -> None:

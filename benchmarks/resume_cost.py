@@ -1,0 +1,102 @@
+"""What it costs a rank to find its place again late in a run of 10B tokens: this project beside Trainer's own order.
+
+    python benchmarks/resume_cost.py
+    python benchmarks/resume_cost.py --step 9000 --processes 1
+
+Row numbers only, as many as 10B tokens have; from the start of the loader to the first batch behind `--step`, each way in a
+fresh process. The rest of a resume, imports and reading the checkpoint, does not depend on the step.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+
+ROWS = 9_765_625  # of 1,024 targets: 10B tokens
+TOKENS_PER_STEP = 524_288
+LENGTH = 1024
+WAYS = {
+    "shuffled": "this project, rows shuffled in blocks and windows",
+    "by_length": "this project, rows of like length (256 to 1,024 targets)",
+    "trainer": "Trainer's RandomSampler",
+}
+
+
+class Rows:
+    """Numbers in place of rows."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, Any]:
+    """Seconds and memory of one rank, up to the first batch after `step`."""
+    from accelerate.data_loader import prepare_data_loader, skip_first_batches
+    from torch.utils.data import DataLoader, RandomSampler
+
+    from gpt2_repro.data.batching import LengthGroupedBatches
+    from gpt2_repro.data.collator import EpochSampler
+    from gpt2_repro.plan import passes_by_length
+
+    passes = TOKENS_PER_STEP // LENGTH // micro_batch // processes
+    rows = Rows()
+    lengths = np.random.default_rng(0).integers(256, 1025, ROWS) if way == "by_length" else None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    if lengths is not None:
+        least = passes_by_length(TOKENS_PER_STEP, rows=micro_batch, longest=1024, shortest=256)
+        passes = -(-least // processes)
+        batches = LengthGroupedBatches(
+            lengths,
+            tokens_per_step=TOKENS_PER_STEP,
+            batches_per_step=passes * processes,
+            max_positions=micro_batch * 1024,
+            seed=1,
+        )
+        loader = DataLoader(rows, batch_sampler=batches, collate_fn=list)
+        step = min(step, batches.steps_per_epoch - 1)
+    else:
+        rows_per_step = TOKENS_PER_STEP // LENGTH
+        ours = EpochSampler(ROWS, rows_per_step=rows_per_step, seed=1, shuffle=True)
+        sampler = ours if way == "shuffled" else RandomSampler(rows)
+        loader = DataLoader(rows, batch_size=micro_batch, sampler=sampler, collate_fn=list)
+    loader = prepare_data_loader(
+        loader, num_processes=processes, process_index=0, put_on_device=False, even_batches=lengths is None
+    )
+    batch = next(iter(skip_first_batches(loader, step * passes)))
+    seconds = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"way": way, "step": step, "seconds": seconds, "megabytes": (after - before) / 1024, "rows": len(batch)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step", type=int, nargs="+", default=[100, 9_000, 18_800], help="(100 9000 18800)")
+    parser.add_argument("--processes", type=int, default=8, help="that share the rows (8)")
+    parser.add_argument("--micro_batch", type=int, default=64, help="rows of a pass (64)")
+    parser.add_argument("--way", choices=WAYS, help="measure this one in this process and print JSON")
+    args = parser.parse_args()
+    if args.way:
+        print(json.dumps(measure(args.way, args.step[0], args.processes, args.micro_batch)))
+        return
+    print(f"{ROWS:,} rows, {args.processes} processes, one of them measured\n")
+    print("| order | at step | s | MB more |\n| --- | --- | --- | --- |")
+    for way, name in WAYS.items():
+        for step in args.step:
+            options = ["--way", way, "--step", step, "--processes", args.processes, "--micro_batch", args.micro_batch]
+            words = [sys.executable, __file__, *map(str, options)]
+            done = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+            print(f"| {name} | {done['step']:,} | {done['seconds']:.2f} | {done['megabytes']:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Start a training again when it has crashed, within bounds. The only restart loop there is.
+
+    python -m gpt2_repro.supervise -- accelerate launch --config_file accelerate_configs/zero1.yaml train.py
+    python -m gpt2_repro.supervise --attempts 5 -- python train.py recipes/demo.yaml
+
+It ends when the run is complete or was stopped, by a signal, a budget or --stop_at_step; when the command line is wrong;
+when updates were not finite too often; and after --attempts crashes without a newer checkpoint. Signals are passed on.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from gpt2_repro import entry
+from gpt2_repro.commandline import CommandParser
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.supervision import FOLDER, RESTARTED, read_note
+from gpt2_repro.training.checkpoints import complete_checkpoints, step_of
+from gpt2_repro.training.launcher import adopt_orphans
+from gpt2_repro.training.run_directory import RunDirectory
+
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT = 300.0  # seconds between two attempts
+
+
+def main(argv: list[str]) -> None:
+    """Run the command until it is done. Raises UserError for a command line without one, RunFailed when it gives up."""
+    parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
+    parser.add_argument(
+        "--attempts", type=int, default=3, help="Crashes without a newer checkpoint to give up after. (3)"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=10.0, help="Seconds before the first restart; doubled each time. (10)"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=60.0, help="Seconds for what a dead launcher has left to end. (60)"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that trains.")
+    args = parser.parse(argv)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UserError("there is no command: python -m gpt2_repro.supervise -- accelerate launch … train.py")
+    with tempfile.TemporaryDirectory(prefix="supervise-") as notes:
+        Supervisor(command, Path(notes), attempts=args.attempts, wait=args.wait, grace=args.grace).run()
+
+
+class Supervisor:
+    """One command, its restarts and their bounds."""
+
+    def __init__(self, command: list[str], notes: Path, *, attempts: int, wait: float, grace: float) -> None:
+        self.command, self.notes = command, notes
+        self.attempts, self.first_wait, self.grace = attempts, wait, grace
+        self.process: subprocess.Popen[bytes] | None = None
+        self.signalled = False
+
+    def run(self) -> None:
+        """Start, wait, judge, and start again."""
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._pass_on)
+        failures, newest = 0, -1
+        while True:
+            code = self._attempt(restarted=newest >= 0 or failures > 0)
+            noted = read_note(self.notes, "run")
+            run = None if noted is None else RunDirectory(noted)
+            status = run.read_status() if run else {}
+            if self._is_over(code, status):
+                return
+            reached = max([step_of(path) for path in complete_checkpoints(run.path)] if run else [], default=-1)
+            failures = 1 if reached > newest else failures + 1
+            newest = max(newest, reached)
+            if failures >= self.attempts:
+                raise RunFailed(
+                    f"gave up: {failures} crashes without a newer checkpoint, the last with exit code {code}"
+                )
+            wait = min(LONGEST_WAIT, self.first_wait * 2 ** (failures - 1))
+            where = f"from checkpoint-{newest}" if newest >= 0 else "from the beginning"
+            logger.warning("crashed (exit code %s), attempt %d: %s again in %.0f s", code, failures, where, wait)
+            self._sleep(wait)
+            if self.signalled:
+                return
+
+    def _attempt(self, *, restarted: bool) -> int:
+        """Run the command once, to the end of the last process that it has started."""
+        environment = os.environ | {FOLDER: str(self.notes)} | ({RESTARTED: "1"} if restarted else {})
+        try:
+            self.process = subprocess.Popen(self.command, env=environment, start_new_session=True)
+        except OSError as error:
+            raise UserError(f"cannot start {self.command[0]} ({error.strerror})") from None
+        code = self.process.wait()
+        # What the launcher has left belongs to this process now. No second job may start beside it.
+        left = psutil.Process().children(recursive=True)
+        if left:
+            logger.warning("waiting for %d processes that the launcher has left", len(left))
+        _, alive = psutil.wait_procs(left, timeout=self.grace)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive)
+        return code
+
+    def _is_over(self, code: int, status: dict[str, Any]) -> bool:
+        """Whether there is nothing to restart. Raises RunFailed where that is no good end."""
+        state, reason = status.get("state"), status.get("reason")
+        if state == "diverged":
+            raise RunFailed(f"not started again: {reason}")
+        if code == 0 or state in ("complete", "stopped"):
+            logger.info("%s: %s", state or "ended", reason or f"exit code {code}")
+            return True
+        if self.signalled:
+            return True
+        if mistake := read_note(self.notes, "mistake"):
+            raise RunFailed(f"not started again: {mistake}")
+        return False
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        if self.process is not None and self.process.poll() is None:
+            # A launcher knows nothing of SIGUSR1, and would die of it.
+            self.process.send_signal(signal.SIGTERM if number == signal.SIGUSR1 else number)
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.signalled and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
+
+
+if __name__ == "__main__":
+    entry.run(main)

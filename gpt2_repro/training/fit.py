@@ -1,0 +1,56 @@
+"""A run from its start to its last step, or to where it is told to stop: what is recorded of it, however it ends."""
+
+import logging
+from typing import Any
+
+from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.training import checkpoints
+from gpt2_repro.training.final import finish
+from gpt2_repro.training.resharding import loadable
+from gpt2_repro.training.resuming import Start
+from gpt2_repro.training.trainer import PretrainingTrainer
+
+
+logger = logging.getLogger(__name__)
+
+
+def fit(trainer: PretrainingTrainer, start: Start) -> None:
+    """Train from `start` to the last step and write final/, or until a signal, a budget or stop_at_step, on all ranks.
+
+    Raises RunFailed where the disk is full or updates are not finite.
+    """
+    run, args = trainer.run, trainer.args
+    trainer.stopping.signals.install()
+    trainer.watchdog.arm()
+    if trainer.is_world_process_zero():
+        checkpoints.sweep(run.path)
+        _announce(start, checkpoints.set_aside(run.path, after=start.step) if args.resume_from else [])
+        run.rewind(start.step if start.checkpoint else -1)
+        run.write_status("running", max_steps=trainer.plan.max_steps, step=start.step, reason=None)
+    if start.checkpoint is not None:
+        trainer.take_up(start.manifest)
+        # What was cut short, or not come to, before the checkpoint was saved.
+        due = start.step % args.eval_steps == 0 or start.step == trainer.plan.max_steps
+        args.eval_on_start = args.eval_strategy != "no" and due and start.manifest["eval_loss"] is None
+    processes, staging = args.world_size, trainer.saver.staging
+    try:
+        folder = loadable(start, staging=staging, processes=processes, accelerator=trainer.accelerator)
+        trainer.train(resume_from_checkpoint=folder)
+    except BaseException as error:
+        trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))
+        raise
+    trainer.record("failed" if trainer.stopping.orphaned else "stopped", reason=trainer.stopping.reason)
+    finish(trainer)
+
+
+def _announce(start: Start, aside: list[Any]) -> None:
+    for line in start.remarks:
+        logger.warning(line)
+    for path in aside:
+        logger.info("set aside: %s", path)
+    if start.checkpoint is not None:
+        logger.info("resuming from %s", start.checkpoint)
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,155 @@
+"""Updates that would do harm are not applied, not hidden, and end the run where they do not stop coming."""
+
+import collections
+import logging
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from gpt2_repro.errors import Diverged
+
+
+logger = logging.getLogger(__name__)
+
+IN_A_ROW = 5
+RECENT = (20, 1000)  # updates that were not finite, in so many steps
+WINDOW = 128  # values that an outlier is measured by, as in llm.c
+
+
+class OutlierDetector:
+    """How far a value lies above the last ones, in their standard deviations.
+
+    As llm.c's (llmc/outlier_detector.h), with two differences: a value is measured by the ones before it, without itself
+    (with itself no value can lie more than 11.3 deviations above 128), and one that is not finite is left out (there it
+    turns the detector off for good).
+    """
+
+    def __init__(self, values: list[float] | None = None) -> None:
+        self.values: collections.deque[float] = collections.deque(values or [], maxlen=WINDOW)
+
+    def measure(self, value: float) -> float:
+        """The z-score of `value`; 0 until there are as many as the window holds. The value joins them."""
+        if not math.isfinite(value):
+            return 0.0
+        score = 0.0
+        if len(self.values) == WINDOW:
+            deviation = statistics.pstdev(self.values)
+            score = (value - statistics.fmean(self.values)) / deviation if deviation else 0.0
+        self.values.append(value)
+        return score
+
+
+class UpdateGuard(TrainerCallback):
+    """Looks at each update before the optimizer applies it.
+
+    It sits in front of the innermost optimizer's step, where every engine has reduced and clipped the gradients; an
+    optimizer passes over parameters without one, so taking the gradients away leaves weights, moments and decay as they
+    are. DeepSpeed passes over an update that is not finite by itself: that is counted here too.
+
+    Args:
+        skip_loss_z: skip an update whose loss lies more deviations above the last ones than this; 0: none.
+        skip_grad_z: the same of the gradient norm.
+        mean: of a number over all ranks. Called on all of them, and only where skip_loss_z is given.
+        report: takes the step and the reason of an update that was skipped.
+    """
+
+    def __init__(
+        self,
+        *,
+        skip_loss_z: float,
+        skip_grad_z: float,
+        mean: Callable[[torch.Tensor], torch.Tensor],
+        report: Callable[[int, str], None],
+    ) -> None:
+        self.limits = {"loss": skip_loss_z, "gradient norm": skip_grad_z}
+        self.detectors = {name: OutlierDetector() for name in self.limits}
+        self.mean, self.report = mean, report
+        self._ask: Callable[[], Any] | None = None
+        self.skipped: list[int] = []  # steps whose update was not finite, the recent ones
+        self.total = 0  # updates that were skipped, for whatever reason
+        self._losses: list[torch.Tensor] = []
+        self._norm = math.nan
+        self._verdict: str | None = None
+        self._decided = False
+
+    def attach(self, optimizer: Any, norm: Callable[[], Any] | None = None) -> None:
+        """Stand in front of `optimizer.step`. `norm`: asks the engine for the gradient norm, where it is not told."""
+        self._ask = norm
+        optimizer.register_step_pre_hook(self._before_update)
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        """A pass of the step: its share of the loss of this rank."""
+        if self.limits["loss"]:
+            self._losses.append(loss.detach())
+
+    def see_norm(self, norm: Any) -> None:
+        """The gradient norm of all parameters, before clipping."""
+        self._norm = float(norm)
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._decided:  # ZeRO calls it once for each group of parameters
+            if self._ask is not None:
+                self.see_norm(self._ask())
+            self._verdict, self._decided = self._judge(), True
+        if self._verdict is not None:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def _judge(self) -> str | None:
+        if not math.isfinite(self._norm):
+            return f"gradient norm {self._norm}"
+        values = {"gradient norm": self._norm}
+        if self.limits["loss"]:
+            values["loss"] = float(self.mean(torch.stack(self._losses).sum()))
+        for name, value in values.items():
+            score = self.detectors[name].measure(value) if self.limits[name] else 0.0
+            if score > self.limits[name] > 0:
+                return f"{name} {value:.4g} is {score:.1f} deviations above the last {WINDOW}"
+        return None
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, lr_scheduler: Any = None, **kwargs: Any
+    ) -> None:
+        # The engine says that it passed over the update, where it did; then Trainer leaves the schedule behind.
+        self.after_step(state.global_step, passed_over=optimizer.step_was_skipped)
+        while lr_scheduler.last_epoch < state.global_step:
+            lr_scheduler.step()
+
+    def after_step(self, step: int, *, passed_over: bool) -> None:
+        """Count the update of this step. `passed_over`: the engine did not apply it, because it is not finite.
+
+        Raises Diverged where too many were not finite.
+        """
+        reason = "gradient norm not finite" if passed_over else self._verdict
+        not_finite = passed_over or not math.isfinite(self._norm)
+        self._losses, self._verdict, self._decided, self._norm = [], None, False, 0.0
+        if reason is None:
+            return
+        self.total += 1
+        logger.warning("step %d: update skipped, %s", step, reason)
+        self.report(step, reason)
+        if not_finite:
+            few, steps = RECENT
+            self.skipped = [*(old for old in self.skipped if old > step - steps), step]
+            in_a_row = self.skipped[-IN_A_ROW:] == list(range(step - IN_A_ROW + 1, step + 1))
+            if in_a_row or len(self.skipped) >= few:
+                times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
+                raise Diverged(
+                    f"the gradients were not finite {times} up to step {step}: no such update was applied; a smaller "
+                    "--learning_rate or more --warmup_steps is a new run, in another --output_dir"
+                )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to remember, as JSON can hold it."""
+        windows = {name: list(detector.values) for name, detector in self.detectors.items()}
+        return {"skipped": self.skipped, "total": self.total, "windows": windows}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.skipped, self.total = state["skipped"], state["total"]
+        self.detectors = {name: OutlierDetector(values) for name, values in state["windows"].items()}

@@ -1,0 +1,118 @@
+"""Where a run begins or goes on: found on the disk, checked against what is asked for, and safe to load."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+
+from gpt2_repro.compute import BatchPlan
+from gpt2_repro.errors import UserError
+from gpt2_repro.plan import extend_plan
+from gpt2_repro.training import checkpoints
+from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.run_directory import refuse_another_run
+
+
+# What deepspeed 0.19.8 pickles into a checkpoint beyond tensors and plain containers.
+DEEPSPEED_CLASSES = {
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+}
+# Read by transformers with `weights_only`, which knows what else a random state is made of.
+CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Args:
+        checkpoint: None for the beginning.
+        manifest: of the checkpoint, {} for none.
+        remarks: what was passed over, and why.
+    """
+
+    checkpoint: Path | None = None
+    manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Updates that were done before, 0 at the beginning."""
+        return 0 if self.checkpoint is None else checkpoints.step_of(self.checkpoint)
+
+    @property
+    def extensions(self) -> list[list[int]]:
+        """What the schedule was extended by before."""
+        return self.manifest.get("trajectory", {}).get("extensions", [])
+
+
+def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
+    """The newest complete checkpoint, or the one of this name; every byte of it is compared with its hash.
+
+    A collective: rank 0 looks, as file systems may show others something else. Changes nothing.
+    Raises UserError on all ranks where there is no such checkpoint, and for one that would run code when it is loaded.
+    """
+    found: list[Start | UserError | None] = [None]
+    if main_process:
+        try:
+            found = [_look(run, name)]
+        except UserError as error:
+            found = [error]
+    (start,) = broadcast_object_list(found)
+    if isinstance(start, UserError):
+        raise start
+    return start
+
+
+def _look(run: Path, name: str) -> Start:
+    chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
+    if chosen is None:
+        return Start(remarks=tuple(skipped))
+    refuse_code(chosen)
+    return Start(chosen, checkpoints.read_manifest(chosen), tuple(skipped))
+
+
+def refuse_code(checkpoint: Path) -> None:
+    """Raise UserError for a checkpoint whose pickles name anything but data: deepspeed would run it.
+
+    The pickles are taken apart, not loaded; what cannot be taken apart is refused too.
+    """
+    for path in sorted(checkpoint.rglob("*")):
+        if path.suffix not in (".pt", ".pth", ".bin") or path.name.startswith(CHECKED_BY_TRANSFORMERS):
+            continue
+        try:
+            named = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - DEEPSPEED_CLASSES
+        except Exception as error:  # of a file that torch.save did not write, anything
+            named = {f"what cannot be read ({type(error).__name__}: {error})"}
+        if named:
+            raise UserError(
+                f"{path} is a pickle that names {', '.join(sorted(named))}: loading it would run code, so the checkpoint "
+                "is not resumed; it was not written by this pipeline"
+            )
+
+
+def choose_start(
+    run: Path, args: PretrainingArguments, plan: BatchPlan, trajectory: dict[str, Any]
+) -> tuple[Start, BatchPlan]:
+    """Where this run begins or goes on, and its plan, extended where that is asked for. A collective.
+
+    `trajectory` and `args` take the extension on.
+    Raises UserError for a checkpoint that is another run's, or another engine's than is asked for.
+    """
+    start = find_start(run, name=args.resume_from, main_process=args.process_index == 0)
+    plan, trajectory["extensions"] = extend_plan(plan, args.extend_to, extensions=start.extensions, step=start.step)
+    args.max_steps = plan.max_steps
+    if start.checkpoint is None:
+        return start, plan
+    saved, where = start.manifest["trajectory"], start.checkpoint
+    refuse_another_run(saved, trajectory, where=where, allow_change=args.allow_resume_change)
+    by_deepspeed = start.manifest["deepspeed_processes"] is not None
+    if by_deepspeed != (args.deepspeed_plugin is not None):
+        form = "with DeepSpeed: launch with zero1.yaml" if by_deepspeed else "without DeepSpeed: launch with ddp.yaml"
+        raise UserError(f"{where} was written {form} of accelerate_configs/, or name another --output_dir")
+    return start, plan

@@ -1,0 +1,59 @@
+"""Runs to do harm to."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults.runs import Started
+
+
+FAULTY = "tests/faults/faulty_train.py"
+
+
+@pytest.fixture
+def start(tiny_recipe: Path) -> Iterator[Callable[..., Started]]:
+    """Starts the tiny recipe in a run directory; whatever is left of it is killed at the end of the test."""
+    started: list[Started] = []
+
+    def begin(
+        run: Path,
+        *options: object,
+        launcher: tuple[object, ...] = ("python",),
+        script: str = "train.py",
+        log: str = "run.log",
+        **env: str,
+    ) -> Started:
+        words = (*launcher, script, tiny_recipe, "--output_dir", run, "--disable_tqdm", "true", *options)
+        started.append(Started(words, run, log, env))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            for process in psutil.Process(command.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            os.killpg(command.process.pid, signal.SIGKILL)
+        command.process.wait()
+
+
+@pytest.fixture
+def fault(start, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Runs train.py with a fault to its end; returns exit code and output. Fails where the fault did not happen."""
+
+    def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):
+        mark = tmp_path / "mark"
+        mark.unlink(missing_ok=True)
+        environment = {"FAULT": name, "FAULT_AT": str(at), "FAULT_RANK": str(rank), "FAULT_MARK": str(mark)}
+        command = start(run_directory, *options, script=FAULTY, **settings, **environment)
+        code = command.end()
+        assert mark.is_file(), f"{name} did not happen: {command.text()[-3000:]}"
+        return code, command.text()
+
+    return run

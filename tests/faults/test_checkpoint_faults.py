@@ -1,0 +1,123 @@
+"""CK: a checkpoint is complete or is never chosen, whatever happens while it is saved."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.training.checkpoints import newest_complete
+from tests.faults.runs import losses, status, weights
+
+
+pytestmark = pytest.mark.faults
+
+SAVES = ("--save_steps", 2, "--eval_steps", 2, "--per_device_train_batch_size", 4)
+
+
+@pytest.mark.parametrize(("launcher", "bf16"), [(("launch", 2), "true"), (("python",), "false")], ids=["zero1", "one"])
+def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
+    train, fault, launcher, bf16: str, tmp_path: Path
+) -> None:
+    """CK1, P1, P2. One run, killed at each point in turn, always at a save; it ends as one that was left alone."""
+    options = (*SAVES, "--max_steps", 12, "--bf16", bf16, "--keep_checkpoints", 1, "--keep_best_checkpoint", "false")
+    golden = train(tmp_path / "golden", *options, launcher=launcher)
+    run = tmp_path / "run"
+    kills = [
+        ("kill_after_the_model", 2, 0, None),
+        ("kill_before_the_manifest", 4, 0, 2),
+        ("kill_before_the_rename", 6, 0, 4),
+        ("kill_in_rotation", 6, 0, 6),  # checkpoint-6 is there, and half of checkpoint-4
+    ]
+    if launcher != ("python",):
+        kills.insert(2, ("kill_before_a_shard", 6, 1, 4))
+    for name, step, rank, left in kills:
+        code, text = fault(name, step, run, *options, rank=rank, launcher=launcher)
+        assert code != 0, text
+        newest, _ = newest_complete(run)
+        assert (newest and newest.name) == (left and f"checkpoint-{left}"), name
+    train(run, *options, launcher=launcher)
+    assert weights(run) == weights(golden) and losses(run) == losses(golden)
+    assert {path.name for path in run.glob("*checkpoint-*")} == {"checkpoint-12"}
+    assert not (run / "staging").exists()
+
+
+def test_a_signal_while_saving_stops_after_the_save(train, fault, tmp_path: Path) -> None:
+    """SG3."""
+    run = tmp_path / "run"
+    code, text = fault("term_while_saving", 4, run, *SAVES)
+    assert code == 0 and status(run)["state"] == "stopped", text
+    assert {path.name for path in run.glob("checkpoint-*")} >= {"checkpoint-4", "checkpoint-5"}
+    assert losses(train(run, *SAVES)) == losses(train(tmp_path / "golden", *SAVES))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A disk of 6 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk needs root: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    filler = disk / "filler"
+    filler.unlink(missing_ok=True)
+    filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - leave))
+    return filler
+
+
+def test_a_full_disk_is_foreseen(train, start, small_disk: Path) -> None:
+    """CK2, P11: older checkpoints go first; without any, saves are left out aloud, and the third time the run ends."""
+    options, run = (*SAVES, "--max_steps", 12, "--keep_best_checkpoint", "false"), small_disk / "run"
+    train(run, *options, "--stop_at_step", 4, "--keep_checkpoints", 3)
+    assert len(list(run.glob("checkpoint-*"))) == 2
+    filler = fill(small_disk, leave=400_000)
+    command = start(run, *options, "--stop_at_step", 6, "--keep_checkpoints", 2)
+    assert command.end() == 0 and "deleted 1 older checkpoints to make room" in command.text(), command.text()
+    fill(small_disk, leave=400_000)
+    command = start(run, *options, "--save_steps", 1, "--keep_checkpoints", 0)  # which deletes none
+    assert command.end() == 1, command.text()
+    assert command.text().count("NOT SAVED at step") == 2 and "three times in a row" in command.text()
+    assert newest_complete(run)[0] == run / "checkpoint-6" and status(run)["state"] == "failed"
+    filler.unlink()
+    train(run, *options)
+
+
+def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(
+    train, fault, small_disk: Path, tmp_path: Path
+) -> None:
+    """CK2: the sizes were right and somebody else was faster."""
+    run = small_disk / "run"
+    train(run, *SAVES, "--stop_at_step", 2)
+    filler = fill(small_disk, leave=300_000)
+    code, text = fault("no_foresight", 0, run, *SAVES)
+    assert code == 1 and "is full, checkpoint-4 could not be saved" in text, text
+    assert "Traceback" not in text.split("is full, checkpoint-4")[1]
+    assert newest_complete(run)[0] == run / "checkpoint-2" and not (run / "staging").exists()
+    filler.unlink()
+    train(run, *SAVES)
+    assert weights(run) == weights(train(tmp_path / "golden", *SAVES))
+
+
+def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:
+    """SE3, SE4, P13."""
+    secrets = {
+        name: f"secret{number}" * 5 for number, name in enumerate(("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY"))
+    }
+    run = tmp_path / "run"
+    command = start(run, *SAVES, "--report_to", "wandb", **secrets, WANDB_MODE="offline", launcher=("launch", 2))
+    assert command.end() == 0, command.text()
+    files = [path for path in [*run.rglob("*"), command.output] if path.is_file()]
+    assert len(files) > 20 and any("wandb" in str(path) for path in files)
+    for path in files:
+        content = path.read_bytes()
+        assert not [name for name, value in secrets.items() if value.encode() in content], path
+    assert not list(run.rglob("training_args.bin"))
+    assert json.loads((run / "environment.json").read_text())["command"]

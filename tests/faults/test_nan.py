@@ -1,0 +1,67 @@
+"""ST: an update that is not finite is not applied, not hidden, and ends the run where they do not stop coming."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.faults.runs import status
+
+
+pytestmark = pytest.mark.faults
+
+SAVES = ("--save_steps", 1, "--keep_checkpoints", 0, "--per_device_train_batch_size", 4)
+ENGINES = [
+    pytest.param(("python",), "false", id="one-fp32"),
+    pytest.param(("torchrun", 2), "true", id="ddp-bf16"),
+    pytest.param(("launch", 2), "true", id="zero1-bf16"),
+    pytest.param(("launch", 2), "false", id="zero1-fp32"),
+]
+
+
+def events(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("launcher", "bf16"), ENGINES)
+def test_one_update_of_nan_is_skipped_and_seen(fault, launcher, bf16: str, tmp_path: Path) -> None:
+    """ST1, ST2, ST3, P6: on one rank, in one pass of several."""
+    run = tmp_path / "run"
+    rank = 0 if launcher == ("python",) else 1
+    code, text = fault("nan", 3, run, *SAVES, "--bf16", bf16, rank=rank, launcher=launcher)
+    assert code == 0, text
+    assert "step 3: update skipped, gradient norm" in text
+    weights = [load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (2, 3, 4)]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+    assert not all(torch.equal(weight, weights[2][name]) for name, weight in weights[1].items())
+    logged = {event["step"]: event for event in events(run) if "loss" in event}
+    assert math.isnan(logged[3]["loss"])
+    assert all(math.isfinite(logged[step]["loss"]) for step in (1, 2, 4, 5, 6, 7, 8))
+    assert "updates_skipped" not in logged[2] and logged[8]["updates_skipped"] == 1
+    (skipped,) = [event for event in events(run) if "update_skipped" in event]
+    assert skipped["step"] == 3 and skipped["update_skipped"].startswith("gradient norm")
+    # The schedule belongs to the step: what was skipped does not stretch it.
+    from gpt2_repro.compute import learning_rate_factor
+
+    rates = [learning_rate_factor(step, warmup_steps=3, max_steps=8) * 1e-2 for step in range(8)]
+    assert [logged[step]["learning_rate"] for step in range(1, 9)] == pytest.approx(rates)
+    final = load_file(run / "final" / "model.safetensors")
+    assert all(weight.isfinite().all() for weight in final.values())
+
+
+@pytest.mark.parametrize(("launcher", "bf16"), [ENGINES[0], ENGINES[2]])
+def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, launcher=launcher)
+    assert code == 1, text
+    (line,) = {line for line in text.splitlines() if line.startswith("error: ")}
+    assert "not finite 5 times in a row up to step 7" in line
+    told = status(run)
+    assert told["state"] == "diverged" and "not finite 5 times" in told["reason"]
+    good = load_file(run / "checkpoint-2" / "model.safetensors")
+    last = load_file(run / "checkpoint-6" / "model.safetensors")
+    assert all(torch.equal(weight, last[name]) for name, weight in good.items())
+    assert not (run / "final").exists()

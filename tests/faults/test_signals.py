@@ -1,0 +1,97 @@
+"""SG, RS9: signals on any rank or the launcher, launchers that die, second jobs."""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.runs import losses, status, weights
+
+
+pytestmark = pytest.mark.faults
+
+LONG = ("--max_steps", 300, "--save_steps", 1000, "--eval_steps", 50, "--per_device_train_batch_size", 4)
+READERS = ("--dataloader_num_workers", 1)  # which a launcher's signal reaches too
+
+
+def to_rank(number: int, rank: int):
+    return lambda command: command.ranks()[rank].send_signal(number)
+
+
+def to_launcher(number: int):
+    return lambda command: command.process.send_signal(number)
+
+
+SIGNALS = {
+    "SIGTERM to rank 1": (to_rank(signal.SIGTERM, 1), "SIGTERM"),
+    "SIGUSR1 to rank 0": (to_rank(signal.SIGUSR1, 0), "SIGUSR1"),
+    "SIGTERM to the launcher": (to_launcher(signal.SIGTERM), "SIGTERM"),
+    "Ctrl-C in the launcher's terminal": (to_launcher(signal.SIGINT), "SIGINT"),
+    "a killed launcher": (to_launcher(signal.SIGKILL), "the launcher died"),
+}
+
+
+def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, tmp_path: Path) -> None:
+    """SG1, SG9, P5: one run, stopped by each signal in turn; it ends as one that was left alone."""
+    options = (*LONG, *READERS)
+    golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
+    run, before = tmp_path / "run", 0
+    for name, (send, reason) in SIGNALS.items():
+        command = start(run, *options, launcher=("launch", 2))
+        command.wait_until(lambda: command.step() >= before + 20)  # noqa: B023
+        workers = psutil.Process(command.process.pid).children(recursive=True)
+        send(command)
+        command.end(30)
+        gone, alive = psutil.wait_procs(workers, timeout=5)
+        assert not alive, f"{name}: {alive} still there"
+        told = status(run)
+        assert told["reason"] == reason and told["step"] > before, name
+        assert told["state"] == ("failed" if "died" in reason else "stopped"), name
+        before = told["step"]
+        assert before < 300 and (run / f"checkpoint-{before}" / "manifest.json").is_file(), name
+        assert "killed by signal" not in command.text(), name
+    train(run, *options, launcher=("launch", 2))
+    assert weights(run) == weights(golden)
+    assert losses(run) == losses(golden)
+
+
+def test_a_second_job_is_refused_while_the_first_one_trains(start, tmp_path: Path) -> None:
+    """RS9, P12."""
+    run = tmp_path / "run"
+    first = start(run, *LONG, "--max_steps", 20_000)
+    first.wait_until(lambda: first.step() >= 1)
+    began = time.monotonic()
+    second = start(run, *LONG, "--max_steps", 20_000, log="second.log")
+    assert second.end() == 2 and time.monotonic() - began < 30
+    assert f"is being written by process {first.process.pid}" in second.text()
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 0 and status(run)["state"] == "stopped"
+
+
+def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
+    """SG4: a hanging step does not have to be waited for."""
+    run = tmp_path / "run"
+    mark = tmp_path / "mark"
+    faulty = {"FAULT": "hang", "FAULT_AT": "3", "FAULT_MARK": str(mark)}
+    command = start(run, *LONG, script="tests/faults/faulty_train.py", **faulty)
+    command.wait_until(mark.is_file)
+    command.process.send_signal(signal.SIGINT)
+    time.sleep(1.5)
+    assert command.process.poll() is None
+    command.process.send_signal(signal.SIGINT)
+    assert command.end(5) == 130
+
+
+def test_a_validation_that_a_signal_cuts_short_is_made_up_for(train, start, tmp_path: Path) -> None:
+    """P5: minutes of validation are not waited for, and not lost."""
+    options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
+    golden, run = train(tmp_path / "golden", *options), tmp_path / "run"
+    slow = start(run, *options, "--eval_on_start", "false", script="tests/faults/slow_validation.py")
+    slow.wait_until((tmp_path / "validating").is_file)
+    slow.process.send_signal(signal.SIGTERM)
+    assert slow.end(20) == 0 and status(run)["step"] == 3, slow.text()
+    assert [kind for _, kind, _ in losses(run)] == ["loss"] * 3
+    train(run, *options)
+    assert losses(run) == losses(golden)[1:] and weights(run) == weights(golden)

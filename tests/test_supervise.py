@@ -1,0 +1,131 @@
+"""A crashed command is started again, within bounds; everything else is not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.supervise import main
+
+
+# What train.py tells its supervisor, with a plan of what happens at each attempt.
+FAKE = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from gpt2_repro import supervision
+from gpt2_repro.training.checkpoints import publish, seal
+run, plan = Path(sys.argv[1]), sys.argv[2].split(",")
+run.mkdir(exist_ok=True)
+attempt = len(list(run.glob("attempt-*")))
+(run / f"attempt-{attempt}").write_text(str(supervision.is_restarted()))
+what, _, number = plan[min(attempt, len(plan) - 1)].partition(":")
+status = lambda state: (run / "run_status.json").write_text(json.dumps({"state": state, "reason": "why"}))
+if what == "mistake":
+    supervision.note_mistake("there is no recipe")
+    sys.exit(1)
+supervision.note_run(run)
+status("running")
+if number:
+    (run / "staging").mkdir()
+    seal(run / "staging", {})
+    publish(run / "staging", run / f"checkpoint-{number}")
+if what == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "orphan":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    (run / "orphan").write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: (status("stopped"), sys.exit(1)))
+    (run / "waiting").touch()
+    time.sleep(60)
+    sys.exit(3)
+status(what)
+sys.exit(0 if what == "complete" else 1)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path):
+    (tmp_path / "fake.py").write_text(FAKE)
+    run = tmp_path / "run"
+
+    def words(plan: str, *options: str) -> list[str]:
+        return [*options, "--wait", "0.05", "--", sys.executable, str(tmp_path / "fake.py"), str(run), plan]
+
+    words.run = run
+    words.attempts = lambda: [path.read_text() for path in sorted(run.glob("attempt-*"))]
+    return words
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_crashes_with_progress_go_on_for_as_long_as_it_takes(command) -> None:
+    main(command("kill:1,kill:2,kill:3,kill:4,failed:5,complete"))
+    # A restarted command knows that it is one: it does not go back to --resume_from once more.
+    assert command.attempts() == ["False", *["True"] * 5]
+
+
+def test_without_progress_it_gives_up(command) -> None:
+    with pytest.raises(RunFailed, match="gave up: 3 crashes without a newer checkpoint, the last with exit code -9"):
+        main(command("kill:7,kill"))
+    assert len(command.attempts()) == 3
+    with pytest.raises(RunFailed, match="gave up: 2 crashes"):
+        main(command("kill", "--attempts", "2"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"), [("diverged", "not started again: why"), ("mistake", "not started again: there is no recipe")]
+)
+def test_what_would_happen_again_is_not_started_again(command, plan: str, message: str) -> None:
+    with pytest.raises(RunFailed, match=message):
+        main(command(plan))
+    assert len(command.attempts()) == 1
+
+
+@pytest.mark.parametrize("plan", ["complete", "stopped"])
+def test_an_end_is_an_end(command, plan: str) -> None:
+    main(command(plan))
+    assert len(command.attempts()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -> None:
+    main(command("orphan:1,complete", "--grace", "0.3"))
+    assert len(command.attempts()) == 2 and not psutil.pid_exists(int((command.run / "orphan").read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
+    words = [sys.executable, "-m", "gpt2_repro.supervise", *command("wait")]
+    with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}) as supervisor:
+        deadline = time.monotonic() + 30
+        while not (command.run / "waiting").exists():
+            assert time.monotonic() < deadline and supervisor.poll() is None
+            time.sleep(0.01)
+        supervisor.send_signal(number)
+        assert supervisor.wait(20) == 0
+    assert len(command.attempts()) == 1
+    assert json.loads((command.run / "run_status.json").read_text())["state"] == "stopped"
+
+
+def test_a_command_is_needed() -> None:
+    with pytest.raises(UserError, match="there is no command"):
+        main(["--attempts", "2"])
+    with pytest.raises(UserError, match="cannot start no-such-command"):
+        main(["--", "no-such-command"])

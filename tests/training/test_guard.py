@@ -1,0 +1,132 @@
+"""Which updates are not applied, and what they leave untouched."""
+
+import copy
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2_repro.errors import Diverged
+from gpt2_repro.training.guard import IN_A_ROW, RECENT, WINDOW, OutlierDetector, UpdateGuard
+
+
+def test_a_score_is_measured_by_the_values_before_it() -> None:
+    source = random.Random(0)
+    values = [source.gauss(3, 0.1) for _ in range(400)]
+    detector = OutlierDetector()
+    for number, value in enumerate(values):
+        before = values[max(0, number - WINDOW) : number]
+        expected = (value - np.mean(before)) / np.std(before) if len(before) == WINDOW else 0.0
+        assert detector.measure(value) == pytest.approx(expected)
+
+
+def test_an_outlier_is_not_measured_by_itself_and_nan_does_not_turn_the_detector_off() -> None:
+    detector = OutlierDetector([3 + 0.1 * (-1) ** number for number in range(WINDOW)])
+    for bad in (math.nan, math.inf, -math.inf):
+        assert detector.measure(bad) == 0.0
+    assert detector.measure(30.0) == pytest.approx(270)  # llm.c's could not exceed 11.3
+    assert OutlierDetector([1.0] * WINDOW).measure(2.0) == 0.0  # no deviation, nothing to measure by
+
+
+class Run:
+    """A model of one matrix under a guard, and what the guard reports."""
+
+    def __init__(self, **limits: float) -> None:
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.optimizer = torch.optim.AdamW([self.weight], lr=0.1, weight_decay=0.1)
+        self.reported: list[tuple[int, str]] = []
+        limits = {"skip_loss_z": 0.0, "skip_grad_z": 0.0} | limits
+        self.guard = UpdateGuard(**limits, mean=lambda loss: loss, report=lambda *said: self.reported.append(said))
+        self.guard.attach(self.optimizer)
+        self.step = 0
+
+    def update(self, gradient: float, loss: float = 1.0) -> bool:
+        """One step; whether anything changed: weights, moments, their step."""
+        before = copy.deepcopy((self.weight.data, self.optimizer.state_dict()["state"]))
+        self.step += 1
+        self.weight.grad = torch.full((3,), gradient)
+        self.guard.see_loss(torch.tensor(loss))
+        self.guard.see_norm(self.weight.grad.norm())
+        self.optimizer.step()
+        self.guard.after_step(self.step, passed_over=False)
+        after = (self.weight.data, self.optimizer.state_dict()["state"])
+        same = torch.equal(before[0], after[0]) and str(before[1]) == str(after[1])
+        return not same
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_changes_nothing(bad: float) -> None:
+    run = Run()
+    assert run.update(bad) is False and run.update(1.0) is True
+    assert run.update(bad) is False and run.update(1.0) is True
+    assert [step for step, _ in run.reported] == [1, 3] and run.guard.total == 2
+    assert run.reported[0][1].startswith("gradient norm")
+    assert run.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("limit", ["skip_loss_z", "skip_grad_z"])
+def test_outliers_are_skipped_on_request_only(limit: str) -> None:
+    for run, applied in ((Run(**{limit: 6.0}), False), (Run(), True)):
+        for number in range(WINDOW):
+            noise = 0.01 * (-1) ** number
+            assert run.update(1.0 + noise, 3.0 + noise)
+        spike = {"skip_loss_z": (1.0, 9.0), "skip_grad_z": (9.0, 3.0)}[limit]
+        assert run.update(*spike) is applied
+        assert run.update(1.0, 3.0) is True
+        if not applied:
+            ((step, reason),) = run.reported
+            assert step == WINDOW + 1 and "deviations above the last 128" in reason
+
+
+def test_too_many_in_a_row_end_the_run() -> None:
+    run = Run()
+    for _ in range(IN_A_ROW - 1):
+        run.update(math.nan)
+    run.update(1.0)
+    for _ in range(IN_A_ROW - 1):
+        run.update(math.nan)
+    with pytest.raises(Diverged, match="not finite 5 times in a row up to step 10"):
+        run.update(math.nan)
+
+
+def test_too_many_among_the_recent_ones_end_the_run() -> None:
+    few, steps = RECENT
+    run = Run()
+    for number in range(few - 1):
+        run.step = 50 * number
+        run.update(math.nan)
+    run.step = steps + 1  # the first one is no longer recent
+    run.update(math.nan)
+    run.step += 10
+    with pytest.raises(Diverged, match="20 times in 1000 steps"):
+        run.update(math.nan)
+
+
+def test_an_engine_that_passes_over_an_update_by_itself_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    for step in range(1, IN_A_ROW):
+        run.guard.after_step(step, passed_over=True)
+    assert run.guard.total == IN_A_ROW - 1 and "update skipped, gradient norm not finite" in caplog.text
+    with pytest.raises(Diverged):
+        run.guard.after_step(IN_A_ROW, passed_over=True)
+
+
+def test_the_state_goes_through_a_checkpoint() -> None:
+    """RS10: the same decisions after a resume, for as many values and skips as there were before."""
+    run, other = Run(skip_loss_z=6.0), Run(skip_loss_z=6.0)
+    source = random.Random(1)
+    for _ in range(WINDOW + 20):
+        run.update(1.0, source.gauss(3, 0.1))
+    for _ in range(IN_A_ROW - 2):
+        run.update(math.nan)
+    other.guard.load_state(json.loads(json.dumps(run.guard.state())))
+    other.step = run.step
+    for _ in range(20):
+        loss = source.gauss(3, 0.1)
+        assert run.guard.detectors["loss"].measure(loss) == other.guard.detectors["loss"].measure(loss)
+    other.update(math.nan)
+    with pytest.raises(Diverged):
+        other.update(math.nan)

@@ -1,0 +1,114 @@
+"""When a run saves and when it stops."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from transformers import TrainerControl
+
+from gpt2_repro.training.stopping import MAX_HOURS, MAX_USD, NOTHING, SAVE, SIGNAL, SIGNALS, Stopping, StopSignals
+
+
+@pytest.fixture
+def signals():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = StopSignals()
+    taken.install()
+    yield taken
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+ARGS = dict(max_hours=0.0, max_usd=0.0, usd_per_hour=0.0, save_minutes=0.0, stop_at_step=0)
+
+
+def ask(stopping: Stopping, step: int = 5, rank: int = 0, **options: float) -> TrainerControl:
+    """What the end of a step decides, after Trainer's own callback wanted to validate."""
+    control = TrainerControl(should_evaluate=True)
+    state = SimpleNamespace(global_step=step, max_steps=10, is_world_process_zero=rank == 0)
+    stopping.on_step_end(SimpleNamespace(**ARGS | options), state, control)
+    return control
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopSignals, number) -> None:
+    stopping = Stopping(signals, clock=lambda: 0.0)
+    assert not ask(stopping).should_training_stop
+    os.kill(os.getpid(), number)
+    control = ask(stopping, rank=1)
+    assert control.should_save and control.should_training_stop and not control.should_evaluate
+    died = number == signal.SIGUSR2
+    assert stopping.reason == ("the launcher died" if died else number.name) and stopping.orphaned is died
+    # After the last step there is nothing to stop.
+    last = ask(Stopping(signals, clock=lambda: 0.0), step=10)
+    assert last.should_log and last.should_evaluate and not last.should_save
+
+
+def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(signals: StopSignals) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # the terminal's and the launcher's
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.received == signal.SIGINT
+    forked = StopSignals()
+    forked._process = 1
+    forked._receive(signal.SIGTERM, None)
+    assert forked.received == 0
+
+
+def test_what_is_ignored_stays_so() -> None:
+    """nohup."""
+    code = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+        "from gpt2_repro.training.stopping import StopSignals; StopSignals().install();"
+        "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, callable(signal.getsignal(signal.SIGTERM)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "reason"),
+    [
+        (7199, {"max_hours": 2.0}, None),
+        (7200, {"max_hours": 2.0}, "--max_hours 2"),
+        (3599, {"max_usd": 14.0, "usd_per_hour": 14.0}, None),
+        (3600, {"max_usd": 14.0, "usd_per_hour": 14.0}, "--max_usd 14"),
+    ],
+)
+def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
+    stopping = Stopping(StopSignals(), clock=lambda: seconds)
+    control = ask(stopping, **options)
+    assert stopping.reason == reason and control.should_training_stop is (reason is not None)
+    assert not ask(Stopping(StopSignals(), clock=lambda: seconds), rank=1, **options).should_training_stop  # rank 0's
+
+
+def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stopping = Stopping(StopSignals(), clock=lambda: 0.0)
+    stopping.on_train_begin(None, None, None)
+    for minutes, due in ((14, False), (1, True)):
+        now[0] += 60 * minutes
+        control = ask(stopping, save_minutes=15.0)
+        assert control.should_save is due and not control.should_training_stop and control.should_evaluate
+    stopping.on_save(None, None, None)
+    assert not ask(stopping, save_minutes=15.0).should_save
+    now[0] += 10**6
+    assert not ask(stopping, save_minutes=0.0).should_save
+
+
+def test_stop_at_step_logs_its_last_step() -> None:
+    stopping = Stopping(StopSignals(), clock=lambda: 0.0)
+    assert not ask(stopping, step=4, stop_at_step=5).should_training_stop
+    control = ask(stopping, step=5, stop_at_step=5)
+    assert control.should_save and control.should_training_stop and control.should_log and control.should_evaluate
+    assert stopping.reason == "--stop_at_step 5"
+
+
+def test_ranks_hear_the_strongest_word() -> None:
+    """A signal on one rank outweighs what any other one wishes."""
+    assert NOTHING < SAVE < MAX_HOURS < MAX_USD < SIGNAL + min(SIGNALS)
