@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil  # accelerate brings it
+import psutil
 
 
 ROOT = Path(__file__).parents[1]

@@ -105,13 +105,17 @@ def allowed_in(code: str) -> list[tuple[str, set[str]]]:
     for start, options in FOREIGN.items():
         if code.startswith(start):
             return [(code, options)]
+    if code.startswith("python -m gpt2_repro.supervise "):
+        own, _, command = code.partition(" -- ")
+        return [(own, set(options_of("gpt2_repro.supervise"))), *allowed_in(command)]
     if code.startswith("accelerate launch ") and (story := re.search(r"\btrain\.py\b", code)):
         return [(code[: story.start()], ACCELERATE), (code[story.start() :], set(options_of("train.py")))]
     if named := re.match(r"python (?:-m )?(train\.py|prepare_data\.py|gpt2_repro[.\w]*)", code):
         return [(code, set(options_of(named[1])))]
     if code.startswith("bash evaluate.sh"):
         return [(code, set(options_of("gpt2_repro.evaluation")))]
-    commands = ("train.py", "prepare_data.py", "gpt2_repro.evaluation", "gpt2_repro.generate", "gpt2_repro.report")
+    modules = ("evaluation", "generate", "report", "supervise")
+    commands = ("train.py", "prepare_data.py", *(f"gpt2_repro.{module}" for module in modules))
     return [(code, ACCELERATE.union(*(options_of(command) for command in commands)))]
 
 

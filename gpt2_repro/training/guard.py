@@ -4,7 +4,7 @@ import collections
 import logging
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,29 +17,37 @@ logger = logging.getLogger(__name__)
 
 IN_A_ROW = 5
 RECENT = (20, 1000)  # updates that were not finite, in so many steps
-WINDOW = 128  # values that an outlier is measured by, as in llm.c
+WINDOW = 128  # values that an outlier is measured by
+NEW_LEVEL = 3  # outliers in a row that are none
 
 
 class OutlierDetector:
     """How far a value lies above the last ones, in their standard deviations.
 
-    As llm.c's (llmc/outlier_detector.h), with two differences: a value is measured by the ones before it, without itself
-    (with itself no value can lie more than 11.3 deviations above 128), and one that is not finite is left out (there it
-    turns the detector off for good).
+    After llm.c's (llmc/outlier_detector.h at 19c83f9 and before, where the window is 128), with two differences: a value is
+    measured by the ones before it, without itself (with itself none can lie more than 11.3 deviations above 128), and one
+    that is not finite is left out (there it turns the detector off for good).
+
+    Args:
+        limit: a value further above does not join the others, which would get less picky by it, unless it is the third in
+            a row: then it is no outlier but a new level.
     """
 
-    def __init__(self, values: list[float] | None = None) -> None:
-        self.values: collections.deque[float] = collections.deque(values or [], maxlen=WINDOW)
+    def __init__(self, limit: float, values: Sequence[float] = (), outliers: int = 0) -> None:
+        self.limit, self.outliers = limit, outliers
+        self.values: collections.deque[float] = collections.deque(values, maxlen=WINDOW)
 
     def measure(self, value: float) -> float:
-        """The z-score of `value`; 0 until there are as many as the window holds. The value joins them."""
+        """The z-score of `value`; 0 until there are as many as the window holds."""
         if not math.isfinite(value):
             return 0.0
         score = 0.0
         if len(self.values) == WINDOW:
             deviation = statistics.pstdev(self.values)
             score = (value - statistics.fmean(self.values)) / deviation if deviation else 0.0
-        self.values.append(value)
+        self.outliers = self.outliers + 1 if score > self.limit else 0
+        if self.outliers in (0, NEW_LEVEL):
+            self.values.append(value)
         return score
 
 
@@ -66,7 +74,7 @@ class UpdateGuard(TrainerCallback):
         report: Callable[[int, str], None],
     ) -> None:
         self.limits = {"loss": skip_loss_z, "gradient norm": skip_grad_z}
-        self.detectors = {name: OutlierDetector() for name in self.limits}
+        self.detectors = {name: OutlierDetector(limit) for name, limit in self.limits.items()}
         self.mean, self.report = mean, report
         self._ask: Callable[[], Any] | None = None
         self.skipped: list[int] = []  # steps whose update was not finite, the recent ones
@@ -146,10 +154,10 @@ class UpdateGuard(TrainerCallback):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to remember, as JSON can hold it."""
-        windows = {name: list(detector.values) for name, detector in self.detectors.items()}
+        windows = {name: [list(seen.values), seen.outliers] for name, seen in self.detectors.items()}
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.skipped, self.total = state["skipped"], state["total"]
-        self.detectors = {name: OutlierDetector(values) for name, values in state["windows"].items()}
+        self.detectors = {name: OutlierDetector(self.limits[name], *seen) for name, seen in state["windows"].items()}

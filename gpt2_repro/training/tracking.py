@@ -3,6 +3,7 @@
 import logging
 import netrc
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.files import write_whole
 
 
 logger = logging.getLogger(__name__)
@@ -29,9 +31,17 @@ def check_reporting(report_to: list[str]) -> None:
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:
-    """Choose the offline mode where no key is configured, before anything could ask for one; keep files in the run."""
-    if "wandb" not in report_to:
+    """Choose the offline mode where no key is configured, before anything could ask for one; keep files in the run.
+
+    A run that is resumed goes on in the same run of wandb: its id lies beside wandb's own files.
+    """
+    if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
+    noted = run / "wandb" / "run_id"
+    if not noted.is_file():
+        write_whole(noted, uuid.uuid4().hex[:12])
+    os.environ.setdefault("WANDB_RUN_ID", noted.read_text())
+    os.environ.setdefault("WANDB_RESUME", "allow")
     os.environ.setdefault("WANDB_DIR", str(run))
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
     if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _key_in_netrc()):

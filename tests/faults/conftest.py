@@ -1,6 +1,7 @@
 """Runs to do harm to."""
 
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,18 @@ from tests.faults.runs import Started
 
 
 FAULTY = "tests/faults/faulty_train.py"
+
+
+@pytest.fixture(scope="session")
+def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A run of these options that nothing happened to; trained once in a session."""
+    folder = tmp_path_factory.mktemp("golden")
+
+    @functools.cache
+    def run(*options: object, launcher: tuple[object, ...] = ("python",)) -> Path:
+        return train(folder / str(len(list(folder.iterdir()))), *options, launcher=launcher)
+
+    return run
 
 
 @pytest.fixture

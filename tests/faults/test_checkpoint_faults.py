@@ -18,11 +18,10 @@ SAVES = ("--save_steps", 2, "--eval_steps", 2, "--per_device_train_batch_size", 
 
 @pytest.mark.parametrize(("launcher", "bf16"), [(("launch", 2), "true"), (("python",), "false")], ids=["zero1", "one"])
 def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
-    train, fault, launcher, bf16: str, tmp_path: Path
+    train, fault, golden, launcher, bf16: str, tmp_path: Path
 ) -> None:
     """CK1, P1, P2. One run, killed at each point in turn, always at a save; it ends as one that was left alone."""
     options = (*SAVES, "--max_steps", 12, "--bf16", bf16, "--keep_checkpoints", 1, "--keep_best_checkpoint", "false")
-    golden = train(tmp_path / "golden", *options, launcher=launcher)
     run = tmp_path / "run"
     kills = [
         ("kill_after_the_model", 2, 0, None),
@@ -38,18 +37,19 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
         newest, _ = newest_complete(run)
         assert (newest and newest.name) == (left and f"checkpoint-{left}"), name
     train(run, *options, launcher=launcher)
-    assert weights(run) == weights(golden) and losses(run) == losses(golden)
+    straight = golden(*options, launcher=launcher)
+    assert weights(run) == weights(straight) and losses(run) == losses(straight)
     assert {path.name for path in run.glob("*checkpoint-*")} == {"checkpoint-12"}
     assert not (run / "staging").exists()
 
 
-def test_a_signal_while_saving_stops_after_the_save(train, fault, tmp_path: Path) -> None:
+def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_path: Path) -> None:
     """SG3."""
     run = tmp_path / "run"
     code, text = fault("term_while_saving", 4, run, *SAVES)
     assert code == 0 and status(run)["state"] == "stopped", text
     assert {path.name for path in run.glob("checkpoint-*")} >= {"checkpoint-4", "checkpoint-5"}
-    assert losses(train(run, *SAVES)) == losses(train(tmp_path / "golden", *SAVES))
+    assert losses(train(run, *SAVES)) == losses(golden(*SAVES))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(
     assert newest_complete(run)[0] == run / "checkpoint-2" and not (run / "staging").exists()
     filler.unlink()
     train(run, *SAVES)
-    assert weights(run) == weights(train(tmp_path / "golden", *SAVES))
+    assert weights(run) == weights(golden(*SAVES))
 
 
 def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:

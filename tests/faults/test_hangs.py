@@ -11,7 +11,7 @@ from tests.faults.runs import weights
 pytestmark = pytest.mark.faults
 
 
-def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(train, fault, tmp_path: Path) -> None:
+def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(train, fault, golden, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ("--save_steps", 2, "--per_device_train_batch_size", 4)
     began = time.monotonic()
     words = (*options, "--hang_timeout", 6)
@@ -21,4 +21,4 @@ def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(train, fault, 
     assert "faulty_train.py" in text.split("Timeout (0:00:06)!", 1)[1]  # the line that is stuck
     assert (run / "checkpoint-4" / "manifest.json").is_file()
     train(run, *options, launcher=("launch", 2))
-    assert weights(run) == weights(train(tmp_path / "golden", *options, launcher=("launch", 2)))
+    assert weights(run) == weights(golden(*options, launcher=("launch", 2)))

@@ -11,13 +11,14 @@ from tests.faults.runs import losses, status, weights
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize("bf16", ["true", "false"], ids=["bf16", "fp32"])
-def test_two_processes_then_one_then_two_are_the_straight_run(train, bf16: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("bf16", "stops"), [("true", ((2, 4), (1, 8), (2, 12))), ("false", ((2, 6), (1, 12)))], ids=["bf16", "fp32"]
+)
+def test_two_processes_then_one_then_two_are_the_straight_run(train, golden, bf16: str, stops, tmp_path: Path) -> None:
     """RS2, P3: through DeepSpeed's universal checkpoint, by the same command and another --num_processes."""
     options = ("--max_steps", 12, "--per_device_train_batch_size", 2, "--bf16", bf16, "--learning_rate", 1e-3)
-    straight = train(tmp_path / "straight", *options, launcher=("launch", 2))
-    run = tmp_path / "run"
-    for processes, stop in ((2, 4), (1, 8), (2, 12)):
+    straight, run = golden(*options, launcher=("launch", 2)), tmp_path / "run"
+    for processes, stop in stops:
         train(run, *options, "--stop_at_step", stop, launcher=("launch", processes))
         assert json.loads((run / "environment.json").read_text())["plan"]["num_processes"] == processes
     assert status(run)["state"] == "complete"
@@ -26,24 +27,26 @@ def test_two_processes_then_one_then_two_are_the_straight_run(train, bf16: str, 
     assert [loss[2] for loss in ours] == pytest.approx([loss[2] for loss in theirs], abs=1e-4)
 
 
-def test_without_deepspeed_too(train, tmp_path: Path) -> None:
+def test_without_deepspeed_too(train, golden, tmp_path: Path) -> None:
     """RS2 with torchrun's DDP and with one process, whose checkpoints have one form."""
-    options = ("--max_steps", 9, "--per_device_train_batch_size", 2, "--save_steps", 100)
-    straight, run = train(tmp_path / "straight", *options), tmp_path / "run"
-    for launcher, stop in ((("torchrun", 2), 3), (("python",), 6), (("torchrun", 2), 9)):
-        train(run, *options, "--stop_at_step", stop, launcher=launcher)
-    assert [loss[2] for loss in losses(run)] == pytest.approx([loss[2] for loss in losses(straight)], abs=1e-4)
+    straight, run = golden("--per_device_train_batch_size", 4), tmp_path / "run"
+    for launcher, stop in ((("torchrun", 2), 3), (("python",), 6), (("torchrun", 2), 8)):
+        train(run, "--per_device_train_batch_size", 2, "--stop_at_step", stop, launcher=launcher)
+    ours = {(step, kind): loss for step, kind, loss in losses(run)}
+    for step, kind, loss in losses(straight):
+        assert ours[step, kind] == pytest.approx(loss, abs=1e-4)
 
 
-@pytest.mark.parametrize("lost", ["optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"])
+@pytest.mark.parametrize("lost", ["optimizer.pt", "rng_state.pth"])
 def test_a_checkpoint_without_a_file_is_passed_over(
-    train, type_command, tiny_recipe, lost: str, tmp_path: Path
+    train, golden, type_command, tiny_recipe, lost: str, tmp_path: Path
 ) -> None:
-    """RS5, RS6."""
-    run = train(tmp_path / "run", "--save_steps", 2, "--stop_at_step", 4, "--keep_checkpoints", 0)
+    """RS5, RS6: what transformers would pass over in silence."""
+    options = ("--per_device_train_batch_size", 4)
+    run = train(tmp_path / "run", *options, "--save_steps", 2, "--stop_at_step", 4, "--keep_checkpoints", 0)
     (run / "checkpoint-4" / lost).unlink()
-    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run, "--save_steps", 2)
+    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run, *options)
     assert done.returncode == 0, done.stderr
     assert f"skipping {run}/checkpoint-4: {lost} is missing" in done.stdout
     assert f"resuming from {run}/checkpoint-2" in done.stdout
-    assert weights(run) == weights(train(tmp_path / "golden"))
+    assert weights(run) == weights(golden(*options))

@@ -16,7 +16,7 @@ from gpt2_repro.training.guard import IN_A_ROW, RECENT, WINDOW, OutlierDetector,
 def test_a_score_is_measured_by_the_values_before_it() -> None:
     source = random.Random(0)
     values = [source.gauss(3, 0.1) for _ in range(400)]
-    detector = OutlierDetector()
+    detector = OutlierDetector(limit=math.inf)
     for number, value in enumerate(values):
         before = values[max(0, number - WINDOW) : number]
         expected = (value - np.mean(before)) / np.std(before) if len(before) == WINDOW else 0.0
@@ -24,11 +24,19 @@ def test_a_score_is_measured_by_the_values_before_it() -> None:
 
 
 def test_an_outlier_is_not_measured_by_itself_and_nan_does_not_turn_the_detector_off() -> None:
-    detector = OutlierDetector([3 + 0.1 * (-1) ** number for number in range(WINDOW)])
+    detector = OutlierDetector(6.0, [3 + 0.1 * (-1) ** number for number in range(WINDOW)])
     for bad in (math.nan, math.inf, -math.inf):
         assert detector.measure(bad) == 0.0
     assert detector.measure(30.0) == pytest.approx(270)  # llm.c's could not exceed 11.3
-    assert OutlierDetector([1.0] * WINDOW).measure(2.0) == 0.0  # no deviation, nothing to measure by
+    assert OutlierDetector(6.0, [1.0] * WINDOW).measure(2.0) == 0.0  # no deviation, nothing to measure by
+
+
+def test_an_outlier_does_not_blunt_the_detector_and_a_new_level_is_learned() -> None:
+    detector = OutlierDetector(6.0, [3 + 0.1 * (-1) ** number for number in range(WINDOW)])
+    assert detector.measure(30.0) == detector.measure(30.0) == pytest.approx(270)  # the first left no trace
+    assert detector.measure(3.1) == pytest.approx(1.0)
+    scores = [detector.measure(30.0) for _ in range(4)]
+    assert scores[:3] == pytest.approx([scores[0]] * 3) and scores[3] < 12 < scores[0]
 
 
 class Run:

@@ -41,8 +41,9 @@ def test_every_event_is_guarded() -> None:
     ("set_before", "mode"), [({}, "offline"), ({"WANDB_API_KEY": "k"}, None), ({"WANDB_MODE": "disabled"}, "disabled")]
 )
 def test_without_a_key_nothing_asks_for_one(monkeypatch, tmp_path: Path, set_before: dict, mode: str | None) -> None:
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.setenv(name, "")  # to be put back afterwards, whatever is set meanwhile
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     for name, value in set_before.items():
@@ -53,3 +54,6 @@ def test_without_a_key_nothing_asks_for_one(monkeypatch, tmp_path: Path, set_bef
     assert os.environ.get("WANDB_DIR") is None
     prepare_wandb(["wandb"], tmp_path)
     assert os.environ.get("WANDB_MODE") == mode and os.environ["WANDB_DIR"] == str(tmp_path)
+    first = os.environ.pop("WANDB_RUN_ID")
+    prepare_wandb(["wandb"], tmp_path)
+    assert os.environ["WANDB_RUN_ID"] == first and os.environ["WANDB_RESUME"] == "allow"

@@ -1,0 +1,71 @@
+"""What a kill costs: from SIGKILL of everything to the next optimizer step of the same command.
+
+    python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2
+    python benchmarks/kill_and_resume.py recipes/gpt2_124m.yaml --processes 8 -- --save_steps 50
+
+The data of the recipe has to be prepared. The run goes to its first checkpoint and a few steps further, is killed, launcher
+and workers at once, and started again. Options of train.py follow after `--`.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.processes import run_python
+
+
+def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
+    """The first step that was logged after a step and a moment, and its moment, in seconds since the epoch."""
+    path = run / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):  # the last line may be half written
+            event = json.loads(line)
+            if "loss" in event and event["step"] > after_step and event["time"] > after_time:
+                return event["step"], event["time"]
+    return None
+
+
+def newest(run: Path) -> int:
+    return max((int(path.name.split("-")[1]) for path in run.glob("checkpoint-*")), default=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", help="of the run")
+    parser.add_argument("--processes", type=int, default=2, help="of accelerate launch with zero1.yaml (2)")
+    parser.add_argument("--checkpoint", type=int, default=20, help="step of the first checkpoint (20)")
+    parser.add_argument("--kills", type=int, default=3, help="one after another (3)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="takes the run")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of train.py, after --")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder, prefix="kill-") as folder:
+        run = Path(folder, "run")
+        words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1.yaml"]
+        words += ["--num_processes", str(args.processes), "--main_process_port", "0", "train.py", args.recipe]
+        words += ["--output_dir", str(run), "--save_steps", str(args.checkpoint), "--logging_steps", "1"]
+        words += ["--disable_tqdm", "true", *args.options[1:]]
+        killed = 0.0
+        for number in range(args.kills + 1):
+            saved, log = newest(run), Path(folder, f"{number}.log")
+            new = functools.partial(first_new, run, saved or args.checkpoint, killed)
+            done = run_python(words, log=log, timeout=3600, stop=lambda new=new: new() is not None)
+            if (found := new()) is None:
+                sys.exit(f"the run is over before a step could be seen:\n{log.read_text()[-3000:]}")
+            step, when = found
+            if killed:
+                print(f"kill to step {step}: {when - killed:.1f} s, from checkpoint-{saved}", flush=True)
+            else:
+                print(f"first start to step {step}: {when - done.began:.1f} s", flush=True)
+            killed = done.ended
+        status = json.loads((run / "run_status.json").read_text())
+        files = [path for path in (run / f"checkpoint-{newest(run)}").rglob("*") if path.is_file()]
+        megabytes = sum(path.stat().st_size for path in files) / 1e6
+        print(f"a checkpoint: {megabytes:,.1f} MB, saved in {status['save_seconds']} s")
+
+
+if __name__ == "__main__":
+    main()

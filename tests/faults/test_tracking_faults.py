@@ -1,0 +1,44 @@
+"""WB: a tracking service that fails, vanishes or is absent does not end a training."""
+
+import contextlib
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.runs import losses
+
+
+pytestmark = pytest.mark.faults
+
+
+def test_a_service_that_dies_is_left_out_and_the_run_goes_on(start, train, tmp_path: Path) -> None:
+    """WB3."""
+    run = tmp_path / "run"
+    options = ("--max_steps", 400, "--eval_steps", 100)
+    command = start(run, *options, "--report_to", "wandb", WANDB_MODE="offline", HOME=str(tmp_path))
+
+    def service() -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process(command.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "wandb-core" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    command.wait_until(lambda: command.step() >= 5)
+    (core,) = service()
+    core.kill()
+    assert command.end() == 0, command.text()
+    assert "WandbCallback failed in on_log" in command.text() and "it is left out from now on" in command.text()
+    assert losses(run) == losses(train(tmp_path / "golden", *options))
+
+
+def test_a_restarted_run_goes_on_in_the_same_one(start, tmp_path: Path) -> None:
+    """WB4."""
+    run = tmp_path / "run"
+    for stop in (2, 4):
+        command = start(run, "--stop_at_step", stop, "--report_to", "wandb", WANDB_MODE="offline", HOME=str(tmp_path))
+        assert command.end() == 0, command.text()
+    recorded = {path.name.removesuffix(".wandb") for path in run.glob("wandb/offline-run-*/run-*.wandb")}
+    assert len(list(run.glob("wandb/offline-run-*"))) == 2 and len(recorded) == 1
