@@ -90,9 +90,7 @@ def test_a_full_disk_is_foreseen(train, start, small_disk: Path) -> None:
     train(run, *options)
 
 
-def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(
-    train, fault, small_disk: Path, tmp_path: Path
-) -> None:
+def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, golden, small_disk: Path) -> None:
     """CK2: the sizes were right and somebody else was faster."""
     run = small_disk / "run"
     train(run, *SAVES, "--stop_at_step", 2)
