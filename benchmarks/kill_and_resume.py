@@ -40,14 +40,14 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=int, default=20, help="step of the first checkpoint (20)")
     parser.add_argument("--kills", type=int, default=3, help="one after another (3)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="takes the run")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="of train.py, after --")
-    args = parser.parse_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="kill-") as folder:
         run = Path(folder, "run")
         words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/zero1.yaml"]
         words += ["--num_processes", str(args.processes), "--main_process_port", "0", "train.py", args.recipe]
         words += ["--output_dir", str(run), "--save_steps", str(args.checkpoint), "--logging_steps", "1"]
-        words += ["--disable_tqdm", "true", *args.options[1:]]
+        words += ["--disable_tqdm", "true", *options]
         killed = 0.0
         for number in range(args.kills + 1):
             saved, log = newest(run), Path(folder, f"{number}.log")
