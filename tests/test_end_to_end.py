@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +41,13 @@ def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -
     assert all(event["tokens_per_second"] > 0 and 0 <= event["data_wait"] < 1 for event in training)
 
 
-def test_stock_transformers_loads_what_training_wrote(run: Path) -> None:
+def test_stock_transformers_loads_what_training_wrote(run: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(run / "final")
+    GPT2LMHeadModel(model.config).save_pretrained(tmp_path)
+    ours, stock = (load_file(folder / "model.safetensors") for folder in (run / "final", tmp_path))
+    assert {name: (weight.shape, weight.dtype) for name, weight in ours.items()} == {
+        name: (weight.shape, weight.dtype) for name, weight in stock.items()
+    }
     tokenizer = AutoTokenizer.from_pretrained(run / "final")
     assert model.config.architectures == ["GPT2LMHeadModel"]
     assert model.config.vocab_size == len(tokenizer) == 300

@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 STATUS = "run_status.json"
 EVENTS = ("metrics.jsonl", "samples.jsonl")
+# Of what makes a run the same run, what can change in its middle; of the rest the checkpoint has states or shapes.
+CHANGEABLE = {
+    *("data", "tokens_per_step", "max_steps", "bf16", "seed", "data_seed", "train_sampling_strategy", "dropout"),
+    *("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm", "skip_loss_z", "skip_grad_z"),
+}
 FRESH = 30.0  # seconds for which a status is left as it is while the run goes on
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
@@ -137,18 +142,18 @@ def refuse_another_run(
     How far a run was extended is no difference: that is between --extend_to and the checkpoint.
     """
     asked = json.loads(json.dumps(asked))
-    changed = [
-        f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}"
-        for key in dict.fromkeys([*saved, *asked])
-        if key != "extensions" and saved.get(key) != asked.get(key)
-    ]
-    if changed and allow_change:
-        logger.warning("%s goes on as another run: %s", where, "; ".join(changed))
-    elif changed:
-        raise UserError(
-            f"{where} belongs to another run ({'; '.join(changed)}): undo the change, name another --output_dir, or go "
-            "on with the change by --allow_resume_change"
-        )
+    keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
+    if not keys:
+        return
+    changed = "; ".join(f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}" for key in keys)
+    allowable = set(keys) <= CHANGEABLE
+    if allowable and allow_change:
+        logger.warning("%s goes on as another run: %s", where, changed)
+        return
+    mend = "undo the change, name another --output_dir, or go on with the change by --allow_resume_change"
+    if not allowable:
+        mend = "undo the change or name another --output_dir"
+    raise UserError(f"{where} belongs to another run ({changed}): {mend}")
 
 
 def _shown(value: Any) -> str:

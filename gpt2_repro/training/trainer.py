@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
-from gpt2_repro.compute import BatchPlan, checkpoint_bytes, learning_rate_factor
+from gpt2_repro.compute import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments
@@ -38,6 +38,7 @@ from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
+from gpt2_repro.training.schedule import build_schedule, follow
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
 from gpt2_repro.training.validation import mean_losses, sum_losses, validation_batches
@@ -132,6 +133,7 @@ class PretrainingTrainer(Trainer):
         # DeepSpeed prints its memory use here, a dozen lines whatever the log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(*args, **kwargs)
+        follow(self.lr_scheduler, self.args.learning_rate)
         engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
@@ -168,14 +170,7 @@ class PretrainingTrainer(Trainer):
             self._globalstep_last_logged = window["since"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        factor = functools.partial(
-            learning_rate_factor,
-            warmup_steps=int(self.args.warmup_steps),
-            max_steps=self.trajectory["max_steps"],
-            final_factor=self.args.final_learning_rate_fraction,
-            extensions=self.trajectory["extensions"],
-        )
-        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, factor)
+        self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.trajectory)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 

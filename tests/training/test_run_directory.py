@@ -46,7 +46,10 @@ def test_another_run_is_refused_with_every_difference(tmp_path: Path) -> None:
     run.write_json("environment.json", {"trajectory": {"seed": 1, "max_steps": 10, "processes": 2}})
     run.check_trajectory({"seed": 1, "max_steps": 10, "processes": 2})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3\): .*--output_dir"):
-        run.check_trajectory({"seed": 2, "max_steps": 10, "new": 3})
+        run.check_trajectory({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # of some there is no going on
+    with pytest.raises(UserError, match=r"seed 1 -> 2\): .*or go on with the change by --allow_resume_change"):
+        run.check_trajectory({"seed": 2, "max_steps": 10, "processes": 2})
+    run.check_trajectory({"seed": 2, "max_steps": 10, "processes": 2}, allow_change=True)
 
 
 def test_rewinding_drops_what_will_be_written_again(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Runs that stop early, go back, go further, or go on with a change: as typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from gpt2_repro.compute import learning_rate_factor
+
+
+def status(run: Path) -> dict:
+    return json.loads((run / "run_status.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(train, tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("going") / "run", "--save_steps", 4, "--keep_checkpoints", 0)
+
+
+def test_a_finished_run_is_extended_along_a_schedule_of_its_own(
+    finished: Path, train, events, type_command, tiny_recipe: Path
+) -> None:
+    options = ("--save_steps", 4, "--keep_checkpoints", 0, "--extend_to", 16 * 256)
+    train(finished, *options)
+    told = status(finished)
+    assert (told["state"], told["step"], told["max_steps"], told["tokens"]) == ("complete", 16, 16, 16 * 256)
+    logged = {event["step"]: event["learning_rate"] for event in events(finished) if "loss" in event}
+    expected = [
+        learning_rate_factor(step, warmup_steps=3, max_steps=8, extensions=[[8, 16]]) * 1e-2 for step in range(16)
+    ]
+    assert [logged[step] for step in range(1, 17)] == pytest.approx(expected)
+    again = type_command("python", "train.py", tiny_recipe, "--output_dir", finished, *options)
+    assert again.returncode == 0 and "is already complete" in again.stdout
+    without = type_command("python", "train.py", tiny_recipe, "--output_dir", finished)
+    assert without.returncode == 2 and f"type --extend_to {16 * 256}" in without.stderr
+
+    # Back before the extension, and to the first end once more: the same run as at first, newer checkpoints set aside.
+    first = load_file(finished / "checkpoint-8" / "model.safetensors")
+    words = ("--output_dir", finished, "--save_steps", 4, "--keep_checkpoints", 0, "--resume_from", "checkpoint-4")
+    back = type_command("python", "train.py", tiny_recipe, *words)
+    assert back.returncode == 0, back.stderr
+    assert back.stdout.count("set aside: ") == 3 and "resuming from" in back.stdout
+    assert {path.name for path in finished.glob("*checkpoint-*")} == {
+        *("checkpoint-4", "checkpoint-8"),
+        *("abandoned-checkpoint-8", "abandoned-checkpoint-12", "abandoned-checkpoint-16"),
+    }
+    second = load_file(finished / "checkpoint-8" / "model.safetensors")
+    assert all((weight == second[name]).all() for name, weight in first.items())
+    assert status(finished)["max_steps"] == 8 and [event["step"] for event in events(finished)][-1] == 8
+
+
+def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(
+    train, type_command, tiny_recipe: Path, events, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    money = ("--usd_per_hour", 3600, "--save_steps", 100, "--save_minutes", 1e-6, "--keep_checkpoints", 0)
+    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run, *money, "--max_usd", 0.5)
+    assert done.returncode == 0, done.stderr
+    told = status(run)
+    assert (told["state"], told["reason"], told["step"]) == ("stopped", "--max_usd 0.5", 1)
+    assert told["seconds"] > 0.5 and (run / "checkpoint-1" / "manifest.json").is_file()
+    train(run, *money)
+    assert len(list(run.glob("checkpoint-*"))) == 8  # one was due after each step
+    assert status(run)["seconds"] > told["seconds"]  # both attempts were paid for
+    assert [event["step"] for event in events(run) if "loss" in event] == list(range(1, 9))
+
+
+def test_a_change_is_refused_unless_it_is_allowed(
+    train, type_command, tiny_recipe: Path, events, tmp_path: Path
+) -> None:
+    run = train(tmp_path / "run", "--stop_at_step", 4)
+    words = ("python", "train.py", tiny_recipe, "--output_dir", run, "--learning_rate", 2e-2)
+    refused = type_command(*words)
+    assert refused.returncode == 2 and "learning_rate 0.01 -> 0.02" in refused.stderr
+    assert "--allow_resume_change" in refused.stderr
+    allowed = type_command(*words, "--allow_resume_change")
+    assert allowed.returncode == 0, allowed.stderr
+    assert "goes on as another run: learning_rate 0.01 -> 0.02" in allowed.stdout
+    logged = {event["step"]: event["learning_rate"] for event in events(run) if "loss" in event}
+    assert logged[5] == pytest.approx(2e-2 * learning_rate_factor(4, warmup_steps=3, max_steps=8))
+    finished = type_command(*words)  # from now on this is the run
+    assert finished.returncode == 0 and "is already complete" in finished.stdout
