@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     run.check_trajectory(trajectory, allow_change=args.allow_resume_change)
     if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
         return print(f"{run.path} is already complete: {run.path}/final") if main_process else None
-    start, plan = choose_start(run.path, args, plan, trajectory)
+    start, plan = choose_start(run, args, plan, trajectory)
 
     from transformers import set_seed
 
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
     model = build_model(config, tokenizer, attention=attention, init_from=init_from, compiled=args.compile_loss)
 
     if main_process:
-        run.claim(recipe.to_yaml(output_dir=args.output_dir))
+        run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
     trainer = PretrainingTrainer(
         model=model,
         args=args,

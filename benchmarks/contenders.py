@@ -145,10 +145,10 @@ def trainer(setup: Setup, watch: Stopwatch) -> None:
         plan=plan,
         run=RunDirectory(str(args.output_dir)),
         environment=environment,
-        trajectory={},
+        trajectory={"max_steps": plan.max_steps, "extensions": []},
     )
     training.add_callback(Watched())
-    training.fit()
+    training.train()
 
 
 def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Callable[..., torch.Tensor]) -> None:

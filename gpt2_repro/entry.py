@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.supervision import note_mistake
+from gpt2_repro.supervision import MISTAKE, note
 
 
 def is_local_main_process() -> bool:
@@ -37,7 +37,7 @@ def run(story: Callable[[list[str]], None]) -> None:
         if is_local_main_process():
             print(line, file=sys.stderr, flush=True)
             if isinstance(error, UserError):
-                note_mistake(str(error))
+                note(MISTAKE, str(error))
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         # Whoever read the output, `head` say, has read enough; what is still buffered has nowhere to go.

@@ -23,7 +23,7 @@ import psutil
 from gpt2_repro import entry
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.supervision import FOLDER, RESTARTED, read_note
+from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, noted
 from gpt2_repro.training.checkpoints import complete_checkpoints, step_of
 from gpt2_repro.training.launcher import adopt_orphans
 from gpt2_repro.training.run_directory import RunDirectory
@@ -32,6 +32,7 @@ from gpt2_repro.training.run_directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 300.0  # seconds between two attempts
+LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal to SIGKILL, 30 if nobody sets it
 
 
 def main(argv: list[str]) -> None:
@@ -71,9 +72,9 @@ class Supervisor:
             signal.signal(number, self._pass_on)
         failures, newest = 0, -1
         while True:
-            code = self._attempt(restarted=newest >= 0 or failures > 0)
-            noted = read_note(self.notes, "run")
-            run = None if noted is None else RunDirectory(noted)
+            code = self._attempt()
+            directory = noted(RUN, self.notes)
+            run = None if directory is None else RunDirectory(directory)
             status = run.read_status() if run else {}
             if self._is_over(code, status):
                 return
@@ -91,13 +92,15 @@ class Supervisor:
             if self.signalled:
                 return
 
-    def _attempt(self, *, restarted: bool) -> int:
+    def _attempt(self) -> int:
         """Run the command once, to the end of the last process that it has started."""
-        environment = os.environ | {FOLDER: str(self.notes)} | ({RESTARTED: "1"} if restarted else {})
+        environment = {LAUNCHERS_PATIENCE: str(int(self.grace))} | os.environ | {FOLDER: str(self.notes)}
         try:
             self.process = subprocess.Popen(self.command, env=environment, start_new_session=True)
         except OSError as error:
             raise UserError(f"cannot start {self.command[0]} ({error.strerror})") from None
+        if self.signalled:  # before there was anything to pass it on to
+            self.process.terminate()
         code = self.process.wait()
         # What the launcher has left belongs to this process now. No second job may start beside it.
         left = psutil.Process().children(recursive=True)
@@ -118,8 +121,12 @@ class Supervisor:
             logger.info("%s: %s", state or "ended", reason or f"exit code {code}")
             return True
         if self.signalled:
-            return True
-        if mistake := read_note(self.notes, "mistake"):
+            if state == "failed" and reason == "the launcher died":
+                return True  # of the signal, and its workers have saved
+            raise RunFailed(
+                f"ended by a signal before it could save: the newest checkpoint is what there is (exit code {code})"
+            )
+        if mistake := noted(MISTAKE, self.notes):
             raise RunFailed(f"not started again: {mistake}")
         return False
 

@@ -1,32 +1,22 @@
-"""What a supervised command and its supervisor tell each other: an environment variable, and notes in a folder."""
+"""What a supervised command tells its supervisor: notes in a folder that an environment variable names."""
 
 import os
 from pathlib import Path
 
 
-FOLDER, RESTARTED = "GPT2_REPRO_SUPERVISED", "GPT2_REPRO_RESTARTED"
+FOLDER = "GPT2_REPRO_SUPERVISED"
+# The run directory that the command works on; the checkpoint that it went back to, once; why starting it again is no use.
+RUN, WENT_BACK, MISTAKE = "run", "went_back", "mistake"
 
 
-def is_restarted() -> bool:
-    """Whether a supervisor has started this command before."""
-    return RESTARTED in os.environ
-
-
-def note_run(run: Path) -> None:
-    """Tell the supervisor, if there is one, which run directory this command works on."""
-    _note("run", str(run.resolve()))
-
-
-def note_mistake(line: str) -> None:
-    """Tell the supervisor, if there is one, that starting this command again would end in the same line."""
-    _note("mistake", line)
-
-
-def _note(name: str, text: str) -> None:
+def note(name: str, text: str) -> None:
+    """Tell the supervisor, if there is one."""
     if folder := os.environ.get(FOLDER):
         Path(folder, name).write_text(text)
 
 
-def read_note(folder: Path, name: str) -> str | None:
-    """What was noted, or None."""
-    return (folder / name).read_text() if (folder / name).is_file() else None
+def noted(name: str, folder: str | Path | None = None) -> str | None:
+    """What this command, in this attempt or an earlier one, has told its supervisor; None for nothing."""
+    folder = folder or os.environ.get(FOLDER)
+    path = Path(folder, name) if folder else None
+    return path.read_text() if path is not None and path.is_file() else None

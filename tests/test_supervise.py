@@ -1,7 +1,6 @@
 """A crashed command is started again, within bounds; everything else is not."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,13 +23,15 @@ from gpt2_repro.training.checkpoints import publish, seal
 run, plan = Path(sys.argv[1]), sys.argv[2].split(",")
 run.mkdir(exist_ok=True)
 attempt = len(list(run.glob("attempt-*")))
-(run / f"attempt-{attempt}").write_text(str(supervision.is_restarted()))
+(run / f"attempt-{attempt}").write_text(str(supervision.noted(supervision.WENT_BACK)))
 what, _, number = plan[min(attempt, len(plan) - 1)].partition(":")
 status = lambda state: (run / "run_status.json").write_text(json.dumps({"state": state, "reason": "why"}))
 if what == "mistake":
-    supervision.note_mistake("there is no recipe")
+    supervision.note(supervision.MISTAKE, "there is no recipe")
     sys.exit(1)
-supervision.note_run(run)
+supervision.note(supervision.RUN, str(run))
+if number:
+    supervision.note(supervision.WENT_BACK, number)
 status("running")
 if number:
     (run / "staging").mkdir()
@@ -53,7 +54,8 @@ sys.exit(0 if what == "complete" else 1)
 
 
 @pytest.fixture
-def command(tmp_path: Path):
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     (tmp_path / "fake.py").write_text(FAKE)
     run = tmp_path / "run"
 
@@ -77,8 +79,8 @@ def handlers():
 
 def test_crashes_with_progress_go_on_for_as_long_as_it_takes(command) -> None:
     main(command("kill:1,kill:2,kill:3,kill:4,failed:5,complete"))
-    # A restarted command knows that it is one: it does not go back to --resume_from once more.
-    assert command.attempts() == ["False", *["True"] * 5]
+    # What one attempt has told, the next one knows: it does not go back to --resume_from once more.
+    assert command.attempts() == ["None", "1", "2", "3", "4", "5"]
 
 
 def test_without_progress_it_gives_up(command) -> None:
@@ -113,7 +115,7 @@ def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
     words = [sys.executable, "-m", "gpt2_repro.supervise", *command("wait")]
-    with subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}) as supervisor:
+    with subprocess.Popen(words) as supervisor:
         deadline = time.monotonic() + 30
         while not (command.run / "waiting").exists():
             assert time.monotonic() < deadline and supervisor.poll() is None

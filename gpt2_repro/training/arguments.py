@@ -50,7 +50,7 @@ class PretrainingArguments(TrainingArguments):
     logging_first_step: bool = _field(True, "Log the first step too.")
     logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; True also syncs every micro-step.")
     save_strategy: Literal["steps", "no"] = _field(
-        "steps", "Save by steps and minutes (steps) or only at the end (no)."
+        "steps", "Save by steps and minutes (steps), or only when the run is stopped (no)."
     )
     save_steps: int = _field(1000, "Steps between checkpoints.")
     save_minutes: float = _field(
@@ -62,7 +62,9 @@ class PretrainingArguments(TrainingArguments):
     )
     keep_every_steps: int = _field(0, "Keep for good the checkpoints of every so many steps; 0 keeps none.")
     resume_from: str = _field(
-        "", "Go back to this checkpoint of the run, checkpoint-1000 say; newer ones are set aside. Empty: the newest."
+        "",
+        "Go back, each time this is typed, to this checkpoint of the run, checkpoint-1000 say; newer ones are set aside. "
+        "Empty: the newest.",
     )
     allow_resume_change: bool = _field(False, "Go on although data, schedule, model or seed are not what they were.")
     extend_to: TokenCount = _field(

@@ -50,7 +50,7 @@ def discard(path: Path) -> None:
         trash = path.with_name(f"{TRASH}-{path.name}")
         shutil.rmtree(trash, ignore_errors=True)
         path.rename(trash)
-        shutil.rmtree(trash)
+        shutil.rmtree(trash, ignore_errors=True)  # what is left goes with the next sweep
 
 
 def sweep(run: Path) -> None:

@@ -77,6 +77,19 @@ def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
     return getattr(outer, "optimizer", outer)
 
 
+def place_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Put the step counts of fused or capturable updates beside their parameters.
+
+    DeepSpeed's universal form leaves them on the CPU (runtime/base_optimizer.py, 0.19.8), where the fused kernel
+    does not take them; torch's own load_state_dict moves them.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("fused") or group.get("capturable") else ():
+            state = optimizer.state.get(parameter, {})
+            if isinstance(step := state.get("step"), torch.Tensor):
+                state["step"] = step.to(parameter.device)
+
+
 def zero_gradient_norm(wrapped: torch.nn.Module) -> Callable[[], Any] | None:
     """Asks DeepSpeed for the norm of this step's gradients, which it knows when torch's optimizer is called.
 

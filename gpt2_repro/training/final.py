@@ -10,6 +10,7 @@ from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.training.checkpoints import STAGING, discard
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.progress import further_set
+from gpt2_repro.training.saving import full_disk_in_words
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -34,11 +35,12 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         return
     run, model = trainer.run, plain_model(trainer.model.config, weights)
     staged, final = run.path / STAGING, run.path / "final"
-    shutil.rmtree(staged, ignore_errors=True)
-    model.save_pretrained(staged)
-    trainer.processing_class.save_pretrained(staged)
-    (staged / "README.md").write_text(_model_card(run.path.name, trainer.environment, run.read_status()))
-    sync_folder(staged)
+    with full_disk_in_words(run.path, "final", staged):
+        shutil.rmtree(staged, ignore_errors=True)
+        model.save_pretrained(staged)
+        trainer.processing_class.save_pretrained(staged)
+        (staged / "README.md").write_text(_model_card(run.path.name, trainer.environment, run.read_status()))
+        sync_folder(staged)
     discard(final)
     staged.rename(final)
     sync(run.path)

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.final import finish
 from gpt2_repro.training.resharding import loadable
@@ -21,26 +22,32 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     """
     run, args = trainer.run, trainer.args
     trainer.stopping.signals.install()
-    trainer.watchdog.arm()
-    if trainer.is_world_process_zero():
-        checkpoints.sweep(run.path)
-        _announce(start, checkpoints.set_aside(run.path, after=start.step) if args.resume_from else [])
-        run.rewind(start.step if start.checkpoint else -1)
-        run.write_status("running", max_steps=trainer.plan.max_steps, step=start.step, reason=None)
     if start.checkpoint is not None:
         trainer.take_up(start.manifest)
         # What was cut short, or not come to, before the checkpoint was saved.
         due = start.step % args.eval_steps == 0 or start.step == trainer.plan.max_steps
         args.eval_on_start = args.eval_strategy != "no" and due and start.manifest["eval_loss"] is None
+    if trainer.is_world_process_zero():
+        checkpoints.sweep(run.path)
+        # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
+        _announce(start, checkpoints.set_aside(run.path, after=start.step))
+        run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
+        run.write_status("running", max_steps=trainer.plan.max_steps, step=start.step, reason=None)
+    if args.local_process_index == 0:
+        note(RUN, str(run.path.resolve()))
+        note(WENT_BACK, args.resume_from)
     processes, staging = args.world_size, trainer.saver.staging
     try:
         folder = loadable(start, staging=staging, processes=processes, accelerator=trainer.accelerator)
+        trainer.watchdog.arm()
         trainer.train(resume_from_checkpoint=folder)
+        trainer.guard.settle()
+        if trainer.stopping.stops:
+            trainer.record("failed" if trainer.stopping.orphaned else "stopped", reason=trainer.stopping.reason)
+        finish(trainer)
     except BaseException as error:
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))
         raise
-    trainer.record("failed" if trainer.stopping.orphaned else "stopped", reason=trainer.stopping.reason)
-    finish(trainer)
 
 
 def _announce(start: Start, aside: list[Any]) -> None:

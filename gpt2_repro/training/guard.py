@@ -56,7 +56,8 @@ class UpdateGuard(TrainerCallback):
 
     It sits in front of the innermost optimizer's step, where every engine has reduced and clipped the gradients; an
     optimizer passes over parameters without one, so taking the gradients away leaves weights, moments and decay as they
-    are. DeepSpeed passes over an update that is not finite by itself: that is counted here too.
+    are. DeepSpeed passes over an update that is not finite by itself: that is counted here too. Torch's fused kernels take the
+    verdict on the device (`found_inf`, made for loss scaling): then the host waits for nothing and reads it a step later.
 
     Args:
         skip_loss_z: skip an update whose loss lies more deviations above the last ones than this; 0: none.
@@ -79,6 +80,9 @@ class UpdateGuard(TrainerCallback):
         self._ask: Callable[[], Any] | None = None
         self.skipped: list[int] = []  # steps whose update was not finite, the recent ones
         self.total = 0  # updates that were skipped, for whatever reason
+        self._on_device = False
+        self._bad: torch.Tensor | None = None  # of this step, on the device: 1 where it is not finite
+        self._unread: collections.deque[tuple[int, torch.Tensor, Any]] = collections.deque()
         self._losses: list[torch.Tensor] = []
         self._norm = math.nan
         self._verdict: str | None = None
@@ -87,6 +91,8 @@ class UpdateGuard(TrainerCallback):
     def attach(self, optimizer: Any, norm: Callable[[], Any] | None = None) -> None:
         """Stand in front of `optimizer.step`. `norm`: asks the engine for the gradient norm, where it is not told."""
         self._ask = norm
+        fused = all(group.get("fused") for group in optimizer.param_groups)
+        self._on_device = fused and norm is None and not any(self.limits.values())
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_loss(self, loss: torch.Tensor) -> None:
@@ -95,10 +101,16 @@ class UpdateGuard(TrainerCallback):
             self._losses.append(loss.detach())
 
     def see_norm(self, norm: Any) -> None:
-        """The gradient norm of all parameters, before clipping."""
-        self._norm = float(norm)
+        """The gradient norm of all parameters, before clipping. DeepSpeed's may be -1 for one that is not finite."""
+        if self._on_device:
+            self._bad = torch.isfinite(norm).logical_not().float()
+        else:
+            self._norm = float(norm) if norm >= 0 else math.nan
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._on_device:
+            optimizer.found_inf = self._bad
+            return
         if not self._decided:  # ZeRO calls it once for each group of parameters
             if self._ask is not None:
                 self.see_norm(self._ask())
@@ -133,11 +145,26 @@ class UpdateGuard(TrainerCallback):
 
         Raises Diverged where too many were not finite.
         """
+        if self._bad is not None:
+            self._unread.append((step, *_to_host(self._bad)))
+            self.settle(but=1)
+            return
         reason = "gradient norm not finite" if passed_over else self._verdict
         not_finite = passed_over or not math.isfinite(self._norm)
         self._losses, self._verdict, self._decided, self._norm = [], None, False, 0.0
-        if reason is None:
-            return
+        if reason is not None:
+            self._count(step, reason, not_finite=not_finite)
+
+    def settle(self, *, but: int = 0) -> None:
+        """Read the verdicts that are still on their way, `but` the last ones. Raises Diverged as `after_step` does."""
+        while len(self._unread) > but:
+            step, bad, arrived = self._unread.popleft()
+            if arrived is not None:
+                arrived.synchronize()
+            if bad.numpy().item():
+                self._count(step, "gradient norm not finite", not_finite=True)
+
+    def _count(self, step: int, reason: str, *, not_finite: bool) -> None:
         self.total += 1
         logger.warning("step %d: update skipped, %s", step, reason)
         self.report(step, reason)
@@ -153,7 +180,8 @@ class UpdateGuard(TrainerCallback):
                 )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to remember, as JSON can hold it."""
+        """What a checkpoint has to remember, as JSON can hold it. Raises Diverged where that is so by now."""
+        self.settle()
         windows = {name: [list(seen.values), seen.outliers] for name, seen in self.detectors.items()}
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
@@ -161,3 +189,14 @@ class UpdateGuard(TrainerCallback):
         """Go on from what `state` gave."""
         self.skipped, self.total = state["skipped"], state["total"]
         self.detectors = {name: OutlierDetector(self.limits[name], *seen) for name, seen in state["windows"].items()}
+
+
+def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """A copy on the CPU that is made while the device goes on, and the event after which it is there; None: it is."""
+    if flag.device.type != "cuda":
+        return flag.cpu(), None
+    host = torch.empty_like(flag, device="cpu", pin_memory=True)
+    host.copy_(flag, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return host, arrived

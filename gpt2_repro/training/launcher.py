@@ -27,6 +27,7 @@ REFUSED = {
     "scheduler": "the recipe chooses the schedule",
     "fp16": "it needs loss scaling that no recipe has; bf16 or fp32",
     "amp": "bf16 is the recipe's",
+    "checkpoint": "train.py writes checkpoints, and converts them where it has to",
 }
 # Keys that are read, and inside the blocks that DeepSpeed does not check itself.
 KNOWN: dict[str, tuple[str, ...]] = {
@@ -52,7 +53,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
             "dump_state",
             "comms_logger",
             "flops_profiler",
-            "checkpoint",
             "disable_python_gc",
             "log_level",
         ),
@@ -66,7 +66,11 @@ def end_with_launcher() -> None:
 
     Linux only; elsewhere they go on until they are ended by hand.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+    launched = {
+        "TORCHELASTIC_RUN_ID",
+        "ACCELERATE_USE_CPU",
+    } & os.environ.keys()  # torch's launcher, accelerate's for one process
+    if not launched or sys.platform != "linux":
         return
     launcher = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, LAUNCHER_DIED)

@@ -2,12 +2,15 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.errors import UserError
+from gpt2_repro.training.checkpoints import size
 from gpt2_repro.training.resuming import Start
 
 
@@ -37,8 +40,14 @@ def loadable(start: Start, *, staging: Path, processes: int, accelerator: Any) -
 def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     """Write a DeepSpeed checkpoint in universal form, every weight by itself, beside links to its other files.
 
-    By DeepSpeed's own converter, in a process that sees no GPU.
+    By DeepSpeed's own converter, in a process that sees no GPU. Raises UserError where there is no room for the copy.
     """
+    needed, free = 1.2 * size(checkpoint), shutil.disk_usage(checkpoint).free
+    if free < needed:
+        raise UserError(
+            f"{checkpoint} has to be converted for this number of processes, and {(needed - free) / 1e6:,.0f} MB are missing "
+            "for it on the disk: free them, or start as many processes as before"
+        )
     copy.mkdir(parents=True)
     for path in checkpoint.iterdir():
         if not path.name.startswith("latest"):

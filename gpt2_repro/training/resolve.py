@@ -8,7 +8,7 @@ from gpt2_repro import hardware
 from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError
 from gpt2_repro.plan import plan_run
-from gpt2_repro.supervision import is_restarted
+from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
@@ -60,8 +60,8 @@ def resolve_arguments(
         "dataloader_persistent_workers": asked["dataloader_num_workers"] > 0,
         "eval_on_start": asked["eval_on_start"] and asked["eval_strategy"] != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        # A restarted command goes on; it does not go back once more.
-        "resume_from": "" if is_restarted() else asked["resume_from"],
+        # A command that is started again after it went back goes on from there.
+        "resume_from": "" if asked["resume_from"] == noted(WENT_BACK) else asked["resume_from"],
     }
     if asked["max_usd"] and not asked["usd_per_hour"]:
         raise UserError("--max_usd needs the price of the machine: --usd_per_hour")

@@ -1,6 +1,7 @@
 """Where a run begins or goes on: found on the disk, checked against what is asked for, and safe to load."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.plan import extend_plan
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.run_directory import refuse_another_run
+from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
 
 
 # What deepspeed 0.19.8 pickles into a checkpoint beyond tensors and plain containers.
@@ -71,19 +72,31 @@ def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start
 
 def _look(run: Path, name: str) -> Start:
     chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
+    if chosen is None and skipped:
+        raise UserError(
+            f"{run} has no complete checkpoint ({'; '.join(skipped)}): to start from the beginning, move them away or "
+            "name another --output_dir"
+        )
     if chosen is None:
-        return Start(remarks=tuple(skipped))
-    refuse_code(chosen)
-    return Start(chosen, checkpoints.read_manifest(chosen), tuple(skipped))
+        return Start()
+    manifest = checkpoints.read_manifest(chosen)
+    refuse_code(chosen, manifest["files"])
+    return Start(chosen, manifest, tuple(skipped))
 
 
-def refuse_code(checkpoint: Path) -> None:
+def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     """Raise UserError for a checkpoint whose pickles name anything but data: deepspeed would run it.
 
-    The pickles are taken apart, not loaded; what cannot be taken apart is refused too.
+    The pickles are taken apart, not loaded; what cannot be taken apart is refused too, and so is what leads out of the
+    checkpoint: links, files that are not among `files` of its manifest, and a pointer to another folder than its own.
     """
+    tag = f"global_step{checkpoints.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
-        if path.suffix not in (".pt", ".pth", ".bin") or path.name.startswith(CHECKED_BY_TRANSFORMERS):
+        name = str(path.relative_to(checkpoint))
+        foreign = path.is_file() and name not in files and name != checkpoints.MANIFEST
+        if path.is_symlink() or foreign or (name.startswith("latest") and path.read_text().strip() != tag):
+            raise UserError(f"{path} is nothing that a checkpoint of this pipeline has: the checkpoint is not resumed")
+        if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
             continue
         try:
             named = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - DEEPSPEED_CLASSES
@@ -97,14 +110,17 @@ def refuse_code(checkpoint: Path) -> None:
 
 
 def choose_start(
-    run: Path, args: PretrainingArguments, plan: BatchPlan, trajectory: dict[str, Any]
+    run: RunDirectory, args: PretrainingArguments, plan: BatchPlan, trajectory: dict[str, Any]
 ) -> tuple[Start, BatchPlan]:
     """Where this run begins or goes on, and its plan, extended where that is asked for. A collective.
 
-    `trajectory` and `args` take the extension on.
+    `trajectory` and `args` take the extension on. From here on no other job can change what was chosen.
     Raises UserError for a checkpoint that is another run's, or another engine's than is asked for.
     """
-    start = find_start(run, name=args.resume_from, main_process=args.process_index == 0)
+    main_process = args.process_index == 0
+    if main_process and run.path.is_dir():
+        run.lock()
+    start = find_start(run.path, name=args.resume_from, main_process=main_process)
     plan, trajectory["extensions"] = extend_plan(plan, args.extend_to, extensions=start.extensions, step=start.step)
     args.max_steps = plan.max_steps
     if start.checkpoint is None:

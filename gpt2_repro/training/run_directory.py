@@ -17,7 +17,6 @@ import psutil
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
-from gpt2_repro.supervision import note_run
 
 
 logger = logging.getLogger(__name__)
@@ -43,6 +42,8 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Hold the directory until this process ends. Raises UserError where another job holds it."""
+        if self._lock is not None:
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("a+")
@@ -65,7 +66,6 @@ class RunDirectory:
         self.lock()
         self.write_text("recipe.yaml", recipe)
         self.write_status("running", reason=None)
-        note_run(self.path)
 
     def seconds(self) -> float:
         """What the run has taken so far, from the start of this process and in the attempts before: all of it was paid."""
@@ -84,13 +84,13 @@ class RunDirectory:
             saved = json.loads(path.read_text()).get("trajectory", {})
             refuse_another_run(saved, trajectory, where=self.path, allow_change=allow_change)
 
-    def rewind(self, step: int) -> None:
-        """Drop the events after `step`: the run will write them again."""
+    def rewind(self, step: int, *, validates_again: bool = False) -> None:
+        """Drop the events after `step`, and of a validation at it that is made once more: they will be written again."""
         for name in EVENTS:
             path = self.path / name
             if path.is_file():
                 lines = path.read_text(encoding="utf-8").split("\n")
-                write_whole(path, "".join(f"{line}\n" for line in lines if _is_event_until(line, step)))
+                write_whole(path, "".join(f"{line}\n" for line in lines if _stays(line, step, validates_again)))
 
     def read_status(self) -> dict[str, Any]:
         """The last written status, {} before the first."""
@@ -100,8 +100,11 @@ class RunDirectory:
     def write_status(self, state: str, **values: Any) -> None:
         """Record the state: running, complete, stopped, failed or diverged. Values of earlier calls stay."""
         status = self.read_status() | values | {"state": state, "seconds": round(self.seconds(), 1), "updated": now()}
-        self.write_json(STATUS, status)
         self._written = time.monotonic()
+        try:
+            self.write_json(STATUS, status)
+        except OSError as error:  # a full disk ends a run where nothing can be saved, not where nothing can be said
+            logger.warning("%s is not up to date (%s)", self.path / STATUS, error.strerror)
 
     def is_stale(self) -> bool:
         """Whether the status is older than it should be while the run goes on."""
@@ -122,14 +125,19 @@ class RunDirectory:
         write_whole(self.path / name, text)
 
     def append(self, name: str, event: dict[str, Any]) -> None:
-        """Add one event to a .jsonl file."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event, ensure_ascii=False) + "\n")
+        """Add one event to a .jsonl file; a disk that is full costs the event, not the run."""
+        try:
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event, ensure_ascii=False) + "\n")
+        except OSError as error:
+            logger.warning("%s: an event of step %s is lost (%s)", self.path / name, event.get("step"), error.strerror)
 
 
-def _is_event_until(line: str, step: int) -> bool:
+def _stays(line: str, step: int, validates_again: bool) -> bool:
     try:
-        return json.loads(line)["step"] <= step
+        event = json.loads(line)
+        again = validates_again and ("eval_loss" in event or "text" in event)
+        return event["step"] < step or (event["step"] == step and not again)
     except (ValueError, KeyError):
         return False  # a line that a kill cut short
 

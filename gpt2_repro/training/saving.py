@@ -1,11 +1,12 @@
 """Saving a checkpoint: room made first, files hashed as they are written, a manifest last, then its name."""
 
+import contextlib
 import errno
 import functools
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,15 @@ class CheckpointSaver:
     Args:
         run: the run directory.
         expected: bytes of the first checkpoint; later ones are measured by the one before.
+        alive: called after each part of a save, which all take their time.
         args: how many to keep.
     """
 
-    def __init__(self, run: Path, accelerator: Any, args: PretrainingArguments, *, expected: int) -> None:
-        self.run, self.accelerator, self.args, self.expected = run, accelerator, args, expected
+    def __init__(
+        self, run: Path, accelerator: Any, args: PretrainingArguments, *, expected: int, alive: Callable[[], None]
+    ) -> None:
+        self.run, self.accelerator, self.args = run, accelerator, args
+        self.expected, self.alive = expected, alive
         self.skipped = 0
         self.seconds = 0.0  # that the last one took
 
@@ -43,35 +48,33 @@ class CheckpointSaver:
         """Where transformers is to write, in place of the run directory."""
         return self.run / checkpoints.STAGING
 
-    def save(self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]]) -> bool:
+    def save(
+        self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]], *, stops: str | None = None
+    ) -> bool:
         """Save checkpoint-`step`, or say aloud that there is no room; returns whether it was saved.
 
         Args:
             write: puts the files into `staging`/checkpoint-`step`.
             facts: what the manifest says besides; called on all ranks.
+            stops: why the run stops after this save, if it does.
 
-        Raises RunFailed where the disk is full: where it became so while writing, or the third time in a row.
+        Raises RunFailed where the disk is full: where it became so while writing, the third time in a row, and where
+        the run stops.
         """
-        if not self._has_room(step):
+        if not self._has_room(step, stops):
             return False
         began = time.perf_counter()
         staged, target = self.staging / f"checkpoint-{step}", self.run / f"checkpoint-{step}"
-        try:
+        with full_disk_in_words(self.run, f"checkpoint-{step}", self.staging):
             with hashed_saves(staged) as written:
                 write()
                 described = facts()
+            self.alive()
             files = functools.reduce(dict.__or__, gather_object([written]))
             if self.accelerator.is_main_process:
                 checkpoints.seal(staged, files, **described)
                 checkpoints.publish(staged, target)
-        except Exception as error:
-            if not _is_full(error):
-                raise
-            shutil.rmtree(self.staging, ignore_errors=True)
-            raise RunFailed(
-                f"the disk of {self.run} is full, checkpoint-{step} could not be saved: free some of it and start the "
-                "same command again, it goes on from the checkpoint before"
-            ) from None
+        self.alive()
         self.accelerator.wait_for_everyone()
         _wait_until_visible(target)
         self.seconds = time.perf_counter() - began
@@ -86,17 +89,18 @@ class CheckpointSaver:
         args = self.args
         checkpoints.rotate(self.run, keep=keep, keep_every=args.keep_every_steps, keep_best=args.keep_best_checkpoint)
 
-    def _has_room(self, step: int) -> bool:
+    def _has_room(self, step: int, stops: str | None) -> bool:
         missing = [self._make_room() if self.accelerator.is_main_process else 0.0]
         (megabytes,) = broadcast_object_list(missing)
         if megabytes <= 0:
             self.skipped = 0
             return True
         self.skipped += 1
-        if self.skipped > SKIPS_ALLOWED:
+        if stops or self.skipped > SKIPS_ALLOWED:
+            why = f"and the run stops: {stops}" if stops else "three times in a row"
             raise RunFailed(
-                f"{megabytes:,.1f} MB are missing on the disk of {self.run} for a checkpoint, three times in a row: "
-                "free them and start the same command again"
+                f"{megabytes:,.1f} MB are missing on the disk of {self.run} for a checkpoint, {why}: free them and start "
+                "the same command again, it goes on from the newest checkpoint"
             )
         logger.error(
             "NOT SAVED at step %d: %.1f MB are missing on the disk of %s; free them: the run ends when this happens "
@@ -120,9 +124,20 @@ class CheckpointSaver:
         return (needed - shutil.disk_usage(self.run).free) / 1e6
 
 
-def _is_full(error: BaseException) -> bool:
-    # safetensors raises an error of its own that has the system's words alone.
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
+@contextlib.contextmanager
+def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
+    """Where the disk becomes full, delete what is half written and raise RunFailed."""
+    try:
+        yield
+    except Exception as error:
+        # safetensors raises an error of its own that has the system's words alone.
+        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "os error 28" not in str(error):
+            raise
+        shutil.rmtree(staging, ignore_errors=True)
+        raise RunFailed(
+            f"the disk of {run} is full, {name} could not be saved: free some of it and start the same command again, "
+            "it goes on from the newest checkpoint"
+        ) from None
 
 
 def _wait_until_visible(folder: Path) -> None:

@@ -112,7 +112,8 @@ class Stopping(TrainerCallback):
             return MAX_HOURS
         if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
             return MAX_USD
-        if args.save_minutes and time.monotonic() - (self._saved_at or 0.0) >= 60 * args.save_minutes:
+        due = args.save_strategy != "no" and args.save_minutes
+        if due and time.monotonic() - (self._saved_at or 0.0) >= 60 * args.save_minutes:
             return SAVE
         return NOTHING
 

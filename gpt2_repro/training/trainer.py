@@ -30,7 +30,13 @@ from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport
-from gpt2_repro.training.engine import check_engine, describe_engine, innermost_optimizer, zero_gradient_norm
+from gpt2_repro.training.engine import (
+    check_engine,
+    describe_engine,
+    innermost_optimizer,
+    place_steps,
+    zero_gradient_norm,
+)
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.loader import choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
@@ -41,7 +47,7 @@ from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
-from gpt2_repro.training.validation import mean_losses, sum_losses, validation_batches
+from gpt2_repro.training.validation import mean_losses, sum_over_sets
 from gpt2_repro.training.watchdog import Watchdog
 
 
@@ -97,7 +103,7 @@ class PretrainingTrainer(Trainer):
         self.stopping = Stopping(StopSignals(), self.run.seconds)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
-        self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size)
+        self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
         self._losses_taken_up: dict[str, Any] | None = None
         self.eval_losses: dict[str, float] = {}  # of the last validation, with its step
         self._use_own_callbacks()
@@ -137,6 +143,7 @@ class PretrainingTrainer(Trainer):
         engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
+        place_steps(optimizer)
         self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
         self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
@@ -148,8 +155,9 @@ class PretrainingTrainer(Trainer):
             self.run.write_json("environment.json", self.environment)
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
-        # Trainer would train one step more when it resumes from the last checkpoint.
-        if self.state.global_step >= (self.args.stop_at_step or self.plan.max_steps):
+        # Trainer would train one step more when it resumes from the last checkpoint, or was stopped while it validated.
+        last = min(self.args.stop_at_step or self.plan.max_steps, self.plan.max_steps)
+        if self.state.global_step >= last or self.stopping.stops:
             self.control.should_training_stop = True
             return
         # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
@@ -238,7 +246,15 @@ class PretrainingTrainer(Trainer):
         sets = self.eval_sets if eval_dataset is None else {"": eval_dataset}
         with self.meter.pause():
             model = self.model.eval()
-            sums = torch.stack([self._sum_losses(model, rows) for rows in sets.values()])
+            sums = sum_over_sets(
+                model,
+                sets.values(),
+                self.args,
+                length=self.plan.sequence_length,
+                # A validation that a signal cuts short is made up for when the run goes on.
+                goes_on=lambda: self.stopping.interruption() == NOTHING,
+                after_batch=self._after_validation_batch,
+            )
             if interruption := self.stopping.agree(self.stopping.interruption()):
                 self.stopping.stop(interruption, self.args, self.control)
                 return {}
@@ -251,18 +267,6 @@ class PretrainingTrainer(Trainer):
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _sum_losses(self, model: Any, rows: Any) -> torch.Tensor:
-        batches = validation_batches(
-            rows,
-            process=self.args.process_index,
-            processes=self.args.world_size,
-            size=self.args.per_device_eval_batch_size,
-            fixed_length=self.plan.sequence_length if self.args.compile_loss else None,
-        )
-        # A validation that a signal cuts short is made up for when the run goes on.
-        uncut = itertools.takewhile(lambda batch: self.stopping.interruption() == NOTHING, batches)
-        return sum_losses(model, uncut, self.args.device, self._after_validation_batch)
-
     def _after_validation_batch(self) -> None:
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
@@ -273,7 +277,7 @@ class PretrainingTrainer(Trainer):
         write = functools.partial(super()._save_checkpoint, model, trial)
         with self.meter.pause():
             self.run.sync()
-            self.saver.save(self.state.global_step, write, self._describe_checkpoint)
+            self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.stopping.reason)
         self.record("running", save_seconds=round(self.saver.seconds, 2))
 
     def _describe_checkpoint(self) -> dict[str, Any]:

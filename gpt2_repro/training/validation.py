@@ -1,14 +1,16 @@
 """The batches of a validation: each process its share of the rows, no row twice, nothing averaged on the way."""
 
+import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpt2_repro.data.collator import IGNORED, collate_rows
+from gpt2_repro.training.arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,33 @@ def sum_losses(
         total[1] += targets
         after_batch()
     return total
+
+
+def sum_over_sets(
+    model: Callable[..., Any],
+    sets: Iterable[Any],
+    args: PretrainingArguments,
+    *,
+    length: int,
+    goes_on: Callable[[], bool],
+    after_batch: Callable[[], None],
+) -> Tensor:
+    """What `sum_losses` gives of this process's share of each set [sets, 2], up to where `goes_on` says no.
+
+    `length`: targets of a full row.
+    """
+    sums = []
+    for rows in sets:
+        batches = validation_batches(
+            rows,
+            process=args.process_index,
+            processes=args.world_size,
+            size=args.per_device_eval_batch_size,
+            fixed_length=length if args.compile_loss else None,
+        )
+        uncut = itertools.takewhile(lambda batch: goes_on(), batches)
+        sums.append(sum_losses(model, uncut, args.device, after_batch))
+    return torch.stack(sums)
 
 
 def mean_losses(sums: Mapping[str, Sequence[float]], *, prefix: str, step: int) -> dict[str, float]:

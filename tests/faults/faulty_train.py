@@ -69,7 +69,7 @@ def inject(fault: str) -> None:
         term = lambda *_: (mark(), os.kill(os.getpid(), signal.SIGTERM))  # noqa: E731
         before(checkpoints, "publish", term, lambda staged, target: saved_step(target))
     elif fault == "no_foresight":
-        CheckpointSaver._has_room = lambda self, step: mark() or True
+        CheckpointSaver._has_room = lambda self, step, stops: mark() or True
     elif fault in ("nan", "hang"):
         original = PretrainingTrainer.compute_loss
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.stopwatch import Waits
 from gpt2_repro.errors import Diverged
 from gpt2_repro.training.guard import IN_A_ROW, RECENT, WINDOW, OutlierDetector, UpdateGuard
 
@@ -42,9 +43,9 @@ def test_an_outlier_does_not_blunt_the_detector_and_a_new_level_is_learned() -> 
 class Run:
     """A model of one matrix under a guard, and what the guard reports."""
 
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, fused: bool = False, **limits: float) -> None:
         self.weight = torch.nn.Parameter(torch.ones(3))
-        self.optimizer = torch.optim.AdamW([self.weight], lr=0.1, weight_decay=0.1)
+        self.optimizer = torch.optim.AdamW([self.weight], lr=0.1, weight_decay=0.1, fused=fused)
         self.reported: list[tuple[int, str]] = []
         limits = {"skip_loss_z": 0.0, "skip_grad_z": 0.0} | limits
         self.guard = UpdateGuard(**limits, mean=lambda loss: loss, report=lambda *said: self.reported.append(said))
@@ -65,12 +66,15 @@ class Run:
         return not same
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_changes_nothing(bad: float) -> None:
-    run = Run()
+def test_what_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
+    run = Run(fused)
+    assert run.update(1.0) is True and run.guard._on_device is fused
     assert run.update(bad) is False and run.update(1.0) is True
     assert run.update(bad) is False and run.update(1.0) is True
-    assert [step for step, _ in run.reported] == [1, 3] and run.guard.total == 2
+    run.guard.settle()
+    assert [step for step, _ in run.reported] == [2, 4] and run.guard.total == 2
     assert run.reported[0][1].startswith("gradient norm")
     assert run.weight.isfinite().all()
 
@@ -98,6 +102,20 @@ def test_too_many_in_a_row_end_the_run() -> None:
         run.update(math.nan)
     with pytest.raises(Diverged, match="not finite 5 times in a row up to step 10"):
         run.update(math.nan)
+
+
+def test_fused_kernels_are_told_on_the_device_and_asked_a_step_later() -> None:
+    run = Run(fused=True)
+    with Waits() as waits:
+        for gradient in (1.0, math.nan, math.nan, math.nan, math.nan, math.nan):
+            run.weight.grad = torch.full((3,), gradient)
+            run.step += 1
+            run.guard.see_norm(run.weight.grad.norm())
+            run.optimizer.step()
+            run.guard.after_step(run.step, passed_over=False)
+    assert waits.count == 0 and run.guard.total == 4
+    with pytest.raises(Diverged, match="5 times in a row up to step 6"):
+        run.guard.state()  # a checkpoint is about to be saved
 
 
 def test_too_many_among_the_recent_ones_end_the_run() -> None:

@@ -67,18 +67,49 @@ def test_what_cannot_be_taken_apart_is_refused_too(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "mp_rank_00_model_states.pt").write_bytes(content)
         with pytest.raises(UserError, match="cannot be read"):
-            refuse_code(folder)
+            refuse_code(folder, ["mp_rank_00_model_states.pt"])
         with zipfile.ZipFile(folder / "mp_rank_00_model_states.pt", "w") as archive:
             archive.writestr("archive/data.pkl", content)
             archive.writestr("archive/version", "3\n")
         with pytest.raises(UserError, match="would run code"):
-            refuse_code(folder)
+            refuse_code(folder, ["mp_rank_00_model_states.pt"])
 
 
 def test_data_alone_is_no_code(tmp_path: Path) -> None:
     state = {"m": torch.ones(3, dtype=torch.bfloat16), "steps": [1, 2.5, None, True, "x", b"y", (1, 2)], "set": {3}}
     torch.save(state, tmp_path / "model_states.pt")
-    refuse_code(tmp_path)
+    refuse_code(tmp_path, ["model_states.pt"])
+
+
+def test_nothing_leads_out_of_a_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-4"
+    (checkpoint / "global_step4").mkdir(parents=True)
+    (checkpoint / "latest").write_text("global_step4")
+    refuse_code(checkpoint, ["latest"])
+    (checkpoint / "latest").write_text("../evil")  # deepspeed joins it to the folder as it is
+    with pytest.raises(UserError, match="latest is nothing that a checkpoint"):
+        refuse_code(checkpoint, ["latest"])
+    (checkpoint / "latest").write_text("global_step4")
+    (checkpoint / "link").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="link is nothing that a checkpoint"):
+        refuse_code(checkpoint, ["latest", "link"])
+    (checkpoint / "link").unlink()
+    torch.save({}, checkpoint / "global_step4" / "more.pt")
+    with pytest.raises(UserError, match="more.pt is nothing that a checkpoint"):
+        refuse_code(checkpoint, ["latest"])
+    # Transformers reads its own files with care; deepspeed's may not hide behind their names.
+    torch.save({"more": Malicious()}, checkpoint / "global_step4" / "optimizer.pt")
+    (checkpoint / "global_step4" / "more.pt").unlink()
+    with pytest.raises(UserError, match="would run code"):
+        refuse_code(checkpoint, ["latest", "global_step4/optimizer.pt"])
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(save, tmp_path: Path) -> None:
+    (save(4) / "optimizer.pt").unlink()
+    with pytest.raises(
+        UserError, match="no complete checkpoint .*checkpoint-4: optimizer.pt is missing.* move them away"
+    ):
+        find_start(tmp_path)
 
 
 def start_of(tmp_path: Path, plan=PLAN, *, sharded: bool = False, **asked: object):
@@ -87,7 +118,7 @@ def start_of(tmp_path: Path, plan=PLAN, *, sharded: bool = False, **asked: objec
     )
     vars(args).update(asked)
     trajectory = dict(TRAJECTORY)
-    start, plan = choose_start(tmp_path, args, plan, trajectory)
+    start, plan = choose_start(SimpleNamespace(path=tmp_path, lock=lambda: None), args, plan, trajectory)
     assert args.max_steps == plan.max_steps
     return start, plan, trajectory["extensions"]
 

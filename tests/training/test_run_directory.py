@@ -1,5 +1,6 @@
 """The record of a run: one writer, whole files, a status that remembers."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -75,3 +76,36 @@ def test_the_environment_names_versions_and_command() -> None:
     environment = describe_environment()
     assert environment["versions"].keys() >= {"python", "torch", "transformers", "accelerate"}
     assert environment["command"] and environment["started"]
+
+
+def test_a_validation_that_is_made_again_is_written_once(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    for event in ({"step": 1, "eval_loss": 4.0}, {"step": 2, "loss": 3.0}, {"step": 2, "eval_loss": 3.0}):
+        run.append("metrics.jsonl", event)
+    run.append("samples.jsonl", {"step": 2, "text": "once"})
+    for again, kept in ((False, 3), (True, 2)):
+        run.rewind(2, validates_again=again)
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == kept
+    assert (tmp_path / "samples.jsonl").read_text() == ""
+
+
+def test_a_full_disk_costs_words_and_not_the_run(
+    tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDirectory(str(tmp_path))
+    run.write_status("running", step=1)
+    with monkeypatch.context() as full:
+        full.setattr("gpt2_repro.training.run_directory.write_whole", Full())
+        run.write_status("running", step=2)
+    with monkeypatch.context() as full:
+        full.setattr("pathlib.Path.open", Full())
+        run.append("metrics.jsonl", {"step": 2})
+    assert (
+        "run_status.json is not up to date (No space left" in caplog.text
+        and "an event of step 2 is lost" in caplog.text
+    )
+
+
+class Full:
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -57,16 +57,16 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
     monkeypatch.setattr(saving, "gather_object", lambda objects: objects)
     args = SimpleNamespace(keep_checkpoints=2, keep_every_steps=0, keep_best_checkpoint=False)
-    made = CheckpointSaver(tmp_path, Alone(), args, expected=1000)
+    made = CheckpointSaver(tmp_path, Alone(), args, expected=1000, alive=lambda: None)
 
-    def save(step: int) -> bool:
+    def save(step: int, stops: str | None = None) -> bool:
         def write() -> None:
             folder = made.staging / f"checkpoint-{step}"
             folder.mkdir(parents=True)
             torch.save({"step": step}, folder / "optimizer.pt")
             (folder / "config.json").write_text("{}")
 
-        return made.save(step, write, lambda: {"trajectory": {"seed": 1}})
+        return made.save(step, write, lambda: {"trajectory": {"seed": 1}}, stops=stops)
 
     made.step = save
     return made
@@ -106,6 +106,11 @@ def test_without_room_older_ones_go_and_then_the_save_is_left_out(
     with pytest.raises(RunFailed, match="three times in a row"):
         saver.step(9)
     assert defect(tmp_path / "checkpoint-6", read_files=True) is None
+    quota = 10**9
+    assert saver.step(10)
+    quota = 0
+    with pytest.raises(RunFailed, match="and the run stops: SIGTERM"):  # a stop that saved nothing is no clean one
+        saver.step(11, stops="SIGTERM")
 
 
 @pytest.mark.parametrize(

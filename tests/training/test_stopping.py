@@ -23,7 +23,7 @@ def signals():
         signal.signal(number, handler)
 
 
-ARGS = dict(max_hours=0.0, max_usd=0.0, usd_per_hour=0.0, save_minutes=0.0, stop_at_step=0)
+ARGS = dict(save_strategy="steps", max_hours=0.0, max_usd=0.0, usd_per_hour=0.0, save_minutes=0.0, stop_at_step=0)
 
 
 def ask(stopping: Stopping, step: int = 5, rank: int = 0, **options: float) -> TrainerControl:
@@ -99,6 +99,7 @@ def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.
     assert not ask(stopping, save_minutes=15.0).should_save
     now[0] += 10**6
     assert not ask(stopping, save_minutes=0.0).should_save
+    assert not ask(stopping, save_minutes=15.0, save_strategy="no").should_save
 
 
 def test_stop_at_step_logs_its_last_step() -> None:
