@@ -117,7 +117,7 @@ class Supervisor:
         state, reason = status.get("state"), status.get("reason")
         if state == "diverged":
             raise RunFailed(f"not started again: {reason}")
-        if code == 0 or state in ("complete", "stopped"):
+        if state in ("complete", "stopped") or (state is None and code == 0):
             logger.info("%s: %s", state or "ended", reason or f"exit code {code}")
             return True
         if self.signalled:

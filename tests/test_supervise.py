@@ -29,6 +29,8 @@ status = lambda state: (run / "run_status.json").write_text(json.dumps({"state":
 if what == "mistake":
     supervision.note(supervision.MISTAKE, "there is no recipe")
     sys.exit(1)
+if what == "nothing":
+    sys.exit(0)  # as --dry_run does, and the command of a run that is complete
 supervision.note(supervision.RUN, str(run))
 if number:
     supervision.note(supervision.WENT_BACK, number)
@@ -48,8 +50,8 @@ if what == "wait":
     (run / "waiting").touch()
     time.sleep(60)
     sys.exit(3)
-status(what)
-sys.exit(0 if what == "complete" else 1)
+status("failed" if what == "quiet" else what)
+sys.exit(0 if what in ("complete", "quiet") else 1)
 """
 
 
@@ -100,10 +102,15 @@ def test_what_would_happen_again_is_not_started_again(command, plan: str, messag
     assert len(command.attempts()) == 1
 
 
-@pytest.mark.parametrize("plan", ["complete", "stopped"])
+@pytest.mark.parametrize("plan", ["complete", "stopped", "nothing"])
 def test_an_end_is_an_end(command, plan: str) -> None:
     main(command(plan))
     assert len(command.attempts()) == 1
+
+
+def test_an_exit_code_of_0_does_not_make_a_run_complete(command) -> None:
+    main(command("quiet:3,complete"))
+    assert len(command.attempts()) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")

@@ -35,7 +35,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         run.write_status("running", max_steps=trainer.plan.max_steps, step=start.step, reason=None)
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
-        note(WENT_BACK, args.resume_from)
+        if args.resume_from:
+            note(WENT_BACK, args.resume_from)
     processes, staging = args.world_size, trainer.saver.staging
     try:
         folder = loadable(start, staging=staging, processes=processes, accelerator=trainer.accelerator)

@@ -81,3 +81,24 @@ def test_a_change_is_refused_unless_it_is_allowed(
     assert logged[5] == pytest.approx(2e-2 * learning_rate_factor(4, warmup_steps=3, max_steps=8))
     finished = type_command(*words)  # from now on this is the run
     assert finished.returncode == 0 and "is already complete" in finished.stdout
+
+
+def test_a_supervised_run_goes_back_once(train, type_command, tiny_recipe: Path, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "--save_steps", 2, "--stop_at_step", 6, "--keep_checkpoints", 0)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    words = (
+        "python",
+        "train.py",
+        tiny_recipe,
+        "--output_dir",
+        run,
+        "--save_steps",
+        2,
+        "--resume_from",
+        "checkpoint-2",
+    )
+    for stop, start in ((5, 2), (6, 5), (7, 6)):  # as a supervisor starts it again and again
+        done = type_command(*words, "--stop_at_step", stop, GPT2_REPRO_SUPERVISED=str(notes))
+        assert done.returncode == 0 and f"resuming from {run}/checkpoint-{start}\n" in done.stdout, done.stdout
+    assert (notes / "run").read_text() == str(run)
