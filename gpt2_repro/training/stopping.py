@@ -72,8 +72,6 @@ class Stopping(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saved_at = time.monotonic()
-        if dist.is_initialized() and dist.get_backend() != "gloo":
-            self._group = dist.new_group(backend="gloo")  # a word between CPUs, which no GPU has to wait for
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saved_at = time.monotonic()
@@ -121,6 +119,8 @@ class Stopping(TrainerCallback):
         """The largest number that a rank names. A collective: call it on all ranks."""
         if not dist.is_initialized():
             return wish
+        if self._group is None:  # a word between CPUs, which no GPU has to wait for
+            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         shared = torch.tensor(wish)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
         return int(shared)
