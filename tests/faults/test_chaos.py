@@ -25,24 +25,24 @@ OPTIONS = (
 
 def strike(command, source: random.Random, disk: Path) -> str:
     """Do one of the things that happen to rented machines."""
-    what = source.choice(["launcher", "worker", "all", "term", "disk"])
     ranks = command.ranks()
-    with contextlib.suppress(psutil.Error, ProcessLookupError, IndexError):
-        if what == "launcher":
-            command.process.kill()
-        elif what == "worker":
+    # Before the launcher has started its workers there is only itself to hit.
+    what = source.choice(["launcher", "worker", "all", "term", "disk"] if len(ranks) == 2 else ["launcher"])
+    filler = disk / "filler"
+    if what == "disk":
+        filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - source.randrange(300_000)))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.process.wait(5)
+    with contextlib.suppress(psutil.Error, ProcessLookupError):
+        if what == "worker":
             ranks[source.choice([0, 1])].kill()
-        elif what == "all":
-            for process in [psutil.Process(command.process.pid), *ranks.values()]:
-                process.kill()
         elif what == "term":
             ranks[source.choice([0, 1])].send_signal(signal.SIGTERM)
-        elif what == "disk":
-            filler = disk / "filler"
-            filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - source.randrange(300_000)))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                command.process.wait(5)
-            filler.unlink()
+        else:
+            command.process.kill()
+        for process in ranks.values() if what in ("all", "disk") else ():
+            process.kill()
+    filler.unlink(missing_ok=True)
     return what
 
 
