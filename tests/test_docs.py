@@ -229,3 +229,11 @@ def test_the_numbers_of_from_llmc() -> None:
     ours = flops_per_token(parameters=every - 1024 * 768, sequence_length=1024, **shape)
     assert f"with every parameter: {theirs / 1e6:.0f} M" in page and f"without positions: {ours / 1e6:.0f} M" in page
     assert f"reads as {100 * (ours / theirs - 1):.0f} % more MFU" in page
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    promises = table("reliability.md", "Promises")
+    assert [row[0] for row in promises] == [f"P{number}" for number in range(1, 15)]
+    for *_, shown in promises:
+        named = re.findall(r"`([\w/]+(?:\.py|/))`", shown)
+        assert named and all((ROOT / "tests" / name).exists() for name in named), shown

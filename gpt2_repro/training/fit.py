@@ -43,8 +43,11 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         trainer.watchdog.arm()
         trainer.train(resume_from_checkpoint=folder)
         trainer.guard.settle()
-        if trainer.stopping.stops:
-            trainer.record("failed" if trainer.stopping.orphaned else "stopped", reason=trainer.stopping.reason)
+        stopping = trainer.stopping
+        if stopping.stops or trainer.state.global_step < trainer.plan.max_steps:
+            # Where the run was at stop_at_step before, no step has told so.
+            reason = stopping.reason or f"--stop_at_step {args.stop_at_step}"
+            trainer.record("failed" if stopping.orphaned else "stopped", reason=reason)
         finish(trainer)
     except BaseException as error:
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))

@@ -296,5 +296,6 @@ class PretrainingTrainer(Trainer):
         """Write how far the run is, how it goes and what it has cost into run_status.json."""
         if self.is_world_process_zero():
             losses = {key: value for key, value in self.eval_losses.items() if key != "step"}
-            far = {"step": self.state.global_step, "tokens": self.tokens_trained}
+            # Before the checkpoint is loaded Trainer is at step 0, and the run is not.
+            far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
             self.run.write_status(state, **far, **losses, **values)

@@ -70,6 +70,9 @@ def test_a_change_is_refused_unless_it_is_allowed(
     train, type_command, tiny_recipe: Path, events, tmp_path: Path
 ) -> None:
     run = train(tmp_path / "run", "--stop_at_step", 4)
+    train(run, "--stop_at_step", 4)  # it is there already
+    told = status(run)
+    assert (told["state"], told["reason"], told["step"]) == ("stopped", "--stop_at_step 4", 4)
     words = ("python", "train.py", tiny_recipe, "--output_dir", run, "--learning_rate", 2e-2)
     refused = type_command(*words)
     assert refused.returncode == 2 and "learning_rate 0.01 -> 0.02" in refused.stderr

@@ -35,6 +35,7 @@ def test_our_own_pass(path: Path) -> None:
         ({"optimizer": {"type": "AdamW"}}, "the recipe chooses the optimizer"),
         ({"scheduler": {"type": "WarmupDecayLR"}}, "the recipe chooses the schedule"),
         ({"fp16": {"enabled": True}}, "loss scaling"),
+        ({"checkpoint": {"load_universal": True}}, "train.py writes checkpoints, and converts them"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
