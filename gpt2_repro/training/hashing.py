@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from transformers import modeling_utils
 
 
 UNREAD = "training_args.bin"  # settings as a pickle: nothing reads it, and recipe.yaml has them
@@ -15,33 +17,43 @@ UNREAD = "training_args.bin"  # settings as a pickle: nothing reads it, and reci
 
 @contextlib.contextmanager
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """While open, files that `torch.save` writes below `folder` are hashed on the way and wait until they are on the disk.
+    """While open, weights and states that are written below `folder` are hashed on the way and wait for the disk.
 
-    transformers and deepspeed both save through it. Yields `bytes` and `sha256` of each, by its path in the folder: of
-    this process's files, each from the memory they were written from.
+    transformers and deepspeed write the first through safetensors and the others through `torch.save`. Yields `bytes` and
+    `sha256` of each file of this process, by its path in the folder, from the memory that it was written from.
     """
     written: dict[str, dict[str, Any]] = {}
-    original = torch.save
+    save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
+
+    @contextlib.contextmanager
+    def hashed_file(path: Path) -> Iterator[_HashedFile]:
+        with path.open("wb") as file:
+            hashed = _HashedFile(file)
+            yield hashed
+            file.flush()
+            os.fsync(file.fileno())
+        written[str(path.relative_to(folder))] = {"bytes": hashed.bytes, "sha256": hashed.digest.hexdigest()}
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = Path(f) if isinstance(f, str | os.PathLike) else None
         if path is None or not path.is_relative_to(folder):
-            return original(obj, f, *args, **kwargs)
-        if path.name == UNREAD:
-            return None
-        with path.open("wb") as file:
-            hashed = _HashedFile(file)
-            original(obj, hashed, *args, **kwargs)
-            file.flush()
-            os.fsync(file.fileno())
-        written[str(path.relative_to(folder))] = {"bytes": hashed.bytes, "sha256": hashed.digest.hexdigest()}
+            save_pickle(obj, f, *args, **kwargs)
+        elif path.name != UNREAD:
+            with hashed_file(path) as file:
+                save_pickle(obj, file, *args, **kwargs)
+
+    def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> None:
+        if not Path(filename).is_relative_to(folder):
+            return save_weights(tensors, filename, metadata)
+        with hashed_file(Path(filename)) as file:
+            file.write(safetensors.torch.save(tensors, metadata))
         return None
 
-    torch.save = save
+    torch.save, modeling_utils.safe_save_file = save, save_file
     try:
         yield written
     finally:
-        torch.save = original
+        torch.save, modeling_utils.safe_save_file = save_pickle, save_weights
 
 
 class _HashedFile:

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.training import saving
@@ -36,12 +38,23 @@ def test_the_hash_of_a_save_is_the_files_and_the_file_loads(tmp_path: Path) -> N
     assert (tmp_path / "elsewhere.pt").is_file() and not (tmp_path / "staging" / "training_args.bin").exists()
 
 
+def test_weights_are_hashed_too_and_are_the_file_that_transformers_writes(tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=20, n_positions=8))
+    staging = tmp_path / "staging"
+    with hashed_saves(staging) as written:
+        model.save_pretrained(staging)
+        model.save_pretrained(tmp_path / "elsewhere")
+    content = (tmp_path / "elsewhere" / "model.safetensors").read_bytes()
+    assert (staging / "model.safetensors").read_bytes() == content
+    assert written == {"model.safetensors": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+
+
 def test_torch_is_as_before_however_it_ends(tmp_path: Path) -> None:
     original = torch.save
     with pytest.raises(ZeroDivisionError), hashed_saves(tmp_path):
-        assert torch.save is not original
+        assert torch.save is not original and modeling_utils.safe_save_file is not save_file
         1 / 0  # noqa: B018
-    assert torch.save is original
+    assert torch.save is original and modeling_utils.safe_save_file is save_file
 
 
 class Alone:
