@@ -33,6 +33,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     weights = fp32_weights(trainer.model, keep=main)
     if not main:
         return
+    trainer.record("running")
     run, model = trainer.run, plain_model(trainer.model.config, weights)
     staged, final = run.path / STAGING, run.path / "final"
     with full_disk_in_words(run.path, "final", staged):

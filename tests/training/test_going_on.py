@@ -1,4 +1,4 @@
-"""Runs that stop early, go back, go further, or go on with a change: as typed."""
+"""Runs that stop early, go back, go further, or go on with a change."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def finished(train, tmp_path_factory) -> Path:
 
 
 def test_a_finished_run_is_extended_along_a_schedule_of_its_own(
-    finished: Path, train, events, type_command, tiny_recipe: Path
+    finished: Path, train, events, type_warm, tiny_recipe: Path
 ) -> None:
     options = ("--save_steps", 4, "--keep_checkpoints", 0, "--extend_to", 16 * 256)
     train(finished, *options)
@@ -30,15 +30,15 @@ def test_a_finished_run_is_extended_along_a_schedule_of_its_own(
         learning_rate_factor(step, warmup_steps=3, max_steps=8, extensions=[[8, 16]]) * 1e-2 for step in range(16)
     ]
     assert [logged[step] for step in range(1, 17)] == pytest.approx(expected)
-    again = type_command("python", "train.py", tiny_recipe, "--output_dir", finished, *options)
+    again = type_warm("python", "train.py", tiny_recipe, "--output_dir", finished, *options)
     assert again.returncode == 0 and "is already complete" in again.stdout
-    without = type_command("python", "train.py", tiny_recipe, "--output_dir", finished)
+    without = type_warm("python", "train.py", tiny_recipe, "--output_dir", finished)
     assert without.returncode == 2 and f"type --extend_to {16 * 256}" in without.stderr
 
     # Back before the extension, and to the first end once more: the same run as at first, newer checkpoints set aside.
     first = load_file(finished / "checkpoint-8" / "model.safetensors")
     words = ("--output_dir", finished, "--save_steps", 4, "--keep_checkpoints", 0, "--resume_from", "checkpoint-4")
-    back = type_command("python", "train.py", tiny_recipe, *words)
+    back = type_warm("python", "train.py", tiny_recipe, *words)
     assert back.returncode == 0, back.stderr
     assert back.stdout.count("set aside: ") == 3 and "resuming from" in back.stdout
     assert {path.name for path in finished.glob("*checkpoint-*")} == {
@@ -51,11 +51,11 @@ def test_a_finished_run_is_extended_along_a_schedule_of_its_own(
 
 
 def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(
-    train, type_command, tiny_recipe: Path, events, tmp_path: Path
+    train, type_warm, tiny_recipe: Path, events, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     money = ("--usd_per_hour", 3600, "--save_steps", 100, "--save_minutes", 1e-6, "--keep_checkpoints", 0)
-    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run, *money, "--max_usd", 0.5)
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", run, *money, "--max_usd", 0.5)
     assert done.returncode == 0, done.stderr
     told = status(run)
     assert (told["state"], told["reason"], told["step"]) == ("stopped", "--max_usd 0.5", 1)
@@ -66,27 +66,25 @@ def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(
     assert [event["step"] for event in events(run) if "loss" in event] == list(range(1, 9))
 
 
-def test_a_change_is_refused_unless_it_is_allowed(
-    train, type_command, tiny_recipe: Path, events, tmp_path: Path
-) -> None:
+def test_a_change_is_refused_unless_it_is_allowed(train, type_warm, tiny_recipe: Path, events, tmp_path: Path) -> None:
     run = train(tmp_path / "run", "--stop_at_step", 4)
     train(run, "--stop_at_step", 4)  # it is there already
     told = status(run)
     assert (told["state"], told["reason"], told["step"]) == ("stopped", "--stop_at_step 4", 4)
     words = ("python", "train.py", tiny_recipe, "--output_dir", run, "--learning_rate", 2e-2)
-    refused = type_command(*words)
+    refused = type_warm(*words)
     assert refused.returncode == 2 and "learning_rate 0.01 -> 0.02" in refused.stderr
     assert "--allow_resume_change" in refused.stderr
-    allowed = type_command(*words, "--allow_resume_change")
+    allowed = type_warm(*words, "--allow_resume_change")
     assert allowed.returncode == 0, allowed.stderr
     assert "goes on as another run: learning_rate 0.01 -> 0.02" in allowed.stdout
     logged = {event["step"]: event["learning_rate"] for event in events(run) if "loss" in event}
     assert logged[5] == pytest.approx(2e-2 * learning_rate_factor(4, warmup_steps=3, max_steps=8))
-    finished = type_command(*words)  # from now on this is the run
+    finished = type_warm(*words)  # from now on this is the run
     assert finished.returncode == 0 and "is already complete" in finished.stdout
 
 
-def test_a_supervised_run_goes_back_once(train, type_command, tiny_recipe: Path, tmp_path: Path) -> None:
+def test_a_supervised_run_goes_back_once(train, type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
     run = train(tmp_path / "run", "--save_steps", 2, "--stop_at_step", 6, "--keep_checkpoints", 0)
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -102,6 +100,12 @@ def test_a_supervised_run_goes_back_once(train, type_command, tiny_recipe: Path,
         "checkpoint-2",
     )
     for stop, start in ((5, 2), (6, 5), (7, 6)):  # as a supervisor starts it again and again
-        done = type_command(*words, "--stop_at_step", stop, GPT2_REPRO_SUPERVISED=str(notes))
+        done = type_warm(*words, "--stop_at_step", stop, GPT2_REPRO_SUPERVISED=str(notes))
         assert done.returncode == 0 and f"resuming from {run}/checkpoint-{start}\n" in done.stdout, done.stdout
     assert (notes / "run").read_text() == str(run)
+
+
+def test_a_run_that_is_neither_validated_nor_saved_has_its_card(train, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "--eval_strategy", "no", "--save_strategy", "no")
+    assert status(run)["tokens"] == 8 * 256 and not list(run.glob("checkpoint-*"))
+    assert "| tokens | 2,048 in 8 steps |" in (run / "final" / "README.md").read_text()
