@@ -10,26 +10,28 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
+ZERO1 = ("--config_file", "accelerate_configs/zero1.yaml", "--main_process_port", "0", "--num_processes")
+
+
 def start_command(words: tuple[object, ...], environment: dict[str, str], **streams: Any) -> subprocess.Popen[str]:
-    """A command as a user types it in the project's root: `python`, `launch N` (ZeRO-1) or `torchrun N` first."""
-    command, *rest = map(str, words)
-    python = [sys.executable]
-    if command == "launch":
-        count, *rest = rest
-        zero1 = ["--config_file", "accelerate_configs/zero1.yaml", "--num_processes", count]
-        python += ["-m", "accelerate.commands.launch", *zero1, "--main_process_port", "0"]
-    elif command == "torchrun":
-        count, *rest = rest
-        python += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", count]
-    elif command == "bash":
-        python = ["bash"]
-    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable} | environment
+    """A command as a user types it in the project's root: `python`, `launch N` (ZeRO-1), `torchrun N` or `bash` first."""
     return subprocess.Popen(
-        [*python, *rest],
+        ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],
         cwd=ROOT,
-        env=os.environ | settings,
+        env=os.environ | ENVIRONMENT | environment,
         stdin=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
         **streams,
     )
+
+
+def words_of(words: tuple[object, ...]) -> list[str]:
+    """What follows `python` on the command line."""
+    command, *rest = map(str, words)
+    if command == "launch":
+        return ["-m", "accelerate.commands.launch", *ZERO1, *rest]
+    if command == "torchrun":
+        return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", *rest]
+    return rest

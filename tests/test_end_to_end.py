@@ -10,9 +10,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 
 @pytest.fixture(scope="module")
-def run(train, tmp_path_factory) -> Path:
+def run(type_command, tiny_recipe: Path, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("end") / "run"
-    return train(output, "--per_device_train_batch_size", 4, launcher=("launch", 2))
+    words = ("train.py", tiny_recipe, "--output_dir", output, "--per_device_train_batch_size", 4)
+    done = type_command("launch", 2, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return output
 
 
 def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -> None:

@@ -107,19 +107,19 @@ def test_a_resumed_run_is_the_straight_one(launcher, precision, train, events, t
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_another_run_refused(
-    train, type_command, tiny_recipe: Path, events, tmp_path: Path
+    train, type_warm, tiny_recipe: Path, events, tmp_path: Path
 ) -> None:
     run = train(tmp_path / "run", "--save_steps", 2, "--stop_at_step", 5, "--keep_checkpoints", 0)
     assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
     (run / "checkpoint-5" / "optimizer.pt").write_bytes(b"cut short")
     words = ("python", "train.py", tiny_recipe, "--output_dir", run, "--save_steps", 2)
 
-    other = type_command(*words, "--seed", 7)
+    other = type_warm(*words, "--seed", 7)
     assert other.returncode == 2
     assert "belongs to another run (seed 42 -> 7)" in other.stderr and "--output_dir" in other.stderr
     assert yaml.safe_load((run / "recipe.yaml").read_text())["training"].get("seed", 42) == 42
 
-    resumed = type_command(*words, "--logging_steps", 2)  # intervals may change
+    resumed = type_warm(*words, "--logging_steps", 2)  # intervals may change
     assert resumed.returncode == 0, resumed.stderr
     assert f"skipping {run}/checkpoint-5: optimizer.pt is missing or cut short" in resumed.stdout
     assert f"resuming from {run}/checkpoint-4" in resumed.stdout
@@ -128,22 +128,22 @@ def test_a_damaged_checkpoint_is_passed_over_and_another_run_refused(
 
 
 def test_a_checkpoint_of_deepspeed_is_not_resumed_without_it(
-    layouts: dict[str, Path], type_command, tiny_recipe: Path, tmp_path: Path
+    layouts: dict[str, Path], type_warm, tiny_recipe: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(layouts["zero1-2x4"], run)
     for kept in ("environment.json", "run_status.json"):  # as if the checkpoints alone were carried over
         (run / kept).unlink()
-    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run)
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", run)
     assert done.returncode == 2 and "was written with DeepSpeed: launch with zero1.yaml" in done.stderr
 
 
-def test_a_finished_run_is_left_as_it_is(layouts: dict[str, Path], type_command, tiny_recipe: Path) -> None:
+def test_a_finished_run_is_left_as_it_is(layouts: dict[str, Path], type_warm, tiny_recipe: Path) -> None:
     run = layouts["8x1"]
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
-    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run)
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", run)
     assert done.returncode == 0 and f"{run} is already complete: {run}/final" in done.stdout
-    other = type_command("python", "train.py", tiny_recipe, "--output_dir", run, "--learning_rate", 0.5)
+    other = type_warm("python", "train.py", tiny_recipe, "--output_dir", run, "--learning_rate", 0.5)
     assert other.returncode == 2 and "belongs to another run (learning_rate 0.01 -> 0.5)" in other.stderr
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
 
@@ -164,7 +164,7 @@ def test_a_run_killed_before_its_final_folder_only_writes_that(
 
 
 def test_a_run_goes_on_without_the_weights_it_started_from(
-    layouts: dict[str, Path], train, type_command, tiny_recipe: Path, tmp_path: Path
+    layouts: dict[str, Path], train, type_warm, tiny_recipe: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(layouts["8x1"] / "final", source)
@@ -172,6 +172,6 @@ def test_a_run_goes_on_without_the_weights_it_started_from(
     shutil.rmtree(source)
     train(run, "--init_from", source)
     assert f"trained on from the weights of `{source}`" in (run / "final" / "README.md").read_text()
-    gone = type_command("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "new", "--init_from", source)
+    gone = type_warm("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "new", "--init_from", source)
     assert gone.returncode == 2 and f"there is no checkpoint {source}" in gone.stderr
     assert not (tmp_path / "new").exists()

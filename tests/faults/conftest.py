@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,11 @@ def start(tiny_recipe: Path) -> Iterator[Callable[..., Started]]:
         launcher: tuple[object, ...] = ("python",),
         script: str = "train.py",
         log: str = "run.log",
+        warm: bool = False,
         **env: str,
     ) -> Started:
         words = (*launcher, script, tiny_recipe, "--output_dir", run, "--disable_tqdm", "true", *options)
-        started.append(Started(words, run, log, env))
+        started.append(Started(words, run, log, env, warm=warm))
         return started[-1]
 
     yield begin
@@ -64,9 +66,23 @@ def fault(start, tmp_path: Path) -> Callable[..., tuple[int, str]]:
         mark = tmp_path / "mark"
         mark.unlink(missing_ok=True)
         environment = {"FAULT": name, "FAULT_AT": str(at), "FAULT_RANK": str(rank), "FAULT_MARK": str(mark)}
-        command = start(run_directory, *options, script=FAULTY, **settings, **environment)
+        command = start(run_directory, *options, script=FAULTY, warm=True, **settings, **environment)
         code = command.end()
         assert mark.is_file(), f"{name} did not happen: {command.text()[-3000:]}"
         return code, command.text()
 
     return run
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A disk of 6 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk needs root: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)

@@ -1,8 +1,8 @@
 """A run that goes on while a test looks at it, and what there is to compare afterwards."""
 
-import contextlib
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +11,23 @@ from typing import Any
 import psutil
 
 from tests.commands import start_command
+from tests.warm import start_warm
 
 
 class Started:
-    """A command that goes on while the test looks at it."""
+    """A command that goes on while the test looks at it, started as typed, or `warm`: forked, which takes a second."""
 
-    def __init__(self, words: tuple[object, ...], run: Path, log: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self, words: tuple[object, ...], run: Path, log: str, environment: dict[str, str], *, warm: bool
+    ) -> None:
         self.run = run
         self.output = run.parent / log
-        with self.output.open("w") as file:
-            self.process = start_command(words, environment, stdout=file, stderr=file)
+        self.process: Any
+        if warm:
+            self.process = start_warm(words, environment, self.output)
+        else:
+            with self.output.open("w") as file:
+                self.process = start_command(words, environment, stdout=file, stderr=file)
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")
@@ -40,14 +47,9 @@ class Started:
         return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else -1
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The processes that train, by their rank."""
-        found = {}
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                rank = process.environ().get("RANK")
-                if rank is not None and process.ppid() == self.process.pid:
-                    found[int(rank)] = process
-        return found
+        """The processes that train, by their rank, which is the order that a launcher starts them in."""
+        workers = psutil.Process(self.process.pid).children()
+        return dict(enumerate(sorted(workers, key=lambda worker: (worker.create_time(), worker.pid))))
 
     def end(self, timeout: float = 120) -> int:
         """Wait for the end; returns the exit code."""
@@ -67,3 +69,11 @@ def losses(run: Path) -> list[tuple[int, str, float]]:
 
 def status(run: Path) -> dict[str, Any]:
     return json.loads((run / "run_status.json").read_text())
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """Put one file on a disk that leaves so many bytes of it, in place of the one before."""
+    filler = disk / "filler"
+    filler.unlink(missing_ok=True)
+    filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - leave))
+    return filler

@@ -1,14 +1,12 @@
 """CK: a checkpoint is complete or is never chosen, whatever happens while it is saved."""
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from gpt2_repro.training.checkpoints import newest_complete
-from tests.faults.runs import losses, status, weights
+from tests.faults.runs import fill, losses, status, weights
 
 
 pytestmark = pytest.mark.faults
@@ -52,37 +50,16 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_pa
     assert losses(train(run, *SAVES)) == losses(golden(*SAVES))
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A disk of 6 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk needs root: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill(disk: Path, leave: int) -> Path:
-    filler = disk / "filler"
-    filler.unlink(missing_ok=True)
-    filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - leave))
-    return filler
-
-
 def test_a_full_disk_is_foreseen(train, start, small_disk: Path) -> None:
     """CK2, P11: older checkpoints go first; without any, saves are left out aloud, and the third time the run ends."""
     options, run = (*SAVES, "--max_steps", 12, "--keep_best_checkpoint", "false"), small_disk / "run"
     train(run, *options, "--stop_at_step", 4, "--keep_checkpoints", 3)
     assert len(list(run.glob("checkpoint-*"))) == 2
     filler = fill(small_disk, leave=400_000)
-    command = start(run, *options, "--stop_at_step", 6, "--keep_checkpoints", 2)
+    command = start(run, *options, "--stop_at_step", 6, "--keep_checkpoints", 2, warm=True)
     assert command.end() == 0 and "deleted 1 older checkpoints to make room" in command.text(), command.text()
     fill(small_disk, leave=400_000)
-    command = start(run, *options, "--save_steps", 1, "--keep_checkpoints", 0)  # which deletes none
+    command = start(run, *options, "--save_steps", 1, "--keep_checkpoints", 0, warm=True)  # deletes none
     assert command.end() == 1, command.text()
     assert command.text().count("NOT SAVED at step") == 2 and "three times in a row" in command.text()
     assert newest_complete(run)[0] == run / "checkpoint-6" and status(run)["state"] == "failed"

@@ -39,13 +39,13 @@ def test_without_deepspeed_too(train, golden, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["optimizer.pt", "rng_state.pth"])
 def test_a_checkpoint_without_a_file_is_passed_over(
-    train, golden, type_command, tiny_recipe, lost: str, tmp_path: Path
+    train, golden, type_warm, tiny_recipe, lost: str, tmp_path: Path
 ) -> None:
     """RS5, RS6: what transformers would pass over in silence."""
     options = ("--per_device_train_batch_size", 4)
     run = train(tmp_path / "run", *options, "--save_steps", 2, "--stop_at_step", 4, "--keep_checkpoints", 0)
     (run / "checkpoint-4" / lost).unlink()
-    done = type_command("python", "train.py", tiny_recipe, "--output_dir", run, *options)
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", run, *options)
     assert done.returncode == 0, done.stderr
     assert f"skipping {run}/checkpoint-4: {lost} is missing" in done.stdout
     assert f"resuming from {run}/checkpoint-2" in done.stdout

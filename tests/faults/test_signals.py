@@ -39,7 +39,7 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
     run, before = tmp_path / "run", 0
     for name, (send, reason) in SIGNALS.items():
-        command = start(run, *options, launcher=("launch", 2))
+        command = start(run, *options, launcher=("launch", 2), warm="rank" in name)
         command.wait_until(lambda: command.step() >= before + 20)  # noqa: B023
         workers = psutil.Process(command.process.pid).children(recursive=True)
         send(command)
@@ -60,7 +60,7 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
 def test_a_second_job_is_refused_while_the_first_one_trains(start, tmp_path: Path) -> None:
     """RS9, P12."""
     run = tmp_path / "run"
-    first = start(run, *LONG, "--max_steps", 20_000)
+    first = start(run, *LONG, "--max_steps", 20_000, warm=True)
     first.wait_until(lambda: first.step() >= 1)
     began = time.monotonic()
     second = start(run, *LONG, "--max_steps", 20_000, log="second.log")
@@ -75,7 +75,7 @@ def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
     run = tmp_path / "run"
     mark = tmp_path / "mark"
     faulty = {"FAULT": "hang", "FAULT_AT": "3", "FAULT_MARK": str(mark)}
-    command = start(run, *LONG, script="tests/faults/faulty_train.py", **faulty)
+    command = start(run, *LONG, script="tests/faults/faulty_train.py", warm=True, **faulty)
     command.wait_until(mark.is_file)
     command.process.send_signal(signal.SIGINT)
     time.sleep(1.5)
@@ -88,7 +88,7 @@ def test_a_validation_that_a_signal_cuts_short_is_made_up_for(train, start, tmp_
     """P5: minutes of validation are not waited for, and not lost."""
     options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
     golden, run = train(tmp_path / "golden", *options), tmp_path / "run"
-    slow = start(run, *options, "--eval_on_start", "false", script="tests/faults/slow_validation.py")
+    slow = start(run, *options, "--eval_on_start", "false", script="tests/faults/slow_validation.py", warm=True)
     slow.wait_until((tmp_path / "validating").is_file)
     slow.process.send_signal(signal.SIGTERM)
     assert slow.end(20) == 0 and status(run)["step"] == 3, slow.text()

@@ -86,13 +86,13 @@ def steps(table) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def grouped(recipe: Path, type_command, steps, tmp_path_factory) -> Callable[..., Path]:
+def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
     """Trains it into a folder of its own, to two steps before the end of the second epoch."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name: str, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:
         words = ("--output_dir", folder / name, "--max_steps", len(steps) - 2, "--eval_steps", 4, *options)
-        done = type_command(*launcher, "train.py", recipe, *words)
+        done = type_warm(*launcher, "train.py", recipe, *words)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         (folder / f"{name}.log").write_text(done.stdout + done.stderr)
         return folder / name
@@ -194,13 +194,13 @@ def test_each_validation_set_has_a_loss_of_its_own(straight: Path, table, events
         assert f"; {name} {loss:.4f} over {evaluations[-1][f'eval_{name}_tokens']:,}" in log
 
 
-def test_a_set_whose_rows_are_not_the_manifests_is_refused(recipe: Path, type_command, tmp_path: Path) -> None:
+def test_a_set_whose_rows_are_not_the_manifests_is_refused(recipe: Path, type_warm, tmp_path: Path) -> None:
     document = yaml.safe_load(recipe.read_text())
     folder = tmp_path / "data"
     shutil.copytree(document["data"]["dataset_dir"], folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["counts"]["validation_few"]["rows"] += 1
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    done = type_command("python", "train.py", recipe, "--dataset_dir", folder, "--output_dir", tmp_path / "run")
+    done = type_warm("python", "train.py", recipe, "--dataset_dir", folder, "--output_dir", tmp_path / "run")
     assert done.returncode == 2 and "validation_few has 9 rows and its manifest says 10" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -172,7 +172,7 @@ def test_a_model_that_learns_by_heart_writes_what_it_learnt() -> None:
     assert written[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4]
 
 
-def test_a_loss_that_is_not_finite_is_shown(type_command, tiny_recipe: Path, events, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_shown(type_warm, tiny_recipe: Path, events, tmp_path: Path) -> None:
     special = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=32, n_embd=32, n_layer=2, n_head=2, **special))
     model.transformer.ln_f.weight.data[0] = math.nan
@@ -187,7 +187,7 @@ def test_a_loss_that_is_not_finite_is_shown(type_command, tiny_recipe: Path, eve
         "--sample_tokens",
         0,
     )
-    done = type_command("python", "train.py", tiny_recipe, *options)
+    done = type_warm("python", "train.py", tiny_recipe, *options)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "the validation loss is not finite at step 0" in done.stdout + done.stderr
     logged = events(tmp_path / "run")
@@ -207,12 +207,12 @@ def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
-def test_padding_is_no_target(launcher, type_command, wrapped_recipe: Path, events, tmp_path: Path) -> None:
+def test_padding_is_no_target(launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path) -> None:
     folder = Path(yaml.safe_load(wrapped_recipe.read_text())["data"]["dataset_dir"])
     micro = 8 if launcher == ("python",) else 2
     options = ("--output_dir", tmp_path / "run", "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
     for stop in (3, 0) if launcher == ("python",) else (0,):  # one of the two is interrupted
-        done = type_command(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", stop)
+        done = type_warm(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", stop)
         assert done.returncode == 0, done.stderr[-3000:]
 
     model = first_model(tmp_path / "run").eval()

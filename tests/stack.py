@@ -1,0 +1,18 @@
+"""What train.py imports, which takes most of the time of a run of seconds: see tests/warm.py."""
+
+import accelerate.commands.launch
+import torch.distributed.run
+
+from gpt2_repro.training.engine import prepare_deepspeed
+
+
+prepare_deepspeed(use_cpu=True)
+
+import datasets  # noqa: E402
+import deepspeed  # noqa: E402
+
+import gpt2_repro.model.build  # noqa: E402
+import gpt2_repro.training.fit  # noqa: E402
+
+
+__all__ = ["accelerate", "datasets", "deepspeed", "gpt2_repro", "torch"]
