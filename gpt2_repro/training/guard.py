@@ -63,7 +63,7 @@ class UpdateGuard(TrainerCallback):
         skip_loss_z: skip an update whose loss lies more deviations above the last ones than this; 0: none.
         skip_grad_z: the same of the gradient norm.
         mean: of a number over all ranks. Called on all of them, and only where skip_loss_z is given.
-        report: takes the step and the reason of an update that was skipped.
+        report: takes the step and what is to be written of an update that was skipped.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class UpdateGuard(TrainerCallback):
         skip_loss_z: float,
         skip_grad_z: float,
         mean: Callable[[torch.Tensor], torch.Tensor],
-        report: Callable[[int, str], None],
+        report: Callable[[int, dict[str, Any]], None],
     ) -> None:
         self.limits = {"loss": skip_loss_z, "gradient norm": skip_grad_z}
         self.detectors = {name: OutlierDetector(limit) for name, limit in self.limits.items()}
@@ -167,7 +167,7 @@ class UpdateGuard(TrainerCallback):
     def _count(self, step: int, reason: str, *, not_finite: bool) -> None:
         self.total += 1
         logger.warning("step %d: update skipped, %s", step, reason)
-        self.report(step, reason)
+        self.report(step, {"update_skipped": reason})
         if not_finite:
             few, steps = RECENT
             self.skipped = [*(old for old in self.skipped if old > step - steps), step]

@@ -16,7 +16,8 @@ class Meter:
     def __init__(self, *, flops_per_token: int, peak_flops: float | None) -> None:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._since: tuple[int, float] | None = None
-        self._paused = self._waited = 0.0
+        self.waited = 0.0  # seconds for rows, in all
+        self._paused = self._waited_before = 0.0
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
@@ -30,7 +31,7 @@ class Meter:
 
     def wait(self) -> contextlib.AbstractContextManager[None]:
         """Waiting for rows: time of training, and a share to be shown."""
-        return self._timed("_waited")
+        return self._timed("waited")
 
     @contextlib.contextmanager
     def _timed(self, total: str) -> Iterator[None]:
@@ -56,7 +57,10 @@ class Meter:
         before, began = self._since
         seconds = time.perf_counter() - began - self._paused
         speed = (tokens - before) / seconds
-        line = {"tokens_per_second": round(speed, 1), "data_wait": round(self._waited / seconds, 4)}
+        line = {
+            "tokens_per_second": round(speed, 1),
+            "data_wait": round((self.waited - self._waited_before) / seconds, 4),
+        }
         if self.peak_flops:
             line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
         if self._positions:
@@ -65,5 +69,5 @@ class Meter:
         return line
 
     def _restart(self, tokens: int) -> None:
-        self._since, self._paused, self._waited = (tokens, time.perf_counter()), 0.0, 0.0
+        self._since, self._paused, self._waited_before = (tokens, time.perf_counter()), 0.0, self.waited
         self._targets = self._positions = 0

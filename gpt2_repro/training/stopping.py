@@ -8,11 +8,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from transformers import TrainerCallback
 
 from gpt2_repro.training.launcher import LAUNCHER_DIED
+from gpt2_repro.training.ranks import Ranks
 
 
 logger = logging.getLogger(__name__)
@@ -55,15 +54,15 @@ class Stopping(TrainerCallback):
 
     Args:
         signals: of this process.
+        ranks: which agree on it.
         clock: seconds that the run has cost so far, in all its attempts; asked on rank 0.
     """
 
-    def __init__(self, signals: StopSignals, clock: Callable[[], float]) -> None:
-        self.signals, self.clock = signals, clock
+    def __init__(self, signals: StopSignals, ranks: Ranks, clock: Callable[[], float]) -> None:
+        self.signals, self.ranks, self.clock = signals, ranks, clock
         self.reason: str | None = None
         self.orphaned = False
         self._saved_at: float | None = None
-        self._group: Any = None
 
     @property
     def stops(self) -> bool:
@@ -80,7 +79,7 @@ class Stopping(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_log = True
             return
-        wish = self.agree(self._wish(args, state))
+        wish = self.ranks.largest(self._wish(args, state))
         if wish >= SAVE:
             control.should_save = True
         if wish > SAVE:
@@ -114,13 +113,3 @@ class Stopping(TrainerCallback):
         if due and time.monotonic() - (self._saved_at or 0.0) >= 60 * args.save_minutes:
             return SAVE
         return NOTHING
-
-    def agree(self, wish: int) -> int:
-        """The largest number that a rank names. A collective: call it on all ranks."""
-        if not dist.is_initialized():
-            return wish
-        if self._group is None:  # a word between CPUs, which no GPU has to wait for
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        shared = torch.tensor(wish)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
-        return int(shared)

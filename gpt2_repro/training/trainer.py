@@ -28,6 +28,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 from gpt2_repro.compute import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.data.rows import Rows
+from gpt2_repro.training.alarm import DivergenceAlarm
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport
 from gpt2_repro.training.engine import (
@@ -41,13 +42,16 @@ from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.loader import choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.progress import ProgressBar
+from gpt2_repro.training.ranks import Ranks
+from gpt2_repro.training.replicas import require_same_weights
 from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
+from gpt2_repro.training.stragglers import Stragglers
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
-from gpt2_repro.training.validation import mean_losses, sum_over_sets
+from gpt2_repro.training.validation import count_batches, mean_losses, sum_over_sets
 from gpt2_repro.training.watchdog import Watchdog
 
 
@@ -82,9 +86,8 @@ class PretrainingTrainer(Trainer):
         length = plan.sequence_length if kwargs["args"].compile_loss else None
         super().__init__(data_collator=functools.partial(collate_rows, length=length), **kwargs)
         self.plan = plan
-        self.eval_sets: dict[str, Rows] = (
-            self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        )
+        sets = self.eval_dataset
+        self.eval_sets: dict[str, Rows] = sets if isinstance(sets, dict) else {"": sets}
         self.sampler = choose_sampler(self.train_dataset, plan, self.args)
         self.run = run
         self.environment = environment | {"trajectory": trajectory}
@@ -98,9 +101,12 @@ class PretrainingTrainer(Trainer):
             skip_loss_z=self.args.skip_loss_z,
             skip_grad_z=self.args.skip_grad_z,
             mean=functools.partial(self.accelerator.reduce, reduction="mean"),
-            report=lambda step, reason: self._write_event(step, {"update_skipped": reason}),
+            report=self._write_event,
         )
-        self.stopping = Stopping(StopSignals(), self.run.seconds)
+        self.ranks = Ranks()
+        self.stopping = Stopping(StopSignals(), self.ranks, self.run.seconds)
+        self.stragglers = Stragglers(self.ranks, lambda: self.meter.waited, self._write_event)
+        self.alarm = DivergenceAlarm(run.path / "metrics.jsonl", self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
@@ -112,19 +118,10 @@ class PretrainingTrainer(Trainer):
         guard_reporting(self)
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        shares = [-(-len(rows) // self.args.world_size) for rows in self.eval_sets.values()]
-        batches = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
-        self.add_callback(ProgressBar(eval_batches=batches))
-        self.add_callback(
-            TextSampler(
-                self.run,
-                self.processing_class,
-                prompt=self.args.sample_prompt,
-                num_tokens=self.args.sample_tokens,
-            )
-        )
-        for callback in (self.guard, self.stopping, self.watchdog):
-            self.add_callback(callback)
+        bar = ProgressBar(eval_batches=count_batches(self.eval_sets.values(), self.args))
+        sampler = TextSampler(self.run, self.processing_class)
+        for own in (bar, sampler, self.guard, self.stopping, self.watchdog, self.stragglers, self.alarm):
+            self.add_callback(own)
         if self.args.compile_loss:
             graphs, layers = self.model.compiled_graphs, self.model.config.num_hidden_layers
             self.add_callback(CompilationReport(graphs, n_layer=layers, record=self._record_engine))
@@ -190,7 +187,8 @@ class PretrainingTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(*args, **kwargs)
+        with self.stragglers.time_pass(self.args.device):
+            loss = super().compute_loss(*args, **kwargs)
         self.guard.see_loss(loss)
         return loss
 
@@ -227,10 +225,9 @@ class PretrainingTrainer(Trainer):
         if "loss" in logs:
             self._tr_loss.zero_()
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
-            if self.guard.total:
-                logs["updates_skipped"] = self.guard.total
-        if "loss" in logs and self.run.is_stale():
-            self.record("running")
+            logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
+            if self.run.is_stale():
+                self.record("running")
         if "loss" in logs or "eval_loss" in logs:
             self._write_event(self.state.global_step, logs)
         super().log(logs, start_time)
@@ -244,6 +241,7 @@ class PretrainingTrainer(Trainer):
     ) -> dict[str, float]:
         """Mean negative log-likelihood per target of each validation set, exact for any number of processes."""
         sets = self.eval_sets if eval_dataset is None else {"": eval_dataset}
+        require_same_weights(self.model, self.ranks, step=self.state.global_step)
         with self.meter.pause():
             model = self.model.eval()
             sums = sum_over_sets(
@@ -255,7 +253,7 @@ class PretrainingTrainer(Trainer):
                 goes_on=lambda: self.stopping.interruption() == NOTHING,
                 after_batch=self._after_validation_batch,
             )
-            if interruption := self.stopping.agree(self.stopping.interruption()):
+            if interruption := self.ranks.largest(self.stopping.interruption()):
                 self.stopping.stop(interruption, self.args, self.control)
                 return {}
             sums = self.accelerator.reduce(sums, reduction="sum").tolist()
@@ -276,6 +274,7 @@ class PretrainingTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = functools.partial(super()._save_checkpoint, model, trial)
         with self.meter.pause():
+            require_same_weights(self.model, self.ranks, step=self.state.global_step)
             self.run.sync()
             self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.stopping.reason)
         self.record("running", save_seconds=round(self.saver.seconds, 2))
@@ -298,4 +297,4 @@ class PretrainingTrainer(Trainer):
             losses = {key: value for key, value in self.eval_losses.items() if key != "step"}
             # Before the checkpoint is loaded Trainer is at step 0, and the run is not.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
-            self.run.write_status(state, **far, **losses, **values)
+            self.run.write_status(state, **far, **losses, alarm=self.alarm.trend.alarm, **values)

@@ -35,6 +35,12 @@ def validation_batches(
         yield batch, int((batch["labels"] != IGNORED).sum())
 
 
+def count_batches(sets: Iterable[Any], args: PretrainingArguments) -> int:
+    """How many batches the first process has of these sets of rows, which has the most."""
+    shares = [-(-len(rows) // args.world_size) for rows in sets]
+    return sum(-(-share // args.per_device_eval_batch_size) for share in shares)
+
+
 @torch.no_grad()
 def sum_losses(
     model: Callable[..., Any],

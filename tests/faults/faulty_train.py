@@ -10,6 +10,8 @@ from typing import Any
 
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+import torch
+
 import train
 from gpt2_repro import entry
 
@@ -44,14 +46,23 @@ def before(owner: Any, name: str, fault: Callable[..., None], when: Callable[...
     setattr(owner, name, call)
 
 
+def flip(self: Any, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+    mark()
+    model.transformer.wte.weight.data.view(torch.int16)[5, 7] ^= 1
+
+
 def saved_step(path: Any) -> bool:
     return any(f"checkpoint-{step}" in str(path).split("/") for step in STEPS)
 
 
 def inject(fault: str) -> None:
-    from gpt2_repro.training import checkpoints
+    from transformers import Trainer
+
+    from gpt2_repro.data.rows import Rows
+    from gpt2_repro.training import checkpoints, stragglers
     from gpt2_repro.training.hashing import _HashedFile
     from gpt2_repro.training.saving import CheckpointSaver
+    from gpt2_repro.training.stopping import Stopping
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     if fault == "kill_after_the_model":
@@ -70,6 +81,12 @@ def inject(fault: str) -> None:
         before(checkpoints, "publish", term, lambda staged, target: saved_step(target))
     elif fault == "no_foresight":
         CheckpointSaver._has_room = lambda self, step, stops: mark() or True
+    elif fault == "flipped_bit":
+        before(Stopping, "on_step_end", flip, lambda self, args, state, control, **_: state.global_step in STEPS)
+    elif fault in ("slow_passes", "slow_rows"):
+        stragglers.WINDOW = 10
+        owner, name = (Trainer, "compute_loss") if fault == "slow_passes" else (Rows, "__getitems__")
+        before(owner, name, lambda *_, **__: (mark(), time.sleep(0.05)), lambda *_, **__: True)
     elif fault in ("nan", "hang"):
         original = PretrainingTrainer.compute_loss
 

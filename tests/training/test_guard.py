@@ -46,7 +46,7 @@ class Run:
     def __init__(self, fused: bool = False, **limits: float) -> None:
         self.weight = torch.nn.Parameter(torch.ones(3))
         self.optimizer = torch.optim.AdamW([self.weight], lr=0.1, weight_decay=0.1, fused=fused)
-        self.reported: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, dict[str, str]]] = []
         limits = {"skip_loss_z": 0.0, "skip_grad_z": 0.0} | limits
         self.guard = UpdateGuard(**limits, mean=lambda loss: loss, report=lambda *said: self.reported.append(said))
         self.guard.attach(self.optimizer)
@@ -75,7 +75,7 @@ def test_what_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
     assert run.update(bad) is False and run.update(1.0) is True
     run.guard.settle()
     assert [step for step, _ in run.reported] == [2, 4] and run.guard.total == 2
-    assert run.reported[0][1].startswith("gradient norm")
+    assert run.reported[0][1]["update_skipped"].startswith("gradient norm")
     assert run.weight.isfinite().all()
 
 
@@ -89,8 +89,8 @@ def test_outliers_are_skipped_on_request_only(limit: str) -> None:
         assert run.update(*spike) is applied
         assert run.update(1.0, 3.0) is True
         if not applied:
-            ((step, reason),) = run.reported
-            assert step == WINDOW + 1 and "deviations above the last 128" in reason
+            ((step, event),) = run.reported
+            assert step == WINDOW + 1 and "deviations above the last 128" in event["update_skipped"]
 
 
 def test_too_many_in_a_row_end_the_run() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerControl
 
+from gpt2_repro.training.ranks import Ranks
 from gpt2_repro.training.stopping import MAX_HOURS, MAX_USD, NOTHING, SAVE, SIGNAL, SIGNALS, Stopping, StopSignals
 
 
@@ -36,7 +37,7 @@ def ask(stopping: Stopping, step: int = 5, rank: int = 0, **options: float) -> T
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopSignals, number) -> None:
-    stopping = Stopping(signals, clock=lambda: 0.0)
+    stopping = Stopping(signals, Ranks(), clock=lambda: 0.0)
     assert not ask(stopping).should_training_stop
     os.kill(os.getpid(), number)
     control = ask(stopping, rank=1)
@@ -44,7 +45,7 @@ def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopS
     died = number == signal.SIGUSR2
     assert stopping.reason == ("the launcher died" if died else number.name) and stopping.orphaned is died
     # After the last step there is nothing to stop.
-    last = ask(Stopping(signals, clock=lambda: 0.0), step=10)
+    last = ask(Stopping(signals, Ranks(), clock=lambda: 0.0), step=10)
     assert last.should_log and last.should_evaluate and not last.should_save
 
 
@@ -80,16 +81,18 @@ def test_what_is_ignored_stays_so() -> None:
     ],
 )
 def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
-    stopping = Stopping(StopSignals(), clock=lambda: seconds)
+    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: seconds)
     control = ask(stopping, **options)
     assert stopping.reason == reason and control.should_training_stop is (reason is not None)
-    assert not ask(Stopping(StopSignals(), clock=lambda: seconds), rank=1, **options).should_training_stop  # rank 0's
+    assert not ask(
+        Stopping(StopSignals(), Ranks(), clock=lambda: seconds), rank=1, **options
+    ).should_training_stop  # rank 0's
 
 
 def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    stopping = Stopping(StopSignals(), clock=lambda: 0.0)
+    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: 0.0)
     stopping.on_train_begin(None, None, None)
     for minutes, due in ((14, False), (1, True)):
         now[0] += 60 * minutes
@@ -103,7 +106,7 @@ def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.
 
 
 def test_stop_at_step_logs_its_last_step() -> None:
-    stopping = Stopping(StopSignals(), clock=lambda: 0.0)
+    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: 0.0)
     assert not ask(stopping, step=4, stop_at_step=5).should_training_stop
     control = ask(stopping, step=5, stop_at_step=5)
     assert control.should_save and control.should_training_stop and control.should_log and control.should_evaluate

@@ -1,0 +1,35 @@
+"""All ranks hold the same weights: where they do not, a device, its memory or a link gives wrong values."""
+
+import torch
+from torch import Tensor
+
+from gpt2_repro.errors import RunFailed
+from gpt2_repro.training.ranks import Ranks
+
+
+INTEGERS = {2: torch.int16, 4: torch.int32}  # as wide as a weight
+
+
+def require_same_weights(model: torch.nn.Module, ranks: Ranks, *, step: int) -> None:
+    """Compare the bits of all weights between all ranks. A collective.
+
+    Raises RunFailed where they differ: the gradients of such a step are no one's, and its checkpoint neither.
+    """
+    table = ranks.table(fingerprints(model))
+    differs = (table != table[0]).nonzero().tolist()
+    if not differs:
+        return
+    odd = sorted({rank for rank, _ in differs})
+    first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
+    raise RunFailed(
+        f"at step {step} the weights of rank {', '.join(map(str, odd))} are not those of rank 0, in {first} for one: a GPU, "
+        "its memory or the link to it gives wrong values; start the same command again, it goes on from the newest "
+        "checkpoint, with NCCL_P2P_DISABLE=1 or on another machine if this comes back"
+    )
+
+
+@torch.no_grad()
+def fingerprints(model: torch.nn.Module) -> Tensor:
+    """The sum of each weight's bits, read as integers [weights]: a flipped bit changes it, and the order of adding not."""
+    sums = [weight.view(INTEGERS[weight.element_size()]).sum(dtype=torch.int64) for weight in model.parameters()]
+    return torch.stack(sums).cpu()

@@ -1,0 +1,39 @@
+"""NC: a rank whose weights are wrong, and one that holds the others up."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.runs import losses, status, weights
+
+
+pytestmark = pytest.mark.faults
+
+OPTIONS = ("--save_steps", 2, "--per_device_train_batch_size", 4)
+
+
+@pytest.mark.parametrize("launcher", [("launch", 2), ("torchrun", 2)], ids=["zero1", "ddp"])
+def test_a_flipped_bit_on_one_rank_ends_the_run_before_it_is_validated_or_saved(
+    train, fault, golden, launcher, tmp_path: Path
+) -> None:
+    """NC2: ZeRO gathers the weights anew in each step, DDP never."""
+    run = tmp_path / "run"
+    code, text = fault("flipped_bit", 4, run, *OPTIONS, rank=1, launcher=launcher)
+    assert code == 1 and "at step 4 the weights of rank 1 are not those of rank 0, in transformer.wte.weight" in text
+    assert {path.name for path in run.glob("checkpoint-*")} == {"checkpoint-2"}
+    assert status(run)["state"] == "failed" and max(step for step, kind, _ in losses(run) if kind == "eval_loss") == 0
+    train(run, *OPTIONS, launcher=launcher)
+    straight = golden(*OPTIONS, launcher=launcher)
+    assert weights(run) == weights(straight) and losses(run) == losses(straight)
+
+
+@pytest.mark.parametrize("what", ["passes", "rows"])
+def test_a_rank_that_holds_the_others_up_is_named(fault, events, what: str, tmp_path: Path) -> None:
+    """NC5, in windows of ten steps here."""
+    run = tmp_path / "run"
+    options = (*OPTIONS, "--max_steps", 40, "--eval_strategy", "no", "--save_strategy", "no")
+    code, text = fault(f"slow_{what}", 0, run, *options, rank=1, launcher=("launch", 2))
+    assert code == 0, text
+    (event,) = [event for event in events(run) if "straggler" in event]
+    assert event["step"] == 30 and f"all ranks wait for rank 1, whose {what} make a step take" in event["straggler"]
+    assert f"step 30: {event['straggler']}" in text
