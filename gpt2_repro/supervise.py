@@ -94,6 +94,7 @@ class Supervisor:
 
     def _attempt(self) -> int:
         """Run the command once, to the end of the last process that it has started."""
+        before = set(psutil.Process().children(recursive=True))
         environment = {LAUNCHERS_PATIENCE: str(int(self.grace))} | os.environ | {FOLDER: str(self.notes)}
         try:
             self.process = subprocess.Popen(self.command, env=environment, start_new_session=True)
@@ -103,7 +104,7 @@ class Supervisor:
             self.process.terminate()
         code = self.process.wait()
         # What the launcher has left belongs to this process now. No second job may start beside it.
-        left = psutil.Process().children(recursive=True)
+        left = set(psutil.Process().children(recursive=True)) - before
         if left:
             logger.warning("waiting for %d processes that the launcher has left", len(left))
         _, alive = psutil.wait_procs(left, timeout=self.grace)

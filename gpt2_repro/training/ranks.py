@@ -20,7 +20,7 @@ class Ranks:
 
     def largest(self, number: int) -> int:
         """The largest number that a rank names."""
-        return int(self.table(torch.tensor([number])).max())
+        return number if self.number == 1 else int(self.table(torch.tensor([number])).max())
 
     def table(self, values: Tensor) -> Tensor:
         """What each rank has to say: its `values` [n] on the CPU, in its row of the result [ranks, n]."""
