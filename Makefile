@@ -1,6 +1,6 @@
 # make demo           fresh machine -> environment -> data -> training -> evaluation -> report   (FRESH=1 trains anew)
 # make test           fresh machine -> environment -> linters, types, tests
-# make test-faults    every fault that a CPU can show, injected into real runs   (about 9 minutes)
+# make test-faults    every fault that a CPU can show, injected into real runs   (about 5 minutes)
 # make test-chaos     a run that is killed again and again, beside one that is not   (about 6 minutes)
 
 SHELL := /bin/bash

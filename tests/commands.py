@@ -1,10 +1,13 @@
 """Commands as a user types them."""
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 ROOT = Path(__file__).parents[1]
@@ -35,3 +38,12 @@ def words_of(words: tuple[object, ...]) -> list[str]:
     if command == "torchrun":
         return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", *rest]
     return rest
+
+
+def kill_all(pid: int) -> None:
+    """End a command that start_command or start_warm has started, with its workers, which are sessions of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

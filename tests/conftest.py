@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.commands import start_command
+from tests.commands import kill_all, start_command
 from tests.warm import start_warm
 
 
@@ -98,8 +97,8 @@ def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
         process = start_command(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the workers too, not only their launcher
+        except BaseException:
+            kill_all(process.pid)
             raise
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
@@ -115,8 +114,8 @@ def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproc
         process = start_warm(words, environment, output, errors)
         try:
             code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        except BaseException:
+            kill_all(process.pid)
             raise
         return subprocess.CompletedProcess(words, code, *(path.read_text() for path in (output, errors)))
 

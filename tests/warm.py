@@ -56,6 +56,7 @@ class Forked:
 
 
 def _begin(words: list[str], environment: dict[str, str], output: Path, errors: Path | None) -> None:
+    assert "tests.stack" in sys.modules, "the server has not imported the stack: run pytest in the project's root"
     for stream, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else 1, stream)
     if words[0] != "-m":

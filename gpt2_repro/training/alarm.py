@@ -62,10 +62,11 @@ class DivergenceAlarm(TrainerCallback):
         self.log, self.report = log, report
         self.trend = Trend()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.log.is_file():
-            for line in self.log.read_text(encoding="utf-8").splitlines():
-                self.trend.see(json.loads(line))
+    def replay(self) -> None:
+        """Take in the log as it is, before training goes on."""
+        if self.log.is_file():
+            for line in self.log.read_text(encoding="utf-8").split("\n"):
+                self.trend.see(json.loads(line) if line else {})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         before = self.trend.alarm

@@ -57,7 +57,7 @@ def _model_card(name: str, environment: dict[str, Any], status: dict[str, Any]) 
     further_rows = "".join(
         f"\n| validation loss, {further} | {value:.4f} nats per token |"
         for key, value in status.items()
-        if (further := further_set(key)) is not None
+        if value is not None and (further := further_set(key)) is not None
     )
     return f"""---
 library_name: transformers

@@ -20,7 +20,8 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
     """While open, weights and states that are written below `folder` are hashed on the way and wait for the disk.
 
     transformers and deepspeed write the first through safetensors and the others through `torch.save`. Yields `bytes` and
-    `sha256` of each file of this process, by its path in the folder, from the memory that it was written from.
+    `sha256` of each file of this process, by its path in the folder, from the memory that it was written from. Weights
+    are in memory once more while they are written.
     """
     written: dict[str, dict[str, Any]] = {}
     save_pickle, save_weights = torch.save, modeling_utils.safe_save_file

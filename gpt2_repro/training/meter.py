@@ -16,8 +16,8 @@ class Meter:
     def __init__(self, *, flops_per_token: int, peak_flops: float | None) -> None:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._since: tuple[int, float] | None = None
-        self.waited = 0.0  # seconds for rows, in all
-        self._paused = self._waited_before = 0.0
+        self.waited = self.paused = 0.0  # seconds in all
+        self._waited_before = self._paused_before = 0.0
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
@@ -27,7 +27,7 @@ class Meter:
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
         """Validation and saving: no time of training."""
-        return self._timed("_paused")
+        return self._timed("paused")
 
     def wait(self) -> contextlib.AbstractContextManager[None]:
         """Waiting for rows: time of training, and a share to be shown."""
@@ -55,7 +55,7 @@ class Meter:
         if self._since is None:
             return {}
         before, began = self._since
-        seconds = time.perf_counter() - began - self._paused
+        seconds = time.perf_counter() - began - (self.paused - self._paused_before)
         speed = (tokens - before) / seconds
         line = {
             "tokens_per_second": round(speed, 1),
@@ -69,5 +69,6 @@ class Meter:
         return line
 
     def _restart(self, tokens: int) -> None:
-        self._since, self._paused, self._waited_before = (tokens, time.perf_counter()), 0.0, self.waited
+        self._since = tokens, time.perf_counter()
+        self._waited_before, self._paused_before = self.waited, self.paused
         self._targets = self._positions = 0

@@ -7,6 +7,7 @@ from gpt2_repro.errors import RunFailed
 from gpt2_repro.training.ranks import Ranks
 
 
+PIECE = 1 << 22  # weights
 INTEGERS = {2: torch.int16, 4: torch.int32}  # as wide as a weight
 
 
@@ -31,5 +32,10 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, *, step: int) -> 
 @torch.no_grad()
 def fingerprints(model: torch.nn.Module) -> Tensor:
     """The sum of each weight's bits, read as integers [weights]: a flipped bit changes it, and the order of adding not."""
-    sums = [weight.view(INTEGERS[weight.element_size()]).sum(dtype=torch.int64) for weight in model.parameters()]
-    return torch.stack(sums).cpu()
+    return torch.stack([_sum_of_bits(weight) for weight in model.parameters()]).cpu()
+
+
+def _sum_of_bits(weight: Tensor) -> Tensor:
+    bits = weight.view(INTEGERS[weight.element_size()]).flatten()
+    # In pieces: torch makes a copy in int64 of what it adds.
+    return torch.stack([piece.sum(dtype=torch.int64) for piece in bits.split(PIECE)]).sum()

@@ -92,6 +92,15 @@ class RunDirectory:
                 lines = path.read_text(encoding="utf-8").split("\n")
                 write_whole(path, "".join(f"{line}\n" for line in lines if _stays(line, step, validates_again)))
 
+    def last_validation(self) -> dict[str, float | None]:
+        """The losses of the last validation in the log, as the status has them; None for those that are out of date."""
+        losses: dict[str, float | None] = {key: None for key in self.read_status() if key.endswith("_loss")}
+        path = self.path / EVENTS[0]
+        for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else ():
+            if line and "eval_loss" in (event := json.loads(line)):
+                losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
+        return losses
+
     def read_status(self) -> dict[str, Any]:
         """The last written status, {} before the first."""
         path = self.path / STATUS

@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.ranks import Ranks
 
 
 logger = logging.getLogger(__name__)
 
 WINDOW = 100  # steps
-FACTOR = 1.2  # times that a step takes longer for one rank
+FACTOR = 1.2  # times as long
 IN_A_ROW = 3  # windows, after which it is no accident
+SLOW = {
+    "passes": "its forward passes take {:.1f} times as long as the others'",
+    "rows": "its waiting for rows makes a step take {:.1f} times as long",
+}
 MEND = {
     "passes": "look at its clock, power and heat (nvidia-smi -q -d PERFORMANCE) and at what else runs on it",
     "rows": "its disk is slow: raise --dataloader_num_workers or keep the data on a local disk",
@@ -31,14 +36,12 @@ class Stragglers(TrainerCallback):
     GPU by its own clock, which is read when the window ends.
 
     Args:
-        waited: seconds that this rank has waited for rows, in all.
+        meter: knows how long this rank has waited for rows, and how long it did not train.
         report: takes the step and what is slow.
     """
 
-    def __init__(
-        self, ranks: Ranks, waited: Callable[[], float], report: Callable[[int, dict[str, Any]], None]
-    ) -> None:
-        self.ranks, self.waited, self.report = ranks, waited, report
+    def __init__(self, ranks: Ranks, meter: Meter, report: Callable[[int, dict[str, Any]], None]) -> None:
+        self.ranks, self.meter, self.report = ranks, meter, report
         self._passes: list[tuple[Any, Any]] = []
         self._timed = False
         self._since = (0.0, 0.0)
@@ -64,7 +67,7 @@ class Stragglers(TrainerCallback):
             return
         passes = sum(_seconds(*times) for times in self._passes)
         began, waited = self._since
-        mine = [passes, self.waited() - waited, time.perf_counter() - began]
+        mine = [passes, self.meter.waited - waited, self._training() - began]
         self._restart()
         slow = slowest(self.ranks.table(torch.tensor(mine)).tolist())
         if (line := self._judge(slow)) is not None and state.is_world_process_zero:
@@ -72,7 +75,10 @@ class Stragglers(TrainerCallback):
             self.report(state.global_step, {"straggler": line})
 
     def _restart(self) -> None:
-        self._passes, self._since = [], (time.perf_counter(), self.waited())
+        self._passes, self._since = [], (self._training(), self.meter.waited)
+
+    def _training(self) -> float:
+        return time.perf_counter() - self.meter.paused
 
     def _judge(self, slow: tuple[int, str, float] | None) -> str | None:
         culprit = slow and slow[:2]
@@ -81,17 +87,14 @@ class Stragglers(TrainerCallback):
         if slow is None or self._streak[1] != IN_A_ROW:
             return None
         rank, what, factor = slow
-        return (
-            f"all ranks wait for rank {rank}, whose {what} make a step take {factor:.1f} times as long, for "
-            f"{IN_A_ROW * WINDOW} steps now: {MEND[what]}"
-        )
+        return f"all ranks wait for rank {rank}, for {IN_A_ROW * WINDOW} steps now: {SLOW[what].format(factor)}; {MEND[what]}"
 
 
 def slowest(table: Sequence[Sequence[float]]) -> tuple[int, str, float] | None:
-    """The rank that the others wait for, by what, and how many times longer a step takes for it; None where none stands out.
+    """The rank that the others wait for, by what, and how many times as long that takes; None where none stands out.
 
     Args:
-        table: of each rank the seconds in passes, waiting for rows, and in all.
+        table: of each rank the seconds in passes, waiting for rows, and of training in all.
     """
     passes, waits, elapsed = zip(*table, strict=True)
     wasted = max(waits) - statistics.median_low(waits)

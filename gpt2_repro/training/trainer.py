@@ -105,7 +105,7 @@ class PretrainingTrainer(Trainer):
         )
         self.ranks = Ranks()
         self.stopping = Stopping(StopSignals(), self.ranks, self.run.seconds)
-        self.stragglers = Stragglers(self.ranks, lambda: self.meter.waited, self._write_event)
+        self.stragglers = Stragglers(self.ranks, self.meter, self._write_event)
         self.alarm = DivergenceAlarm(run.path / "metrics.jsonl", self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)

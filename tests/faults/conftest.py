@@ -1,17 +1,14 @@
 """Runs to do harm to."""
 
-import contextlib
 import functools
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.commands import kill_all
 from tests.faults.runs import Started
 
 
@@ -50,11 +47,7 @@ def start(tiny_recipe: Path) -> Iterator[Callable[..., Started]]:
 
     yield begin
     for command in started:
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            for process in psutil.Process(command.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            os.killpg(command.process.pid, signal.SIGKILL)
+        kill_all(command.process.pid)
         command.process.wait()
 
 

@@ -62,7 +62,7 @@ def test_the_log_is_the_memory_of_the_alarm(tmp_path: Path, caplog: pytest.LogCa
     log.write_text("".join(json.dumps(event) + "\n" for event in validations(3.0, 3.1, 3.2)))
     alarm = DivergenceAlarm(log, lambda *said: told.append(said))
     state = SimpleNamespace(global_step=30, is_world_process_zero=True)
-    alarm.on_train_begin(None, state, None)
+    alarm.replay()
     alarm.on_log(None, state, None, logs={"eval_loss": 3.3, "tokens": 1})
     alarm.on_log(None, state, None, logs={"loss": 3.3})
     ((step, event),) = told
@@ -70,6 +70,6 @@ def test_the_log_is_the_memory_of_the_alarm(tmp_path: Path, caplog: pytest.LogCa
     assert "step 30: the validation loss has risen" in caplog.text
     again = DivergenceAlarm(log, lambda *said: pytest.fail("told again"))
     log.write_text("".join(json.dumps(event) + "\n" for event in validations(3.0, 3.1, 3.2, 3.3)))
-    again.on_train_begin(None, state, None)
+    again.replay()
     again.on_log(None, state, None, logs={"loss": 3.3})
     assert again.trend.alarm == event["alarm"]

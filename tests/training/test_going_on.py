@@ -109,3 +109,12 @@ def test_a_run_that_is_neither_validated_nor_saved_has_its_card(train, tmp_path:
     run = train(tmp_path / "run", "--eval_strategy", "no", "--save_strategy", "no")
     assert status(run)["tokens"] == 8 * 256 and not list(run.glob("checkpoint-*"))
     assert "| tokens | 2,048 in 8 steps |" in (run / "final" / "README.md").read_text()
+
+
+def test_the_card_says_nothing_of_weights_that_were_given_up(train, events, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "--eval_steps", 2, "--save_steps", 2, "--stop_at_step", 4)
+    given_up = status(run)["eval_loss"]
+    train(run, "--eval_strategy", "no", "--resume_from", "checkpoint-2")
+    (kept,) = [event["eval_loss"] for event in events(run) if event["step"] == 2 and "eval_loss" in event]
+    assert kept != given_up and status(run)["eval_loss"] == kept
+    assert f"| validation loss | {kept:.4f} nats per token |" in (run / "final" / "README.md").read_text()

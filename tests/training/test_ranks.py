@@ -9,9 +9,13 @@ import torch
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.training import stragglers
+from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.ranks import Ranks
 from gpt2_repro.training.replicas import fingerprints, require_same_weights
 from gpt2_repro.training.stragglers import Stragglers, slowest
+
+
+METER = Meter(flops_per_token=1, peak_flops=None)
 
 
 class Others(Ranks):
@@ -68,7 +72,7 @@ def test_only_what_lasts_is_told_and_once(monkeypatch: pytest.MonkeyPatch) -> No
     slow = [True]
     told: list[tuple[int, dict]] = []
     other = lambda mine: mine * torch.tensor([2.0 if slow[0] else 1.0, 1.0, 1.0])  # noqa: E731
-    compared = Stragglers(Others(other), lambda: 0.0, lambda *said: told.append(said))
+    compared = Stragglers(Others(other), METER, lambda *said: told.append(said))
     compared.on_train_begin(None, None, None)
     step = 0
 
@@ -86,10 +90,7 @@ def test_only_what_lasts_is_told_and_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert not told
     window(), window()
     ((at, event),) = told
-    assert (
-        at == 300
-        and "all ranks wait for rank 1, whose passes make a step take 2.0 times as long" in event["straggler"]
-    )
+    assert at == 300 and "rank 1, for 300 steps now: its forward passes take 2.0 times as long" in event["straggler"]
     slow[0] = False
     window()
     slow[0] = True
@@ -100,7 +101,7 @@ def test_only_what_lasts_is_told_and_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_process_times_nothing() -> None:
-    alone = Stragglers(Ranks(), lambda: 0.0, lambda *said: pytest.fail("told"))
+    alone = Stragglers(Ranks(), METER, lambda *said: pytest.fail("told"))
     with alone.time_pass(torch.device("cpu")):
         pass
     assert not alone._passes
