@@ -2,29 +2,37 @@
 
 bash evaluate.sh runs/gpt2_124m                                   its final/ beside openai-community/gpt2
 bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag lambada_openai
+bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         a trend over the tokens trained
 bash evaluate.sh openai-community/gpt2 --baseline none --limit 20
 bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
 """
 
 import dataclasses
+import functools
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from gpt2_repro.entry import run
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation import published
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
+from gpt2_repro.evaluation.cache import FOLDER, Cache
+from gpt2_repro.evaluation.candidates import Candidate, open_candidate
 from gpt2_repro.evaluation.comparison import ComparedModel, compare
-from gpt2_repro.evaluation.harness import choose_device, evaluate_model
-from gpt2_repro.evaluation.provenance import Provenance, common_window, default_output_dir, file_name, trace
+from gpt2_repro.evaluation.harness import choose_device
+from gpt2_repro.evaluation.provenance import Provenance, checkpoints_of, common_window, default_output_dir, trace
+from gpt2_repro.evaluation.scoring import Way, score
 from gpt2_repro.evaluation.stamp import stamp
 from gpt2_repro.evaluation.table import to_markdown
-from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, write_task_files
+from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
 from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import read_section
 
 
 SEED = 1234
+UNTRAINED = "untrained"
 
 logger = logging.getLogger("gpt2_repro.evaluation")
 
@@ -34,67 +42,101 @@ def main(argv: list[str]) -> None:
     # Below the options, so that --help and a mistyped option need not wait for torch.
     from gpt2_repro.model.export import resolve_checkpoint
 
-    traced = [trace(resolve_checkpoint(checkpoint)) for checkpoint in options.checkpoints]
+    named = [folder for name in options.checkpoints for folder in checkpoints_of(name, every=options.all_checkpoints)]
+    traced = [trace(resolve_checkpoint(checkpoint)) for checkpoint in named]
     recipe = next((known.run / "recipe.yaml" for known in traced if known.run), None)
     section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
     settings = with_options(section, options)
-    local = find_local_files(options.local_data, settings.tasks) if options.local_data else {}
-    check_tasks(settings.tasks, local)
-    baseline = None if settings.baseline == "none" else settings.baseline
-    if baseline not in (None, "untrained"):
-        traced.append(trace(resolve_checkpoint(baseline)))
-        baseline = traced[-1].name
+    tasks = with_completion(settings.tasks)
+    local = find_local_files(options.local_data, tasks) if options.local_data else {}
+    check_tasks(tasks, local)
     device = choose_device(options.device)
-    batch_size = options.batch_size or (4 if device == "cpu" else 32)
 
-    models = _load(traced, baseline)
-    windows = {known.name: known.window(model.config.max_position_embeddings) for known, model, _ in models}
-    max_length = common_window(settings.max_length, windows)
+    candidates = [_open(known) for known in {known.name: known for known in traced}.values()]
+    baseline, stands_in = _add_baseline(candidates, settings.baseline)
+    max_length = common_window(
+        settings.max_length,
+        {one.name: one.known.window(one.positions) for one in candidates},
+        {one.name: one.positions for one in candidates},
+        insist=options.max_length is not None,
+    )
     output = options.output_dir or default_output_dir(traced[0])
-    task_folder = output / "tasks" if local else None
-    if task_folder:
-        write_task_files(options.local_data, task_folder, settings.tasks)
-    results = {}
-    for known, model, tokenizer in models:
-        logger.info("%s: %s on %s", known.name, ", ".join(settings.tasks), device)
-        results[known.name] = evaluate_model(
-            model,
-            tokenizer,
-            tasks=settings.tasks,
-            task_folder=task_folder,
-            max_length=max_length,
-            batch_size=batch_size,
-            device=device,
-            limit=options.limit,
-            seed=SEED,
-        )
-        write_whole(output / "lm_eval" / file_name(known.name, ".json"), json.dumps(results[known.name], indent=2))
-
-    columns = [ComparedModel(of.name, of.source, model.num_parameters(), of.tokens_trained) for of, model, _ in models]
-    comparison = compare(results, baseline, models=columns, max_length=max_length, limit=options.limit, **stamp(argv))
+    way = Way(
+        tasks=tasks,
+        task_folder=output / "tasks",
+        definitions=write_task_files(local, output / "tasks", tasks),
+        max_length=max_length,
+        batch_size=options.batch_size or (4 if device == "cpu" else 32),
+        device=device,
+        limit=options.limit,
+        seed=SEED,
+    )
+    cache = None if options.no_cache else Cache(FOLDER, way.settings())
+    scores = {one.name: score(one, way, cache, output / "lm_eval") for one in candidates}
+    columns = [
+        ComparedModel(one.name, one.known.source, one.parameters, one.known.tokens_trained, one.revision)
+        for one in candidates
+    ]
+    warnings = [
+        line
+        for one in candidates
+        if options.limit is None
+        for line in published.check(one.known.source, max_length, scores[one.name])
+    ]
+    if stands_in is not None:
+        baseline = f"{stands_in} (published)"
+        scores[baseline] = published.stand_in(stands_in, max_length, tasks)
+        by = published.sources(stands_in, max_length, tasks)
+        columns.append(ComparedModel(baseline, stands_in, None, None, published_by=by))
+    comparison = compare(scores, baseline, models=columns, warnings=warnings, **way.settings(), **stamp(argv))
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     write_whole(output / "comparison.md", table)
     print(f"\n{table}\nWritten: {output / 'comparison.md'}, {output / 'comparison.json'}, {output / 'lm_eval'}/")
+    for line in warnings:
+        logger.error(line)
 
 
-def _load(traced: list[Provenance], baseline: str | None) -> list[tuple[Provenance, Any, Any]]:
-    """Each model once, with its tokenizer; the untrained one is the first again, with fresh weights."""
-    from gpt2_repro.model.export import load_model, load_tokenizer, untrained_like
+def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, str | None]:
+    """Open the baseline beside the others; its name, and the Hub id that published numbers have to stand in for."""
+    from gpt2_repro.model.export import resolve_checkpoint
 
-    models = []
-    for known in {known.name: known for known in traced}.values():
-        try:
-            models.append((known, load_model(known.source), load_tokenizer(known.source)))
-        except UserError as error:
-            raise UserError(
-                f"{error}" + ("; --baseline none leaves it out" if known.name == baseline else "")
-            ) from None
-    if baseline == "untrained":
-        first, model, tokenizer = models[0]
-        known = dataclasses.replace(first, name=baseline, source=baseline, tokens_trained=0)
-        models.append((known, untrained_like(model, seed=SEED), tokenizer))
-    return models
+    if name == "none":
+        return None, None
+    if name == UNTRAINED:
+        first = candidates[0].known
+        like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, tokens_trained=0)
+        candidates.append(open_candidate(like, functools.partial(_load_untrained, first.source)))
+        return UNTRAINED, None
+    known: Provenance = trace(resolve_checkpoint(name))
+    if known.name in [one.name for one in candidates]:
+        return known.name, None
+    try:
+        candidates.append(_open(known))
+    except UserError as error:
+        if name in published.NUMBERS and not Path(name).exists():
+            logger.warning("%s; its published numbers stand in for it, without a test of the difference", error)
+            return None, name
+        raise UserError(f"{error}; --baseline none leaves it out") from None
+    return known.name, None
+
+
+def _open(known: Provenance) -> Candidate:
+    return open_candidate(known, functools.partial(_load, known.source))
+
+
+def _load(source: str) -> tuple[Any, Any]:
+    from gpt2_repro.model.export import load_model, load_tokenizer
+
+    return load_model(source), load_tokenizer(source)
+
+
+def _load_untrained(source: str) -> tuple[Any, Any]:
+    """The same model with fresh weights."""
+    from gpt2_repro.model.export import untrained_like
+
+    model, tokenizer = _load(source)
+    return untrained_like(model, seed=SEED), tokenizer
 
 
 if __name__ == "__main__":

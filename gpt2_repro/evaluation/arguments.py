@@ -61,6 +61,14 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
         "--local_data", type=Path, metavar="DIR", help="Task data as jsonl files, and the prepared folder: no network."
     )
     parser.add_argument(
+        "--all_checkpoints",
+        action="store_true",
+        help="Of each named run all complete checkpoints, and a trend over the tokens trained.",
+    )
+    parser.add_argument(
+        "--no_cache", action="store_true", help="Score again what has been scored (.cache/evaluation remembers)."
+    )
+    parser.add_argument(
         "--limit", type=_count, metavar="N", help="Documents per task, to try a command; never a score."
     )
     parser.add_argument(

@@ -1,9 +1,11 @@
-"""The table that compares models: pure functions from the harness's results to one dictionary and its Markdown."""
+"""The table that compares models: pure functions from their scores to one dictionary."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from gpt2_repro.evaluation.scores import Metric, TaskScores
+from gpt2_repro.evaluation.statistics import Difference, paired
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,95 +14,83 @@ class ComparedModel:
 
     name: str
     source: str  # a folder, a Hub id or "untrained"
-    parameters: int
+    parameters: int | None
     tokens_trained: int | None  # None where unknown
+    revision: str | None = None  # None of numbers that are published and were not measured
+    published_by: list[str] = dataclasses.field(default_factory=list)
 
 
 def compare(
-    results_by_model: Mapping[str, Mapping[str, Any]],
+    scores: Mapping[str, Sequence[TaskScores]],
     baseline: str | None,
     *,
     models: Sequence[ComparedModel],
-    date: str,
-    command: str,
-    max_length: int,
     limit: int | None,
-    versions: Mapping[str, str],
+    warnings: Sequence[str] = (),
+    **settings: Any,
 ) -> dict[str, Any]:
-    """What comparison.json holds. `difference` is a model's value minus the baseline's.
+    """What comparison.json holds.
 
+    `difference` is a model's value minus the baseline's, paired where both were scored here on the same documents.
     `higher_is_better` is None where the harness does not say, as for some groups of tasks.
 
     Args:
-        results_by_model: the harness's results by the model's name.
+        scores: by the model's name.
         baseline: a name among them, or None.
+        limit: documents of each task; where it is given nothing is judged.
+        settings: what else was the same for all models: window, date, command, versions.
     """
-    first = next(iter(results_by_model.values()))
-    rows = []
-    for task, metrics in first["results"].items():
-        for key in metrics:
-            if _is_metric(key, metrics[key]):
-                values = {name: _value(results["results"][task], key) for name, results in results_by_model.items()}
-                rows.append(
-                    {
-                        "task": task,
-                        "metric": _shown_metric(key),
-                        "higher_is_better": first["higher_is_better"].get(task, {}).get(key.split(",")[0]),
-                        "values": values,
-                        "difference": _differences(values, baseline),
-                    }
-                )
+    by_model = {name: {task.task: task for task in tasks} for name, tasks in scores.items()}
+    first = next(iter(scores.values()))
+    rows = [
+        _row(task.task, metric, by_model, baseline, judged=limit is None) for task in first for metric in task.metrics
+    ]
     return {
-        "date": date,
-        "command": command,
-        "tasks": list(first["results"]),
-        "task_details": {task: _details(first, task) for task in first["results"]},
-        "max_length": max_length,
+        **settings,
+        "tasks": [task.task for task in first],
+        "task_details": {
+            task.task: {"version": task.version, "documents": task.num_documents, "data": task.data} for task in first
+        },
         "limit": limit,
         "dtype": "float32",
         "baseline": baseline,
         "models": [dataclasses.asdict(model) for model in models],
-        "versions": dict(versions),
+        "warnings": list(warnings),
         "rows": rows,
     }
 
 
-def _is_metric(key: str, value: Any) -> bool:
-    """Metrics are named `<metric>,<filter>`; alias, sample_len and the standard errors stand beside them."""
-    return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
-
-
-def _shown_metric(key: str) -> str:
-    metric, filter_name = key.split(",", 1)
-    return metric if filter_name == "none" else f"{metric} ({filter_name})"
-
-
-def _value(metrics: Mapping[str, Any], key: str) -> dict[str, float | None]:
-    metric, filter_name = key.split(",", 1)
-    return {"value": _finite(metrics[key]), "stderr": _finite(metrics.get(f"{metric}_stderr,{filter_name}"))}
-
-
-def _finite(value: Any) -> float | None:
-    """None for the harness's "N/A", and for what JSON cannot hold."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _differences(values: Mapping[str, Mapping[str, float | None]], baseline: str | None) -> dict[str, float]:
-    anchor = None if baseline is None else values[baseline]["value"]
+def _row(
+    task: str, metric: Metric, by_model: Mapping[str, Mapping[str, TaskScores]], baseline: str | None, *, judged: bool
+) -> dict[str, Any]:
+    found = {name: _find(tasks.get(task), metric.name) for name, tasks in by_model.items()}
+    values = {name: {"value": its and its.value, "stderr": its and its.stderr} for name, (_, its) in found.items()}
+    differences = {}
+    for name in found if baseline is not None else ():
+        difference = _difference(found[name], found[baseline]) if baseline else None
+        if name != baseline and difference is not None:
+            verdict = difference.verdict if judged else None
+            differences[name] = dataclasses.asdict(dataclasses.replace(difference, verdict=verdict))
     return {
-        name: entry["value"] - anchor
-        for name, entry in values.items()
-        if name != baseline and anchor is not None and entry["value"] is not None
+        "task": task,
+        "metric": metric.name,
+        "higher_is_better": metric.higher_is_better,
+        "values": values,
+        "difference": differences,
     }
 
 
-def _details(results: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """A task's version, the number of its documents that were scored, and its data; a group has only its version."""
-    config = results.get("configs", {}).get(task, {})
-    files = (config.get("dataset_kwargs") or {}).get("data_files") or {}
-    source = (config.get("metadata") or {}).get("source")
-    return {
-        "version": results.get("versions", {}).get(task),
-        "documents": results.get("n-samples", {}).get(task, {}).get("effective"),
-        "data": source or next(iter(files.values()), config.get("dataset_path")),
-    }
+def _find(task: TaskScores | None, metric: str) -> tuple[TaskScores | None, Metric | None]:
+    return task, next((its for its in task.metrics if its.name == metric), None) if task else None
+
+
+def _difference(
+    ours: tuple[TaskScores | None, Metric | None], theirs: tuple[TaskScores | None, Metric | None]
+) -> Difference | None:
+    (our_task, our), (their_task, their) = ours, theirs
+    if our is None or their is None or our.value is None or their.value is None:
+        return None
+    same = our_task is not None and their_task is not None and our_task.documents == their_task.documents
+    if not same or our.aggregation is None or len(our.values) != len(their.values) or len(our.values) < 2:
+        return Difference(our.value - their.value)
+    return paired(our.name, our.aggregation, our.array(), their.array(), higher_is_better=our.higher_is_better)

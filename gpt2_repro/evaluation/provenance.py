@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import load_sections
 
 
@@ -29,15 +30,37 @@ class Provenance:
         return min(num_positions, self.sequence_length or num_positions)
 
 
-def common_window(asked: int, windows: Mapping[str, int]) -> int:
+def common_window(asked: int, trained: Mapping[str, int], positions: Mapping[str, int], *, insist: bool) -> int:
     """The widest window up to `asked` that every model was trained on.
 
-    Beyond it GPT-2 reads position embeddings that are missing, or were never trained.
+    Args:
+        positions: of each model, beyond which it computes nothing.
+        insist: the number was typed: take it where the models have positions for it, trained or not.
     """
-    name = min(windows, key=lambda model: windows[model])
-    if windows[name] < asked:
-        logger.warning("window %d tokens in place of %d: %s was trained on no more", windows[name], asked, name)
-    return min(asked, windows[name])
+    name = min(trained, key=lambda model: trained[model])
+    window = min(asked, trained[name])
+    if insist and window < asked <= min(positions.values()):
+        logger.warning("window %d tokens: %s was trained on %d, its later positions are random", asked, name, window)
+        return asked
+    if window < asked:
+        logger.warning("window %d tokens in place of %d: %s was trained on no more", window, asked, name)
+    return window
+
+
+def checkpoints_of(name: str, *, every: bool) -> list[str]:
+    """The checkpoints that a word of the command line means: itself, or `every` complete one of a run by step, and its final/.
+
+    Raises UserError for what is no run where every one is asked for.
+    """
+    if not every:
+        return [name]
+    run = Path(name)
+    found = [path for path in run.glob("checkpoint-*") if (path / "manifest.json").is_file()]
+    found = sorted((path for path in found if path.name[11:].isdigit()), key=lambda path: int(path.name[11:]))
+    found += [path for path in [run / "final"] if path.is_dir()]
+    if not found:
+        raise UserError(f"--all_checkpoints: {name} is no run with checkpoints")
+    return [str(path) for path in found]
 
 
 def trace(source: str) -> Provenance:

@@ -1,15 +1,16 @@
-"""Task files that let lm-evaluation-harness read local jsonl files, without a network and without code of ours.
+"""Task files for lm-evaluation-harness: stock tasks on local jsonl files, without a network, and tasks of this project.
 
 A file includes the stock task and replaces its data. `lm_eval run --include_path <folder>` reads the same files.
 """
 
 import dataclasses
 import difflib
+import hashlib
 import importlib.util
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.evaluation.documents import cut_passages, documents_to_score, read_documents
+from gpt2_repro.evaluation.scores import COMPLETION
 
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,13 @@ OWN_TASKS = {
     "last_word": LocalTask("lambada/lambada_openai.yaml", "test", DOCUMENT_FILES),
     "document_perplexity": LocalTask("wikitext/wikitext.yaml", "test", DOCUMENT_FILES),
 }
-LOCAL_TASKS = STOCK_TASKS | OWN_TASKS
+# llm.c's and build-nanogpt's HellaSwag: the text as it stands, which the stock task rewrites.
+LOCAL_TASKS = STOCK_TASKS | OWN_TASKS | {COMPLETION: STOCK_TASKS["hellaswag"]}
+
+
+def with_completion(tasks: Iterable[str]) -> list[str]:
+    """The tasks, and behind HellaSwag its other convention."""
+    return [name for task in tasks for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
 
 
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
@@ -104,37 +112,55 @@ def stock_task_names() -> set[str]:
     }
 
 
-def write_task_files(local_data: Path, output: Path, tasks: Sequence[str]) -> None:
-    """Write one task file into the folder `output` for each of the tasks that `local_data` has data for."""
-    files = find_local_files(local_data, tasks)
+def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
+    """Write a task file into the folder `output` for each task of LOCAL_TASKS.
+
+    Args:
+        local: what `find_local_files` found; the other tasks read from the Hub.
+
+    Returns what defines each of these tasks, its data included, as a hash.
+    """
     output.mkdir(parents=True, exist_ok=True)
     for stale in output.glob("*.yaml"):
         stale.unlink()
-    for task, source in files.items():
-        logger.info("%s reads %s", task, source)
-        data = output / f"{task}.jsonl" if task in OWN_TASKS else source
-        changes: dict[str, Any] = {}
-        if task == "last_word":
-            changes = {"tag": None, "metadata": {"version": 1.0, "source": str(source)}}
-            _write_lines(data, "text", cut_passages(read_documents(source)))
-        elif task == "document_perplexity":
+    hashes = {}
+    for task in [task for task in tasks if task in LOCAL_TASKS]:
+        stock, split = LOCAL_TASKS[task].stock, LOCAL_TASKS[task].split
+        definition: dict[str, Any] = {"include": str(_stock_folder() / stock), "task": task}
+        if task == COMPLETION:
+            definition |= {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
+        digest = hashlib.sha256(f"{stock} {sorted(definition.items())[1:]}".encode())
+        if source := local.get(task):
+            logger.info("%s reads %s", task, source)
+            data = _own_data(task, source, output) if task in OWN_TASKS else source
+            digest.update(data.read_bytes())
+            definition |= {
+                "dataset_path": "json",
+                "dataset_name": None,
+                "dataset_kwargs": {"data_files": {split: str(data.resolve())}},
+                # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
+                "training_split": None,
+                "validation_split": None,
+                "test_split": None,
+                f"{split}_split": split,
+            }
+        if task in OWN_TASKS:
+            definition |= {"metadata": {"version": 1.0, "source": str(source)}}
             # Stock wikitext counts the words and bytes of `page` and undoes WikiText's tokenization for the model.
-            changes = {"doc_to_target": "page", "metadata": {"version": 1.0, "source": str(source)}}
-            _write_lines(data, "page", documents_to_score(read_documents(source)))
-        split = LOCAL_TASKS[task].split
-        definition = {
-            "include": str(_stock_folder() / LOCAL_TASKS[task].stock),
-            "task": task,
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {"data_files": {split: str(data.resolve())}},
-            # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
-            "training_split": None,
-            "validation_split": None,
-            "test_split": None,
-            f"{split}_split": split,
-        }
-        (output / f"{task}.yaml").write_text(yaml.safe_dump(definition | changes, sort_keys=False, width=1000))
+            definition |= {"tag": None} if task == "last_word" else {"doc_to_target": "page"}
+        (output / f"{task}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
+        hashes[task] = digest.hexdigest()
+    return hashes
+
+
+def _own_data(task: str, source: Path, output: Path) -> Path:
+    """The data of a task that is made from validation documents."""
+    data = output / f"{task}.jsonl"
+    if task == "last_word":
+        _write_lines(data, "text", cut_passages(read_documents(source)))
+    else:
+        _write_lines(data, "page", documents_to_score(read_documents(source)))
+    return data
 
 
 def _write_lines(path: Path, column: str, texts: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +9,13 @@ from gpt2_repro.report.facts import count, duration, facts, loss_text
 from gpt2_repro.report.read import Run, is_number, mapping
 
 
-# Smaller differences than this many standard errors are no finding.
-STDERRS = 2
+# How a verdict of the evaluation is marked and set.
+VERDICTS = {
+    "better": ("▲", "better"),
+    "worse": ("▼", "worse"),
+    "matches": ("=", "even"),
+    "inconclusive": ("≈", "even"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +44,7 @@ def comparison_table(comparison: dict[str, Any]) -> Table:
         direction = {True: " ↑", False: " ↓", None: ""}[row["higher_is_better"]]
         cells = [Cell(row["task"]), Cell(f"{row['metric']}{direction}")]
         cells += [Cell(_value_text(mapping(values.get(name)), decimals), "number") for name in names]
-        cells += [_difference(row, name, baseline, decimals) for name in judged]
+        cells += [_difference(row, name, decimals) for name in judged]
         rows.append(cells)
     differences = [f"{name} − baseline" if len(judged) > 1 else "difference" for name in judged]
     return Table(["task", "metric", *names, *differences], rows)
@@ -114,21 +118,17 @@ def _value_text(value: dict[str, Any], decimals: int) -> str:
     return f"{value['value']:,.{decimals}f}{stderr}"
 
 
-def _difference(row: dict[str, Any], name: str, baseline: str, decimals: int) -> Cell:
-    """The signed difference and, in words, whether it is better: by more than the error of the two values."""
-    difference = mapping(row.get("difference")).get(name)
-    if not is_number(difference):
+def _difference(row: dict[str, Any], name: str, decimals: int) -> Cell:
+    """The signed difference, its paired standard error and the verdict, as the evaluation has judged it."""
+    difference = mapping(mapping(row.get("difference")).get(name))
+    value, stderr, verdict = (difference.get(key) for key in ("value", "stderr", "verdict"))
+    if not is_number(value):
         return Cell("–")
-    errors = [mapping(mapping(row["values"]).get(model)).get("stderr") for model in (name, baseline)]
-    error = math.hypot(*(stderr for stderr in errors if is_number(stderr)))
-    sign = "+" if difference >= 0 else "−"
-    text = f"{sign}{abs(difference):,.{decimals}f}"
-    if row["higher_is_better"] is None:
-        return Cell(text)
-    if difference == 0 or abs(difference) <= STDERRS * error:
-        return Cell(f"{text} ≈ within error", "even")
-    better = (difference > 0) == row["higher_is_better"]
-    return Cell(f"{text} ▲ better", "better") if better else Cell(f"{text} ▼ worse", "worse")
+    text = f"{'+' if value >= 0 else '−'}{abs(value):,.{decimals}f}"
+    if is_number(stderr):
+        text += f" ± {stderr:,.{decimals}f}"
+    mark, kind = VERDICTS.get(str(verdict), ("", ""))
+    return Cell(f"{text} {mark} {verdict}" if mark else text, kind)
 
 
 def _plain(value: object) -> Cell:

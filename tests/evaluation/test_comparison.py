@@ -1,130 +1,165 @@
-"""The table from two recorded results of the harness, against numbers worked out by hand."""
+"""The table from scores of two models, against numbers worked out by hand."""
 
 import json
 
+import numpy as np
 import pytest
 
 from gpt2_repro.evaluation.comparison import ComparedModel, compare
+from gpt2_repro.evaluation.scores import Metric, TaskScores
 from gpt2_repro.evaluation.table import to_markdown
 
 
-def recorded(acc: float, perplexity: float, word_perplexity: float) -> dict:
-    """Results as lm-evaluation-harness 0.4.13 returns them, shortened."""
-    return {
-        "results": {
-            "lambada_openai": {
-                "name": "lambada_openai",
-                "alias": "lambada_openai",
-                "sample_len": 5153,
-                "perplexity,none": perplexity,
-                "perplexity_stderr,none": 1.4787,
-                "acc,none": acc,
-                "acc_stderr,none": 0.0065,
-            },
-            "wikitext": {
-                "alias": "wikitext",
-                "sample_len": 62,
-                "word_perplexity,none": word_perplexity,
-                "word_perplexity_stderr,none": "N/A",
-            },
-        },
-        "configs": {
-            "lambada_openai": {"dataset_path": "EleutherAI/lambada_openai"},
-            "wikitext": {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "/d/pages.jsonl"}}},
-        },
-        "versions": {"lambada_openai": 1.0, "wikitext": 2.0},
-        "n-samples": {
-            "lambada_openai": {"original": 5153, "effective": 5153},
-            "wikitext": {"original": 62, "effective": 62},
-        },
-        "higher_is_better": {
-            "lambada_openai": {"perplexity": False, "acc": True},
-            "wikitext": {"word_perplexity": False},
-        },
-    }
+OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"
+RIGHT = np.random.default_rng(0).random(2000) < 0.3
 
 
-def comparison(baseline: str | None = "openai-community/gpt2", limit: int | None = None, **ours) -> dict:
-    names = ("final (runs/demo)", "openai-community/gpt2")
-    numbers = {"acc": 0.25, "perplexity": 1234.5, "word_perplexity": 52.1} | ours
+def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> list[TaskScores]:
+    values = [float(answer) for answer in right]
+    pages = [[-np.log(word_perplexity) * 100 * (1 + 0.01 * page), 100] for page in range(-3, 4)]
+    return [
+        TaskScores(
+            task="hellaswag",
+            version=1.0,
+            data="Rowan/hellaswag",
+            documents=[f"{documents}{number}" for number in range(len(right))],
+            num_documents=len(right),
+            metrics=[Metric("acc", float(np.mean(right)), 0.0102, True, "mean", values)],
+        ),
+        TaskScores(
+            task="wikitext",
+            version=2.0,
+            data="/d/pages.jsonl",
+            documents=[f"p{page}" for page in range(7)],
+            num_documents=7,
+            metrics=[
+                Metric("word_perplexity", word_perplexity, None, False, "weighted_perplexity", pages),
+                Metric("grouped", 0.5, None, None),
+            ],
+        ),
+    ]
+
+
+def comparison(
+    baseline: str | None = GPT2, limit: int | None = None, theirs: list[TaskScores] | None = None, **options
+) -> dict:
+    worse = RIGHT.copy()
+    worse[:200] = False
     return compare(
-        {names[0]: recorded(**numbers), names[1]: recorded(0.3256, 40.0554, 37.3698)},
+        {OURS: scores(worse, 52.1), GPT2: theirs or scores(RIGHT, 37.3698)},
         baseline,
         models=[
-            ComparedModel(names[0], "runs/demo/final", 3_538_944, 9_890_693_120),
-            ComparedModel(names[1], names[1], 124_439_808, None),
+            ComparedModel(OURS, "runs/demo/final", 3_538_944, 9_890_693_120, "0123456789abcdef"),
+            ComparedModel(GPT2, GPT2, 124_439_808, None, "fedcba9876543210"),
         ],
         date="2026-12-01T00:00:00+00:00",
         command="bash evaluate.sh runs/demo",
         max_length=1024,
+        batch_size=32,
+        seed=1234,
+        device="cuda",
         limit=limit,
         versions={"lm_eval": "0.4.13"},
+        **options,
     )
 
 
-def test_rows_hold_metrics_errors_and_differences():
-    rows = comparison()["rows"]
-    assert [(row["task"], row["metric"], row["higher_is_better"]) for row in rows] == [
-        ("lambada_openai", "perplexity", False),
-        ("lambada_openai", "acc", True),
-        ("wikitext", "word_perplexity", False),
-    ]
-    assert rows[1]["values"] == {
-        "final (runs/demo)": {"value": 0.25, "stderr": 0.0065},
-        "openai-community/gpt2": {"value": 0.3256, "stderr": 0.0065},
-    }
-    assert rows[1]["difference"] == {"final (runs/demo)": pytest.approx(-0.0756)}
-    assert rows[2]["values"]["openai-community/gpt2"] == {"value": 37.3698, "stderr": None}
-    assert rows[2]["difference"] == {"final (runs/demo)": pytest.approx(14.7302)}
+def test_rows_hold_values_errors_and_paired_differences() -> None:
+    accuracy, perplexity, grouped = comparison()["rows"]
+    lost = int(RIGHT[:200].sum())
+    assert accuracy["values"][GPT2] == {"value": float(RIGHT.mean()), "stderr": 0.0102}
+    difference = accuracy["difference"][OURS]
+    assert difference["value"] == pytest.approx(-lost / 2000)
+    assert difference["stderr"] == pytest.approx(np.sqrt((lost / 2000 - (lost / 2000) ** 2) / 1999))
+    assert difference["low"] < difference["value"] < difference["high"] < 0 and difference["verdict"] == "worse"
+    assert perplexity["difference"][OURS]["verdict"] == "worse" and perplexity["values"][OURS]["stderr"] is None
+    assert grouped["difference"][OURS] == dict.fromkeys(("stderr", "low", "high", "verdict")) | {"value": 0.0}
 
 
-def test_comparison_records_what_was_run():
+def test_only_the_same_documents_are_paired() -> None:
+    accuracy, *_ = comparison(theirs=scores(RIGHT, 37.0, documents="other"))["rows"]
+    assert accuracy["difference"][OURS]["stderr"] is None and accuracy["difference"][OURS]["verdict"] is None
+    assert accuracy["difference"][OURS]["value"] < 0
+
+
+def test_what_was_not_measured_has_no_error_and_no_verdict() -> None:
+    theirs = [TaskScores("hellaswag", None, "published", [], None, [Metric("acc", 0.2892, 0.0045, True)])]
+    result = comparison(theirs=theirs)
+    accuracy, perplexity, _ = result["rows"]
+    assert accuracy["difference"][OURS]["value"] == pytest.approx(accuracy["values"][OURS]["value"] - 0.2892)
+    assert accuracy["difference"][OURS]["verdict"] is None
+    assert perplexity["values"][GPT2]["value"] is None and perplexity["difference"] == {}
+    assert "better" not in (table := to_markdown(result)) and "worse" not in table
+
+
+def test_comparison_records_what_was_run() -> None:
     result = comparison()
-    assert result["tasks"] == ["lambada_openai", "wikitext"]
-    assert result["task_details"]["wikitext"] == {"version": 2.0, "documents": 62, "data": "/d/pages.jsonl"}
-    assert result["task_details"]["lambada_openai"]["data"] == "EleutherAI/lambada_openai"
+    assert result["tasks"] == ["hellaswag", "wikitext"]
+    assert result["task_details"]["wikitext"] == {"version": 2.0, "documents": 7, "data": "/d/pages.jsonl"}
     assert result["models"][0]["tokens_trained"] == 9_890_693_120
     assert (result["dtype"], result["max_length"], result["limit"]) == ("float32", 1024, None)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_markdown_is_the_known_table():
+def test_markdown_is_the_known_table() -> None:
     lines = to_markdown(comparison()).splitlines()
-    assert lines[:5] == [
-        "| task | metric | final (runs/demo) | openai-community/gpt2 | final (runs/demo) − openai-community/gpt2 |",
-        "| --- | --- | ---: | ---: | ---: |",
-        "| lambada_openai | perplexity ↓ | 1,234.50 ± 1.48 | 40.06 ± 1.48 | +1,194.44 |",
-        "| lambada_openai | acc ↑ | 0.2500 ± 0.0065 | 0.3256 ± 0.0065 | −0.0756 |",
-        "| wikitext | word_perplexity ↓ | 52.10 | 37.37 | +14.73 |",
-    ]
+    assert lines[0] == f"| task | metric | {OURS} | {GPT2} | {OURS} − {GPT2} |"
+    assert lines[1] == "| --- | --- | ---: | ---: | ---: |"
+    own, base = (row["value"] for row in comparison()["rows"][0]["values"].values())
+    assert lines[2].startswith(
+        f"| hellaswag | acc ↑ | {own:.4f} ± 0.0102 | {base:.4f} ± 0.0102 | −{base - own:.4f} ± "
+    )
+    assert lines[2].endswith(" worse |")
+    assert lines[3].startswith("| wikitext | word_perplexity ↓ | 52.10 | 37.37 | +14.73 ± ")
+    assert lines[4] == "| wikitext | grouped | 0.5000 | 0.5000 | +0.0000 |"
     notes = "\n".join(lines[5:])
     for part in (
-        "1,024 tokens, float32",
-        "9,890,693,120 tokens trained",
+        "Window 1,024 tokens, float32, batches of 32, seed 1234, cuda",
+        "9,890,693,120 tokens trained, from runs/demo/final, revision 0123456789ab",
         "tokens trained not known",
-        "version 2.0, 62 documents of /d/pages.jsonl",
+        "version 2.0, 7 documents of /d/pages.jsonl",
+        "margin (acc 0.02, word_perplexity 5.0%)",
+        "HellaSwag is three numbers",
         "lm_eval 0.4.13",
         "`bash evaluate.sh runs/demo`",
         "One seed is one checkpoint",
     ):
-        assert part in notes
-    assert "benchmark" not in notes
+        assert part in notes, part
+    assert "smoke test" not in notes
 
 
-def test_limit_is_loud():
-    lines = to_markdown(comparison(limit=20)).splitlines()
-    assert "Not benchmark numbers: --limit 20" in lines[0]
+def test_limit_is_loud_and_judges_nothing() -> None:
+    result = comparison(limit=20)
+    assert all(its["verdict"] is None for row in result["rows"] for its in row["difference"].values())
+    lines = to_markdown(result).splitlines()
+    assert "smoke test, not benchmark numbers: --limit 20" in lines[0]
     assert lines[0] in lines[1:], "it stands above and below the table"
+    assert "worse" not in "".join(lines)
 
 
-def test_without_baseline_there_is_no_difference():
+def test_warnings_stand_above_the_table() -> None:
+    assert to_markdown(comparison(warnings=["BROKEN SETUP: x"])).startswith("**BROKEN SETUP: x**\n\n| task |")
+
+
+def test_without_baseline_there_is_no_difference() -> None:
     result = comparison(baseline=None)
     assert all(row["difference"] == {} for row in result["rows"])
-    assert to_markdown(result).splitlines()[0] == "| task | metric | final (runs/demo) | openai-community/gpt2 |"
+    assert to_markdown(result).splitlines()[0] == f"| task | metric | {OURS} | {GPT2} |"
 
 
-def test_values_that_json_cannot_hold_are_null():
-    result = comparison(perplexity=float("inf"), acc=float("nan"))
-    assert result["rows"][0]["values"]["final (runs/demo)"]["value"] is None
-    assert result["rows"][1]["difference"] == {}
-    assert "| lambada_openai | acc ↑ | - |" in to_markdown(result)
-    json.dumps(result, allow_nan=False)
+def test_many_models_are_a_trend_over_tokens() -> None:
+    names = [f"checkpoint-{step} (runs/demo)" for step in range(100, 600, 100)]
+    result = compare(
+        {name: scores(RIGHT, 60.0 - index) for index, name in enumerate(names)},
+        None,
+        models=[ComparedModel(name, name, 1, 1000 * index, "r" * 12) for index, name in enumerate(names)],
+        **{
+            key: comparison()[key]
+            for key in ("date", "command", "max_length", "batch_size", "seed", "device", "limit")
+        },
+        versions={},
+    )
+    header, _, first, *_, last = [line for line in to_markdown(result).splitlines() if line.startswith("|")]
+    assert header.startswith("| model | tokens trained | hellaswag acc ↑ | wikitext word_perplexity ↓ |")
+    assert first.startswith("| checkpoint-100 (runs/demo) | 0 |") and "| 60.00 |" in first
+    assert last.startswith("| checkpoint-500 (runs/demo) | 4,000 |") and "| 56.00 |" in last

@@ -1,21 +1,28 @@
 """evaluate.sh from the command line to comparison.json, on a tiny run."""
 
+import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
 from gpt2_repro.evaluation.provenance import common_window, default_output_dir, trace
+from gpt2_repro.evaluation.published import Published
 
 
 ROOT = Path(__file__).parents[2]
+PUBLISHED = Published("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01)
+NUMBERS = {"runs/tiny/final": [PUBLISHED]}
 
 
 @pytest.fixture
@@ -52,14 +59,162 @@ def test_run_and_checkpoint_beside_an_untrained_model(tiny_run, capsys):
     assert [row["metric"] for row in comparison["rows"]] == ["perplexity", "acc"]
     perplexity = comparison["rows"][0]
     assert perplexity["values"]["final (runs/tiny)"] == perplexity["values"]["checkpoint-3 (runs/tiny)"]
-    assert perplexity["difference"]["final (runs/tiny)"] == pytest.approx(
+    difference = perplexity["difference"]["final (runs/tiny)"]
+    assert difference["value"] == pytest.approx(
         perplexity["values"]["final (runs/tiny)"]["value"] - perplexity["values"]["untrained"]["value"]
     )
+    assert difference["stderr"] > 0 and difference["verdict"] in ("better", "worse", "inconclusive")
     table = (output / "comparison.md").read_text()
     assert table in capsys.readouterr().out
-    own_files = sorted(path.name for path in (output / "lm_eval").iterdir())
-    assert own_files == ["checkpoint-3-runs-tiny.json", "final-runs-tiny.json", "untrained.json"]
+    assert {path.relative_to(output / "lm_eval").as_posix() for path in (output / "lm_eval").glob("*/*")} == {
+        f"{name}/last_word.json" for name in ("checkpoint-3-runs-tiny", "final-runs-tiny", "untrained")
+    }
+    own = json.loads((output / "lm_eval" / "untrained" / "last_word.json").read_text())
+    assert own["results"]["last_word"]["perplexity,none"] == perplexity["values"]["untrained"]["value"]
     assert not list(output.glob(".*")), "nothing half-written is left"
+
+
+def evaluations(monkeypatch) -> list[str]:
+    """The tasks that are really scored from now on."""
+    from gpt2_repro.evaluation import scoring
+
+    scored: list[str] = []
+    original = scoring.evaluate_model
+    monkeypatch.setattr(
+        scoring,
+        "evaluate_model",
+        lambda *args, tasks, **rest: scored.extend(tasks) or original(*args, tasks=tasks, **rest),
+    )
+    return scored
+
+
+def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, monkeypatch):
+    scored = evaluations(monkeypatch)
+    words = "runs/tiny --local_data data/tiny --device cpu --tasks last_word document_perplexity --output_dir out"
+    main(words.split())
+    first = Path("out/comparison.json").read_text()
+    assert scored == ["last_word", "document_perplexity"] * 2
+    main(words.split())
+    assert (
+        len(scored) == 4 and json.loads(first)["rows"] == json.loads(Path("out/comparison.json").read_text())["rows"]
+    )
+    main([*words.split(), "--limit", "3"])
+    main([*words.split(), "--max_length", "32"])
+    assert len(scored) == 12
+    main([*words.split(), "--no_cache"])
+    assert len(scored) == 16
+    lines = Path("data/tiny/text/validation.jsonl").read_text().splitlines()
+    Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines[1:]))
+    main(words.split())
+    assert scored[16:] == ["document_perplexity"] * 2, "the first document is too short for a passage"
+    monkeypatch.setattr("gpt2_repro.evaluation.cache.version", lambda _: "0.4.99")
+    main(words.split())
+    assert len(scored) == 22
+
+
+def test_a_second_start_goes_on_where_the_first_was_ended(tiny_run, monkeypatch):
+    from gpt2_repro.evaluation import scoring
+
+    words = "runs/tiny --local_data data/tiny --device cpu --tasks last_word document_perplexity --baseline none"
+    original = scoring.evaluate_model
+
+    def dies(*args, tasks, **rest):
+        if tasks == ["document_perplexity"]:
+            raise KeyboardInterrupt
+        return original(*args, tasks=tasks, **rest)
+
+    monkeypatch.setattr(scoring, "evaluate_model", dies)
+    with pytest.raises(KeyboardInterrupt):
+        main(words.split())
+    assert not (tiny_run / "evaluation" / "comparison.json").exists()
+    monkeypatch.setattr(scoring, "evaluate_model", original)
+    scored = evaluations(monkeypatch)
+    main(words.split())
+    assert scored == ["document_perplexity"]
+
+
+def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
+    for step in (6, 12, 24):
+        folder = tiny_run / f"checkpoint-{step}"
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    for step in (3, 6, 12):
+        (tiny_run / f"checkpoint-{step}" / "manifest.json").write_text("{}")
+    main(["runs/tiny", "--all_checkpoints", "--local_data", "data/tiny", "--device", "cpu"])
+    comparison = json.loads((tiny_run / "evaluation" / "comparison.json").read_text())
+    assert [m["tokens_trained"] for m in comparison["models"]] == [1536, 3072, 6144, 5000, 0]
+    assert (
+        "| model | tokens trained | last_word perplexity ↓ |"
+        in (tiny_run / "evaluation" / "comparison.md").read_text()
+    )
+    with pytest.raises(UserError, match="--all_checkpoints: data is no run with checkpoints"):
+        main(["data", "--all_checkpoints"])
+
+
+def test_published_numbers_stand_in_for_gpt2_where_it_cannot_be_loaded(tiny_run, monkeypatch):
+    monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda *_: [PUBLISHED])
+    main(["runs/tiny", "--local_data", "data/tiny", "--device", "cpu", "--baseline", "openai-community/gpt2"])
+    comparison = json.loads((tiny_run / "evaluation" / "comparison.json").read_text())
+    assert comparison["baseline"] == "openai-community/gpt2 (published)"
+    accuracy = next(row for row in comparison["rows"] if row["metric"] == "acc")
+    assert accuracy["values"]["openai-community/gpt2 (published)"] == {"value": 0.3, "stderr": 0.01}
+    difference = accuracy["difference"]["final (runs/tiny)"]
+    assert difference["stderr"] is None and difference["verdict"] is None
+    table = (tiny_run / "evaluation" / "comparison.md").read_text()
+    assert "openai-community/gpt2 (published): not measured here, published by somebody" in table
+
+
+def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeypatch, caplog):
+    monkeypatch.setattr("gpt2_repro.evaluation.published.NUMBERS", {"runs/tiny/final": (PUBLISHED,)})
+    monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda model, _: NUMBERS.get(model, []))
+    words = "runs/tiny --local_data data/tiny --device cpu --baseline none --output_dir out"
+    main(words.split())
+    line = "BROKEN SETUP: runs/tiny/final has last_word acc"
+    assert Path("out/comparison.md").read_text().startswith(f"**{line}") and line in caplog.text
+    assert "0.3000 ± 0.001 is known (somebody)" in Path("out/comparison.md").read_text()
+    main([*words.split(), "--limit", "2"])
+    assert "BROKEN" not in Path("out/comparison.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("nan", "weights that are no numbers, in transformer"),
+        ("keys", "missing keys"),
+        ("tokenizer", "the tokenizer of broken has 301 tokens and its model 300"),
+        ("pickle", "cannot load broken"),
+        ("remote", "cannot load broken"),
+        ("nothing", "broken is no checkpoint"),
+    ],
+)
+def test_a_folder_that_is_no_sound_model_is_refused(tiny_run, tokenizer, damage, words):
+    broken = Path("broken")
+    shutil.copytree(tiny_run / "final", broken)
+    weights = load_file(broken / "model.safetensors")
+    if damage == "nan":
+        next(iter(weights.values())).view(-1)[3] = float("nan")
+    elif damage == "keys":
+        weights = {f"_orig_mod.{name}": weight for name, weight in weights.items()}
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    if damage == "tokenizer":
+        other = copy.deepcopy(tokenizer)
+        other.add_tokens(["<one more>"])
+        other.save_pretrained(broken)
+    if damage == "pickle":
+        torch.save(weights, broken / "pytorch_model.bin")
+        (broken / "model.safetensors").unlink()
+    if damage == "remote":
+        config = json.loads((broken / "config.json").read_text())
+        config |= {"model_type": "strange", "auto_map": {"AutoConfig": "evil.Config"}}
+        (broken / "config.json").write_text(json.dumps(config))
+        (broken / "evil.py").write_text("open('ran', 'w')")
+    if damage == "nothing":
+        (broken / "config.json").unlink()
+    with pytest.raises(UserError) as refused:
+        main(["broken", "--local_data", "data/tiny", "--device", "cpu", "--tasks", "last_word", "--baseline", "none"])
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert not Path("ran").exists() and not Path("evaluations").exists()
 
 
 def test_the_command_line_wins_over_the_recipe(tiny_run):
@@ -70,7 +225,7 @@ def test_the_command_line_wins_over_the_recipe(tiny_run):
     assert (comparison["max_length"], comparison["limit"], comparison["baseline"]) == (32, 2, None)
     assert comparison["task_details"]["document_perplexity"]["documents"] == 2
     assert comparison["task_details"]["document_perplexity"]["data"] == "data/tiny/text/validation.jsonl"
-    assert "Not benchmark numbers" in Path("out/comparison.md").read_text()
+    assert "not benchmark numbers" in Path("out/comparison.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +288,13 @@ def test_options_replace_the_section():
 
 
 def test_window_is_what_every_model_was_trained_on(caplog):
-    assert common_window(1024, {"a": 1024, "b": 2048}) == 1024
-    assert common_window(1024, {"a": 1024, "b": 256}) == 256
-    assert "b was trained on no more" in caplog.text
+    positions = {"a": 1024, "b": 1024}
+    assert common_window(1024, {"a": 1024, "b": 2048}, positions, insist=False) == 1024
+    assert common_window(1024, {"a": 1024, "b": 512}, positions, insist=False) == 512
+    assert "window 512 tokens in place of 1024: b was trained on no more" in caplog.text
+    assert common_window(1024, {"a": 1024, "b": 512}, positions, insist=True) == 1024
+    assert "b was trained on 512, its later positions are random" in caplog.text
+    assert common_window(1024, {"a": 1024, "b": 512}, positions | {"b": 512}, insist=True) == 512
 
 
 def test_a_model_without_a_run_keeps_its_name():

@@ -14,7 +14,14 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.documents import NUM_PASSAGES, cut_passages, documents_to_score, evenly
 from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.tasks import LOCAL_TASKS, check_tasks, find_local_files, stock_task_names, write_task_files
+from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation.tasks import (
+    check_tasks,
+    find_local_files,
+    stock_task_names,
+    with_completion,
+    write_task_files,
+)
 
 
 REAL_DATA = Path(os.environ.get("GPT2_REPRO_TEST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
@@ -28,17 +35,13 @@ def write_documents(folder: Path, documents: list[str]) -> Path:
 
 
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
-    return evaluate_model(
-        model,
-        tokenizer,
-        tasks=tasks,
-        task_folder=folder,
-        max_length=max_length,
-        batch_size=4,
-        device="cpu",
-        limit=limit,
-        seed=1,
-    )
+    options = dict(task_folder=folder, max_length=max_length, batch_size=4, device="cpu", limit=limit, seed=1)
+    return evaluate_model(model, tokenizer, tasks=tasks, **options)
+
+
+def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
+    write_task_files(find_local_files(data, tasks), folder, tasks)
+    return folder
 
 
 def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
@@ -50,8 +53,8 @@ def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
 
 def test_own_tasks_equal_a_plain_loop(model, tokenizer, documents, tmp_path):
     tasks = ["last_word", "document_perplexity"]
-    write_task_files(write_documents(tmp_path / "text", documents), tmp_path / "tasks", tasks)
-    results = score(model, tokenizer, tasks, tmp_path / "tasks", max_length=64)["results"]
+    folder = write_tasks(write_documents(tmp_path / "text", documents), tmp_path / "tasks", tasks)
+    results = score(model, tokenizer, tasks, folder, max_length=64)[0]["results"]
 
     correct, log_likelihoods = [], []
     for passage in cut_passages(documents):
@@ -113,8 +116,8 @@ def test_documents_to_score_are_a_spread_of_about_the_same_size():
 
 def test_stale_task_files_are_removed(documents, tmp_path):
     folder = write_documents(tmp_path / "text", documents)
-    write_task_files(folder, tmp_path / "tasks", ["last_word"])
-    write_task_files(folder, tmp_path / "tasks", ["document_perplexity"])
+    write_tasks(folder, tmp_path / "tasks", ["last_word"])
+    write_tasks(folder, tmp_path / "tasks", ["document_perplexity"])
     assert [path.name for path in (tmp_path / "tasks").glob("*.yaml")] == ["document_perplexity.yaml"]
 
 
@@ -155,22 +158,101 @@ def test_local_data_must_be_a_folder_with_data(documents, tmp_path):
 def test_bad_documents_are_refused(content, words, tmp_path):
     (tmp_path / "validation.jsonl").write_text(content)
     with pytest.raises(UserError, match=words):
-        write_task_files(tmp_path, tmp_path / "tasks", ["last_word"])
+        write_tasks(tmp_path, tmp_path / "tasks", ["last_word"])
 
 
-@pytest.mark.skipif(not (REAL_DATA / "gpt2").is_dir(), reason=f"no real data in {REAL_DATA} (GPT2_REPRO_TEST_DATA)")
-def test_stock_tasks_run_from_real_local_files(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(REAL_DATA / "gpt2")
+def test_what_defines_a_task_changes_with_its_data_and_nothing_else(documents, tmp_path):
+    folder = write_documents(tmp_path / "text", documents)
+    tasks = ["last_word", "hellaswag", "hellaswag_completion"]
+    local = {"last_word": folder / "validation.jsonl"}
+    first = write_task_files(local, tmp_path / "tasks", tasks)
+    assert first.keys() == set(tasks) and len(set(first.values())) == 3
+    assert write_task_files(local, tmp_path / "elsewhere", tasks) == first
+    write_documents(tmp_path / "text", documents[::-1])
+    again = write_task_files(local, tmp_path / "tasks", tasks)
+    assert {task for task in tasks if again[task] != first[task]} == {"last_word"}
+
+
+def test_hellaswag_brings_its_other_convention():
+    assert with_completion(["wikitext", "hellaswag", "arc_easy"]) == [
+        *("wikitext", "hellaswag", "hellaswag_completion", "arc_easy")
+    ]
+
+
+real = pytest.mark.skipif(
+    not (REAL_DATA / "gpt2").is_dir(), reason=f"no real data in {REAL_DATA} (GPT2_REPRO_TEST_DATA)"
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2_tokenizer():
+    return AutoTokenizer.from_pretrained(REAL_DATA / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def network() -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    network = GPT2LMHeadModel(GPT2Config(n_positions=256, n_embd=16, n_layer=1, n_head=1)).eval()
-    tasks = ["lambada_openai", "hellaswag", "wikitext"]
-    write_task_files(REAL_DATA, tmp_path / "tasks", tasks)
-    results = score(network, tokenizer, tasks, tmp_path / "tasks", max_length=256, limit=4)
+    made = GPT2LMHeadModel(GPT2Config(n_positions=256, n_embd=16, n_layer=1, n_head=1)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(30)  # guesses that depend on the context
+    return made
 
-    assert {task: results["n-samples"][task]["effective"] for task in tasks} == dict.fromkeys(tasks, 4)
-    assert results["n-samples"]["lambada_openai"]["original"] == 5153
-    # A model with tiny random weights gives every id about 1/50257.
-    assert results["results"]["wikitext"]["word_perplexity,none"] == pytest.approx(50257**1.13, rel=0.5)
-    assert results["results"]["hellaswag"].keys() >= {"acc,none", "acc_norm,none"}
-    assert results["versions"] == {"lambada_openai": 1.0, "hellaswag": 1.0, "wikitext": 2.0}
-    assert LOCAL_TASKS.keys() > set(tasks)
+
+@real
+def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(network, gpt2_tokenizer, tmp_path, monkeypatch):
+    """The stock tasks read from the Hub: here what they would fetch are the same files."""
+    tasks = ["lambada_openai", "hellaswag", "wikitext"]
+    local = find_local_files(REAL_DATA, tasks)
+    write_task_files(local, tmp_path / "tasks", tasks)
+    ours, our_samples = score(network, gpt2_tokenizer, tasks, tmp_path / "tasks", max_length=256, limit=4)
+
+    import datasets
+
+    files = {
+        "EleutherAI/lambada_openai": {"test": str(local["lambada_openai"])},
+        "Rowan/hellaswag": {split: str(local["hellaswag"]) for split in ("train", "validation")},
+        "EleutherAI/wikitext_document_level": {
+            split: str(local["wikitext"]) for split in ("train", "validation", "test")
+        },
+    }
+    load = datasets.load_dataset
+    fetched = []
+
+    def from_files(path: str, **_):
+        fetched.append(path)
+        return load("json", data_files=files[path])
+
+    monkeypatch.setattr("datasets.load_dataset", from_files)
+    theirs, their_samples = score(network, gpt2_tokenizer, tasks, None, max_length=256, limit=4)
+    assert sorted(fetched) == sorted(files)
+    assert ours["results"] == theirs["results"] and ours["versions"] == theirs["versions"]
+    for task in tasks:
+        for mine, stock in zip(our_samples[task], their_samples[task], strict=True):
+            assert mine["arguments"] == stock["arguments"] and mine["resps"] == stock["resps"]
+    assert ours["n-samples"]["lambada_openai"] == {"original": 5153, "effective": 4}
+
+
+@real
+def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokenizer, tmp_path):
+    """As build-nanogpt's: context and ending encoded apart, the mean loss of the ending's tokens."""
+    source = tmp_path / "data"
+    source.mkdir()
+    lines = (REAL_DATA / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text().splitlines()[:40]
+    (source / "hellaswag.jsonl").write_text("\n".join(lines))
+    folder = write_tasks(source, tmp_path / "tasks", ["hellaswag_completion"])
+    results, samples = score(network, gpt2_tokenizer, ["hellaswag_completion"], folder, max_length=256)
+    (task,) = read_scores(results, samples, gpt2_tokenizer)
+    (metric,) = task.metrics
+
+    right = []
+    for example in map(json.loads, lines):
+        context = gpt2_tokenizer.encode(example["ctx"])
+        losses = []
+        for ending in example["endings"]:
+            tokens = gpt2_tokenizer.encode(" " + ending)
+            picked = token_log_probabilities(network, context + tokens)[-len(tokens) :]
+            losses.append(-sum(picked[place, token].item() for place, token in enumerate(tokens)) / len(tokens))
+        right.append(float(losses.index(min(losses)) == example["label"]))
+    assert metric.values == right and 0 < sum(right) < 40
+    assert metric.value == pytest.approx(sum(right) / 40) and metric.name == "completion"

@@ -67,10 +67,16 @@ def _make_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> 
 
 
 def _comparison() -> dict[str, object]:
-    """Rows that are worse, better although smaller, within error, without errors, and without a better side."""
+    """Rows of every verdict, better although smaller, and without one."""
 
     def row(
-        task: str, metric: str, higher: bool | None, own: float, base: float, errors: Sequence[float | None]
+        task: str,
+        metric: str,
+        higher: bool | None,
+        own: float,
+        base: float,
+        errors: Sequence[float | None],
+        verdict: str | None,
     ) -> dict:
         return {
             "task": task,
@@ -80,7 +86,7 @@ def _comparison() -> dict[str, object]:
                 "demo": {"value": own, "stderr": errors[0]},
                 BASELINE: {"value": base, "stderr": errors[1]},
             },
-            "difference": {"demo": own - base},
+            "difference": {"demo": {"value": own - base, "stderr": errors[0], "verdict": verdict}},
         }
 
     return {
@@ -88,11 +94,11 @@ def _comparison() -> dict[str, object]:
         "limit": None,
         "models": [{"name": "demo"}, {"name": BASELINE}],
         "rows": [
-            row("lambada_openai", "acc", True, 0.2012, 0.3256, [0.0055, 0.0065]),
-            row("lambada_openai", "perplexity", False, 30.0, 40.06, [1.0, 1.42]),
-            row("hellaswag", "acc_norm", True, 0.3121, 0.3114, [0.0046, 0.0046]),
-            row("wikitext", "word_perplexity", False, 37.5, 37.37, [None, None]),
-            row("group", "score", None, 0.5, 0.25, [None, None]),
+            row("lambada_openai", "acc", True, 0.2012, 0.3256, [0.0055, 0.0065], "worse"),
+            row("lambada_openai", "perplexity", False, 30.0, 40.06, [1.0, 1.42], "better"),
+            row("hellaswag", "acc_norm", True, 0.3121, 0.3114, [0.0046, 0.0046], "matches"),
+            row("wikitext", "word_perplexity", False, 37.5, 37.37, [None, None], "inconclusive"),
+            row("group", "score", None, 0.5, 0.25, [None, None], None),
         ],
     }
 

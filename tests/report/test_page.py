@@ -126,14 +126,14 @@ def test_several_runs_are_laid_over_each_other(
     assert [[cell.text for cell in row] for row in differences.rows] == [["training.learning_rate", "0.001", "0.002"]]
 
 
-def test_a_difference_is_judged_by_direction_and_error(run_folder: Path) -> None:
+def test_a_difference_has_its_error_and_its_verdict(run_folder: Path) -> None:
     table = comparison_table(read_run(run_folder).comparison)
     assert table.headers == ["task", "metric", "demo", "openai-community/gpt2", "difference"]
     assert [row[-1].text for row in table.rows] == [
-        "−0.1244 ▼ worse",
-        "−10.06 ▲ better",
-        "+0.0007 ≈ within error",
-        "+0.13 ▼ worse",
+        "−0.1244 ± 0.0055 ▼ worse",
+        "−10.06 ± 1.00 ▲ better",
+        "+0.0007 ± 0.0046 = matches",
+        "+0.13 ≈ inconclusive",
         "+0.2500",
     ]
     assert [row[1].text for row in table.rows][:2] == ["acc ↑", "perplexity ↓"]

@@ -1,0 +1,79 @@
+"""What is published of a baseline: a check of the whole setup when it is run, and a stand-in when it cannot be."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from gpt2_repro.evaluation.scores import COMPLETION, Metric, TaskScores
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A published number: how far a sound setup may be from it, and who measured it."""
+
+    task: str
+    metric: str
+    value: float
+    tolerance: float
+    source: str
+    stderr: float | None = None
+    window: int | None = None  # None where no document of the task is longer than 512 tokens
+
+
+LM_EVAL = "lm-evaluation-harness, issue 2159 (LAMBADA) and pull request 396 (wikitext)"
+HELLASWAG = "build-nanogpt, hellaswag.py: lm-evaluation-harness and its own completion style"
+BLOG = "suzyahyah.github.io, July 2025: lm-evaluation-harness at 512 tokens"
+# LAMBADA's longest passage has 224 tokens and HellaSwag's longest request 151: their scores do not depend on the window.
+NUMBERS = {
+    "openai-community/gpt2": (
+        Published("lambada_openai", "perplexity", 40.0554, 0.2, LM_EVAL, stderr=1.4787),
+        Published("lambada_openai", "acc", 0.3256, 0.003, LM_EVAL, stderr=0.0065),
+        Published("hellaswag", "acc", 0.2892, 0.003, HELLASWAG, stderr=0.0045),
+        Published("hellaswag", "acc_norm", 0.3114, 0.003, HELLASWAG, stderr=0.0046),
+        Published(COMPLETION, "completion", 0.2955, 0.003, HELLASWAG),
+        Published("wikitext", "word_perplexity", 37.3698, 0.1, LM_EVAL, window=1024),
+        Published("wikitext", "bits_per_byte", 0.9769, 0.001, LM_EVAL, window=1024),
+        Published("wikitext", "word_perplexity", 42.5, 0.3, BLOG, window=512),
+    )
+}
+
+
+def numbers_of(model: str, window: int) -> list[Published]:
+    """What is published of a Hub id at this window in tokens; LAMBADA and HellaSwag fit into any from 256 on."""
+    short_enough = window >= 256
+    return [
+        number for number in NUMBERS.get(model, ()) if (number.window == window if number.window else short_enough)
+    ]
+
+
+def check(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
+    """A line for each measured number that is not the published one: then something in the setup is broken."""
+    measured = {(task.task, metric.name): (task, metric) for task in scores for metric in task.metrics}
+    lines = []
+    for number in numbers_of(model, window):
+        task, metric = measured.get((number.task, number.metric), (None, None))
+        if metric is None or task is None or metric.value is None:
+            continue
+        if not math.isclose(metric.value, number.value, rel_tol=0, abs_tol=number.tolerance):
+            lines.append(
+                f"BROKEN SETUP: {model} has {number.task} {number.metric} {metric.value:.4f}, and {number.value:.4f} ± "
+                f"{number.tolerance:g} is known ({number.source}); data: {task.data}"
+            )
+    return lines
+
+
+def stand_in(model: str, window: int, tasks: Iterable[str]) -> list[TaskScores]:
+    """The published numbers of these tasks in place of measured ones; [] where there are none."""
+    wanted = list(tasks)
+    by_task: dict[str, list[Metric]] = {}
+    for number in numbers_of(model, window):
+        if number.task in wanted:
+            higher = number.metric not in ("perplexity", "word_perplexity", "bits_per_byte")
+            by_task.setdefault(number.task, []).append(Metric(number.metric, number.value, number.stderr, higher))
+    return [TaskScores(task, None, "published", [], None, metrics) for task, metrics in by_task.items()]
+
+
+def sources(model: str, window: int, tasks: Iterable[str]) -> list[str]:
+    """Who published the numbers that `stand_in` gives."""
+    wanted = list(tasks)
+    return list(dict.fromkeys(number.source for number in numbers_of(model, window) if number.task in wanted))

@@ -1,0 +1,190 @@
+"""What one model scored on one task: the harness's numbers, and what each document gave, which pairs two models."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt2_repro.errors import RunFailed
+from gpt2_repro.evaluation.statistics import (
+    BITS_PER_BYTE,
+    MEAN,
+    PERPLEXITY,
+    WEIGHTED_PERPLEXITY,
+    aggregate,
+    bootstrap_stderr,
+)
+
+
+PAIRED = (MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE)
+COMPLETION = "hellaswag_completion"
+# A model whose every score is NaN takes the first of HellaSwag's four endings, which is right 2,515 times in 10,042.
+NAN_SIGNATURE = (2515, 10_042)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One line of a table for one model."""
+
+    name: str
+    value: float | None
+    stderr: float | None
+    higher_is_better: bool | None
+    aggregation: str | None = None  # None where the harness's way is none of PAIRED
+    values: list[Any] = dataclasses.field(default_factory=list)  # of each document; with its weight where it has one
+
+    def array(self) -> NDArray[np.float64]:
+        """`values` [documents] or [documents, 2]."""
+        return np.asarray(self.values, dtype=np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskScores:
+    """The scores of a task."""
+
+    task: str
+    version: Any
+    data: str | None
+    documents: list[str]  # a hash of each, in the order of the values
+    num_documents: int | None  # those scored; None of a group of tasks
+    metrics: list[Metric]
+
+
+def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]], tokenizer: Any) -> list[TaskScores]:
+    """The scores of every task, subtask and group of the harness's `results` (lm-eval 0.4.13) and logged `samples`.
+
+    Args:
+        tokenizer: the model's, which nats per token and a completion's tokens are counted by.
+
+    Raises RunFailed for log-probabilities that are not finite.
+    """
+    scores = []
+    for task, entries in results["results"].items():
+        logged = sorted(samples.get(task, ()), key=lambda sample: sample["doc_id"])
+        require_finite(task, logged)
+        metrics = [_metric(results, task, key, logged) for key in entries if _is_metric(key, entries[key])]
+        if task == COMPLETION:
+            metrics = [_completion(logged, tokenizer)]
+        if any(metric.name == "word_perplexity" for metric in metrics):
+            metrics.append(_nats_per_token(logged, tokenizer))
+        config = results.get("configs", {}).get(task, {})
+        files = (config.get("dataset_kwargs") or {}).get("data_files") or {}
+        scores.append(
+            TaskScores(
+                task=task,
+                version=results.get("versions", {}).get(task),
+                data=(config.get("metadata") or {}).get("source")
+                or next(iter(files.values()), config.get("dataset_path")),
+                documents=[sample["doc_hash"] for sample in logged],
+                num_documents=results.get("n-samples", {}).get(task, {}).get("effective"),
+                metrics=metrics,
+            )
+        )
+        _refuse_nan_signature(scores[-1])
+    return scores
+
+
+def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RunFailed where a document has a log-probability that is not finite."""
+    for sample in samples:
+        for answer in sample["filtered_resps"]:
+            number = answer[0] if isinstance(answer, list | tuple) else answer
+            if isinstance(number, int | float) and not math.isfinite(number):
+                raise RunFailed(
+                    f"{task}: document {sample['doc_id']} has the log-probability {number}: the model computes what is no "
+                    "number; look for updates that were not finite in the run's metrics.jsonl"
+                )
+
+
+def _refuse_nan_signature(scores: TaskScores) -> None:
+    right, number = NAN_SIGNATURE
+    for metric in scores.metrics:
+        if scores.num_documents == number and metric.aggregation == MEAN and sum(metric.values) == right:
+            raise RunFailed(
+                f"{scores.task} {metric.name} is {right}/{number}, the share of first endings that are right: the model tells "
+                "no ending from another, as one does whose weights are NaN"
+            )
+
+
+def _is_metric(key: str, value: Any) -> bool:
+    """Metrics are named `<metric>,<filter>`; alias, sample_len and the standard errors stand beside them."""
+    return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
+
+
+def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[Mapping[str, Any]]) -> Metric:
+    metric, filter_name = key.split(",", 1)
+    entries = results["results"][task]
+    aggregation = _aggregation(results.get("configs", {}).get(task, {}), metric)
+    values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
+    if aggregation not in PAIRED or not values:
+        aggregation, values = None, []
+    stderr = _finite(entries.get(f"{metric}_stderr,{filter_name}"))
+    if aggregation in (WEIGHTED_PERPLEXITY, BITS_PER_BYTE) and len(values) > 1:
+        stderr = bootstrap_stderr(aggregation, np.asarray(values, dtype=np.float64))
+    return Metric(
+        name=metric if filter_name == "none" else f"{metric} ({filter_name})",
+        value=_finite(entries[key]),
+        stderr=stderr,
+        higher_is_better=results.get("higher_is_better", {}).get(task, {}).get(metric),
+        aggregation=aggregation,
+        values=values,
+    )
+
+
+def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
+    from lm_eval.api.registry import get_metric_aggregation
+
+    named = [entry.get("aggregation") for entry in config.get("metric_list") or () if entry.get("metric") == metric]
+    if not named:
+        return None  # a group
+    name = named[0] or getattr(get_metric_aggregation(metric), "__name__", None)
+    return name if isinstance(name, str) else None
+
+
+def _finite(value: Any) -> float | None:
+    """None for the harness's "N/A", and for what JSON cannot hold."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
+    """The loss of whole documents by the model's own tokens, as training logs it."""
+    # BITS_PER_BYTE divides by ln 2: what is multiplied by it before comes out in nats.
+    values = [
+        [
+            sample["word_perplexity"][0] * math.log(2),
+            len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]),
+        ]
+        for sample in samples
+    ]
+    array = np.asarray(values, dtype=np.float64)
+    return Metric(
+        name="nats_per_token",
+        value=aggregate(BITS_PER_BYTE, array),
+        stderr=bootstrap_stderr(BITS_PER_BYTE, array) if len(values) > 1 else None,
+        higher_is_better=False,
+        aggregation=BITS_PER_BYTE,
+        values=values,
+    )
+
+
+def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
+    """llm.c's score of HellaSwag: the ending of the highest mean log-probability per token (dev/data/hellaswag.py)."""
+    right = []
+    for sample in samples:
+        means = []
+        for (context, ending), (log_probability, _) in zip(sample["arguments"], sample["filtered_resps"], strict=True):
+            tokens = len(tokenizer(context + ending)["input_ids"]) - len(tokenizer(context)["input_ids"])
+            means.append(log_probability / tokens)
+        right.append(float(np.argmax(means) == int(sample["target"])))
+    values = np.asarray(right)
+    return Metric(
+        name="completion",
+        value=float(values.mean()),
+        stderr=float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
+        higher_is_better=True,
+        aggregation=MEAN,
+        values=right,
+    )

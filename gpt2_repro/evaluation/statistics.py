@@ -1,0 +1,129 @@
+"""What a score is worth: standard errors, and the difference of two models on the same documents.
+
+Two models that read the same documents mostly stumble over the same ones, so their difference is known better than
+each score: the standard errors here are those of the differences, document by document.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+RESAMPLES = 10_000
+Z95 = 1.959964  # standard errors on each side of a 95 % interval
+# How the harness makes one number of a metric's values for each document (lm_eval/api/metrics.py, 0.4.13).
+MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
+# Within this much of the baseline two models are called equal: of accuracies in points of 1, of the others in parts of the
+# baseline's value. All perplexities of a text say the same in other units: 5 % of a word's is 1.4 % of bits per byte.
+MARGINS = {
+    **dict.fromkeys(("acc", "acc_norm", "completion"), 0.02),
+    **dict.fromkeys(("perplexity", "word_perplexity"), 0.05),
+    **dict.fromkeys(("bits_per_byte", "nats_per_token"), 0.014),
+    "byte_perplexity": 0.01,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A model's value minus the baseline's."""
+
+    value: float
+    stderr: float | None = None  # paired; None where the two were not scored on the same documents
+    low: float | None = None  # the 95 % interval
+    high: float | None = None
+    verdict: str | None = None  # better, worse, matches, inconclusive; None where there is none to give
+
+
+def aggregate(aggregation: str, values: NDArray[np.float64]) -> float:
+    """One number of the values [documents] or, with their weights, [documents, 2], as the harness makes it."""
+    if aggregation == MEAN:
+        return float(values.mean())
+    if aggregation == PERPLEXITY:
+        return math.exp(-values.mean())
+    mean = values[:, 0].sum() / values[:, 1].sum()
+    return math.exp(-mean) if aggregation == WEIGHTED_PERPLEXITY else -mean / math.log(2)
+
+
+def paired(
+    metric: str,
+    aggregation: str,
+    ours: NDArray[np.float64],
+    theirs: NDArray[np.float64],
+    *,
+    higher_is_better: bool | None,
+) -> Difference:
+    """The difference of two models' values of the same documents in the same order.
+
+    Means (accuracies) have the standard error of the differences, which for answers that are right or wrong is McNemar's;
+    perplexities per document that of the log-probabilities; what is weighted by length (few, long documents) is
+    bootstrapped over the documents.
+    """
+    value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
+    if aggregation == MEAN:
+        stderr = _mean_stderr(ours - theirs)
+        # Where hardly a document differs the error is hardly known: the rule of three bounds it.
+        half = max(Z95 * stderr, 3 / len(ours))
+        low, high = value - half, value + half
+    elif aggregation == PERPLEXITY:
+        base, shift, error = aggregate(aggregation, theirs), (theirs - ours).mean(), _mean_stderr(theirs - ours)
+        stderr = base * math.exp(shift) * error
+        low, high = (base * math.expm1(shift + side * Z95 * error) for side in (-1, 1))
+    else:
+        picks = _resampled(len(ours))
+        drawn = _aggregates(aggregation, ours, picks) - _aggregates(aggregation, theirs, picks)
+        stderr = float(drawn.std(ddof=1))
+        low, high = (float(bound) for bound in np.percentile(drawn, (2.5, 97.5)))
+    margin = MARGINS.get(metric)
+    if margin is not None and aggregation != MEAN:
+        margin *= aggregate(aggregation, theirs)
+    verdict = _verdict(low, high, margin, higher_is_better)
+    return Difference(float(value), float(stderr), float(low), float(high), verdict)
+
+
+def _verdict(low: float, high: float, margin: float | None, higher_is_better: bool | None) -> str | None:
+    if margin is not None and -margin <= low and high <= margin:
+        return "matches"
+    if higher_is_better is None:
+        return None
+    if low <= 0 <= high:
+        return "inconclusive"
+    return "better" if (low > 0) is higher_is_better else "worse"
+
+
+def bootstrap_stderr(aggregation: str, values: NDArray[np.float64]) -> float:
+    """The standard error of what is weighted by length, over its documents. The harness gives none."""
+    return float(_aggregates(aggregation, values, _resampled(len(values))).std(ddof=1))
+
+
+def perplexity_stderr(log_probabilities: Sequence[float], iterations: int) -> float:
+    """The harness's bootstrapped error of a perplexity, number for number, in seconds where it takes minutes.
+
+    lm_eval/api/metrics.py, 0.4.13: chunk i draws 1,000 times from random.Random(i), whose numbers NumPy's RandomState([i])
+    gives too.
+    """
+    values = np.asarray(log_probabilities, dtype=np.float64)
+    chunk = min(1000, iterations)
+    drawn = []
+    for index in range(iterations // chunk):
+        picks = np.random.RandomState([index]).random_sample((chunk, len(values)))
+        picks *= len(values)
+        drawn.append(np.exp(-values[picks.astype(np.int64)].mean(axis=1)))
+    with np.errstate(over="ignore"):  # of a model that gives a word no chance
+        return float(np.concatenate(drawn).std(ddof=1))
+
+
+def _mean_stderr(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+
+
+def _resampled(count: int) -> NDArray[np.int64]:
+    """Which documents each resample holds [RESAMPLES, count]: the same for every model, so that they stay paired."""
+    return np.random.default_rng(0).integers(0, count, size=(RESAMPLES, count))
+
+
+def _aggregates(aggregation: str, values: NDArray[np.float64], picks: NDArray[np.int64]) -> NDArray[np.float64]:
+    means = values[picks, 0].sum(axis=1) / values[picks, 1].sum(axis=1)
+    return np.exp(-means) if aggregation == WEIGHTED_PERPLEXITY else -means / math.log(2)

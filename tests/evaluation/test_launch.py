@@ -1,0 +1,73 @@
+"""lm_eval as typed by hand, under accelerate: the same numbers as in this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.errors import RunFailed
+from gpt2_repro.evaluation.harness import evaluate_model
+from gpt2_repro.evaluation.launch import evaluate_launched, launch_command
+from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation.tasks import write_task_files
+
+
+def test_every_setting_is_on_the_command_line() -> None:
+    words = launch_command(
+        Path("m"),
+        task="wikitext",
+        task_folder=Path("tasks"),
+        max_length=512,
+        batch_size=32,
+        num_processes=8,
+        device="cuda",
+        limit=None,
+        seed=1234,
+        output=Path("out"),
+    )
+    line = " ".join(words[1:])
+    assert (
+        "accelerate.commands.launch --config_file" in line and "accelerate_configs/ddp.yaml --num_processes 8" in line
+    )
+    assert "-m lm_eval run --model hf --model_args pretrained=m,dtype=float32,max_length=512 --tasks wikitext" in line
+    assert line.endswith("--batch_size 32 --seed 1234 --output_path out --log_samples --include_path tasks")
+
+
+def test_the_harness_by_hand_gives_every_digit_of_ours(model, tokenizer, documents, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = tmp_path / "validation.jsonl"
+    data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    tasks = ["last_word", "document_perplexity"]
+    folder = tmp_path / "tasks"
+    write_task_files(dict.fromkeys(tasks, data), folder, tasks)
+    options = dict(task_folder=folder, max_length=64, batch_size=4, device="cpu", limit=None, seed=1234)
+    for task in tasks:
+        by_hand, their_samples = evaluate_launched(tmp_path / "model", task=task, num_processes=1, **options)
+        ours, samples = evaluate_model(model, tokenizer, tasks=[task], **options)
+        theirs = {key: value for key, value in by_hand["results"][task].items()}
+        for key, value in ours["results"][task].items():
+            assert theirs[key] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), key
+        assert by_hand["max_length"] == 64 and by_hand["config"]["model_dtype"] == "torch.float32"
+        (one,), (other,) = (
+            read_scores(results, logged, tokenizer) for results, logged in ((ours, samples), (by_hand, their_samples))
+        )
+        assert one.documents == other.documents
+        for mine, hand in zip(one.metrics, other.metrics, strict=True):
+            assert (mine.name, mine.aggregation) == (hand.name, hand.aggregation)
+            assert hand.array() == pytest.approx(mine.array(), rel=1e-6)
+
+
+def test_a_harness_that_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="lm_eval ended with exit code 1 on no_such_task"):
+        evaluate_launched(
+            tmp_path,
+            task="no_such_task",
+            task_folder=None,
+            max_length=64,
+            batch_size=4,
+            num_processes=1,
+            device="cpu",
+            limit=None,
+            seed=1,
+        )

@@ -1,0 +1,98 @@
+"""What is read from the harness's results and samples, and what is refused in them."""
+
+import math
+
+import pytest
+
+from gpt2_repro.errors import RunFailed
+from gpt2_repro.evaluation import published
+from gpt2_repro.evaluation.scores import NAN_SIGNATURE, Metric, TaskScores, read_scores
+
+
+def results(task: str, metrics: dict[str, float | str], aggregation: str | None = None) -> dict:
+    metric_list = [
+        {"metric": key.split(",")[0]} | ({"aggregation": aggregation} if aggregation else {}) for key in metrics
+    ]
+    return {
+        "results": {task: {"alias": task, "sample_len": 2} | metrics},
+        "configs": {task: {"dataset_path": "Some/data", "metric_list": metric_list}},
+        "versions": {task: 1.0},
+        "n-samples": {task: {"original": 2, "effective": 2}},
+        "higher_is_better": {task: {key.split(",")[0]: True for key in metrics}},
+    }
+
+
+def sample(doc_id: int, answers: list, **metrics: object) -> dict:
+    return {"doc_id": doc_id, "doc_hash": f"h{doc_id}", "filter": "none", "filtered_resps": answers} | metrics
+
+
+def test_values_stand_in_the_order_of_the_documents() -> None:
+    logged = {"t": [sample(1, [(-2.0, False)], acc=0.0), sample(0, [(-1.0, True)], acc=1.0)]}
+    (task,) = read_scores(results("t", {"acc,none": 0.5, "acc_stderr,none": 0.5, "f1,none": 0.1}), logged, None)
+    assert task.documents == ["h0", "h1"] and (task.version, task.data, task.num_documents) == (1.0, "Some/data", 2)
+    accuracy, f1 = task.metrics
+    assert accuracy == Metric("acc", 0.5, 0.5, True, "mean", [1.0, 0.0])
+    assert f1.aggregation is None and f1.values == []
+
+
+def test_a_group_of_tasks_has_its_number_alone() -> None:
+    (group,) = read_scores(results("g", {"acc,none": 0.25, "acc_stderr,none": "N/A"}), {}, None)
+    assert group.metrics == [Metric("acc", 0.25, None, True)] and group.documents == []
+
+
+def test_other_filters_are_named() -> None:
+    logged = {"t": [sample(0, ["4"], exact_match=1.0) | {"filter": "strict"}]}
+    (task,) = read_scores(results("t", {"exact_match,strict": 1.0}, "mean"), logged, None)
+    assert task.metrics == [Metric("exact_match (strict)", 1.0, None, True, "mean", [1.0])]
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("wrap", [lambda number: [(number, False)], lambda number: [number]])
+def test_what_is_no_number_is_no_score(bad: float, wrap) -> None:
+    logged = {"t": [sample(0, [(-1.0, True)], acc=1.0), sample(7, wrap(bad), acc=0.0)]}
+    with pytest.raises(RunFailed, match="t: document 7 has the log-probability"):
+        read_scores(results("t", {"acc,none": 0.5}), logged, None)
+
+
+def test_the_score_of_a_model_of_nan_is_known() -> None:
+    right, number = NAN_SIGNATURE
+    assert right / number == pytest.approx(0.250448, abs=1e-6)
+
+    def scored(right: int) -> dict:
+        return {"t": [sample(i, [(-1.0, False)], acc=float(i < right)) for i in range(number)]}
+
+    told = results("t", {"acc,none": right / number})
+    told["n-samples"]["t"]["effective"] = number
+    with pytest.raises(RunFailed, match="2515/10042, the share of first endings"):
+        read_scores(told, scored(right), None)
+    read_scores(told, scored(right + 1), None)
+
+
+def test_published_numbers_check_what_is_measured() -> None:
+    def measured(task: str, metric: str, value: float) -> list[TaskScores]:
+        return [TaskScores(task, 1.0, "d", [], 1, [Metric(metric, value, None, True)])]
+
+    gpt2 = "openai-community/gpt2"
+    assert published.check(gpt2, 1024, measured("hellaswag", "acc", 0.2892)) == []
+    assert published.check(gpt2, 512, measured("hellaswag", "acc", 0.287)) == []
+    (line,) = published.check(gpt2, 1024, measured("hellaswag", "acc", 0.2504))
+    assert line.startswith("BROKEN SETUP: openai-community/gpt2 has hellaswag acc 0.2504, and 0.2892 ± 0.003 is known")
+    assert published.check(gpt2, 1024, measured("wikitext", "word_perplexity", 37.37)) == []
+    assert published.check(gpt2, 512, measured("wikitext", "word_perplexity", 42.5)) == []
+    assert len(published.check(gpt2, 1024, measured("wikitext", "word_perplexity", 42.5))) == 1
+    assert published.check(gpt2, 256, measured("wikitext", "word_perplexity", 60.0)) == []
+    assert published.check("somebody/else", 1024, measured("hellaswag", "acc", 0.5)) == []
+
+
+def test_published_numbers_stand_in() -> None:
+    tasks = published.stand_in("openai-community/gpt2", 1024, ["lambada_openai", "wikitext"])
+    assert {(task.task, its.name): its.value for task in tasks for its in task.metrics} == {
+        ("lambada_openai", "perplexity"): 40.0554,
+        ("lambada_openai", "acc"): 0.3256,
+        ("wikitext", "word_perplexity"): 37.3698,
+        ("wikitext", "bits_per_byte"): 0.9769,
+    }
+    # Bits per byte and word perplexity of WikiText-2's test split are one number: 241,335 words in 1,290,527 bytes.
+    bits = math.log(37.3698) * 241_335 / (1_290_527 * math.log(2))
+    assert bits == pytest.approx(0.9769, abs=1e-4)
+    assert published.sources("openai-community/gpt2", 512, ["wikitext"]) == [published.BLOG]

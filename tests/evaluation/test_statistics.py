@@ -1,0 +1,100 @@
+"""Standard errors and differences, against the harness's own, simulations and formulas."""
+
+import math
+import os
+import random
+
+import numpy as np
+import pytest
+from lm_eval.api import metrics
+
+from gpt2_repro.evaluation.statistics import (
+    BITS_PER_BYTE,
+    MEAN,
+    PERPLEXITY,
+    WEIGHTED_PERPLEXITY,
+    aggregate,
+    bootstrap_stderr,
+    paired,
+    perplexity_stderr,
+)
+
+
+source = np.random.default_rng(1)
+PAGES = np.stack([-source.uniform(200, 900, 62), source.uniform(100, 300, 62).round()], axis=1)
+
+
+def test_numbers_are_aggregated_as_the_harness_does() -> None:
+    logs = -source.exponential(3, 200)
+    pages = [tuple(page) for page in PAGES]
+    assert aggregate(MEAN, logs) == pytest.approx(metrics.mean(list(logs)), rel=1e-12)
+    assert aggregate(PERPLEXITY, logs) == pytest.approx(metrics.perplexity(list(logs)), rel=1e-12)
+    assert aggregate(WEIGHTED_PERPLEXITY, PAGES) == pytest.approx(metrics.weighted_perplexity(pages), rel=1e-12)
+    assert aggregate(BITS_PER_BYTE, PAGES) == pytest.approx(metrics.bits_per_byte(pages), rel=1e-12)
+
+
+def test_the_error_of_a_perplexity_is_the_harness_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+    values = [-random.Random(3).expovariate(0.3) for _ in range(57)]
+    theirs = metrics.bootstrap_stderr(metrics.perplexity, values, iters=3000)
+    assert perplexity_stderr(values, 3000) == pytest.approx(theirs, rel=1e-9)
+    assert "DISABLE_MULTIPROC" in os.environ
+
+
+def test_accuracies_have_mcnemars_error() -> None:
+    ours = np.array([1.0] * 60 + [1.0] * 25 + [0.0] * 10 + [0.0] * 5)
+    theirs = np.array([1.0] * 60 + [0.0] * 25 + [1.0] * 10 + [0.0] * 5)
+    difference = paired("acc", MEAN, ours, theirs, higher_is_better=True)
+    only_ours, only_theirs, number = 25, 10, 100
+    variance = (only_ours + only_theirs - (only_ours - only_theirs) ** 2 / number) / (number - 1) / number
+    assert difference.value == pytest.approx(0.15) and difference.stderr == pytest.approx(math.sqrt(variance))
+    assert difference.verdict == "better"
+    assert paired("acc", MEAN, theirs, ours, higher_is_better=True).verdict == "worse"
+    unpaired = math.sqrt(ours.var(ddof=1) / 100 + theirs.var(ddof=1) / 100)
+    assert difference.stderr < unpaired
+
+
+@pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE])
+def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None:
+    """400 worlds whose true difference is known; a 95 % interval misses it in about 20."""
+    truth, missed, errors, values = 0.1, 0, [], []
+    for world in range(400):
+        draw = np.random.default_rng(world)
+        theirs = -(3 + draw.exponential(1.0, 62))
+        ours = theirs - truth + draw.normal(0, 0.3, 62)
+        if aggregation != PERPLEXITY:
+            weights = draw.uniform(50, 150, 62)
+            ours, theirs = np.stack([ours * weights, weights], 1), np.stack([theirs * weights, weights], 1)
+        difference = paired("x", aggregation, ours, theirs, higher_is_better=False)
+        expected = truth / math.log(2)
+        if aggregation != BITS_PER_BYTE:
+            # Perplexities of a sample: the ratio is what is known, the baseline's value is taken as it is.
+            expected = aggregate(aggregation, theirs) * math.expm1(truth)
+        missed += not difference.low <= expected <= difference.high
+        errors.append(difference.stderr)
+        values.append(difference.value - expected)
+    assert 8 <= missed <= 40
+    if aggregation == BITS_PER_BYTE:
+        assert np.mean(errors) == pytest.approx(np.std(values), rel=0.15)
+
+
+def test_verdicts_need_the_whole_interval() -> None:
+    draw = np.random.default_rng(0)
+    theirs = (draw.random(10_000) < 0.3).astype(float)
+    flipped = np.where(draw.random(10_000) < 0.01, 1 - theirs, theirs)
+    assert paired("acc", MEAN, flipped, theirs, higher_is_better=True).verdict == "matches"
+    assert paired("acc", MEAN, theirs, theirs, higher_is_better=True).verdict == "matches"
+    few = paired("acc", MEAN, flipped[:150], theirs[:150], higher_is_better=True)
+    assert few.verdict in ("inconclusive", "matches")
+    noisy = (draw.random(400) < 0.3).astype(float)
+    assert paired("acc", MEAN, noisy, theirs[:400], higher_is_better=True).verdict == "inconclusive"
+    worse = PAGES * np.array([1.03, 1.0])
+    assert paired("word_perplexity", WEIGHTED_PERPLEXITY, worse, PAGES, higher_is_better=False).verdict == "worse"
+    assert paired("word_perplexity", WEIGHTED_PERPLEXITY, PAGES, worse, higher_is_better=False).verdict == "better"
+    assert paired("unheard_of", MEAN, theirs, theirs, higher_is_better=None).verdict is None
+
+
+def test_pages_have_an_error_too() -> None:
+    assert bootstrap_stderr(WEIGHTED_PERPLEXITY, PAGES) > 0
+    same = np.tile([[-400.0, 100.0]], (62, 1))
+    assert bootstrap_stderr(WEIGHTED_PERPLEXITY, same) == pytest.approx(0, abs=1e-9)
