@@ -21,6 +21,7 @@ FLOORS = {
     "compute": 1,
     "hardware": 1,
     "plan": 2,
+    "card": 2,
     "data": 2,
     "model": 2,
     "evaluation": 2,
@@ -30,6 +31,7 @@ FLOORS = {
     "dry_run": 4,
     "diff_recipe": 4,
     "generate": 5,
+    "export": 5,
     "supervise": 5,
 }
 TOP = 5  # entry scripts and the modules of `python -m`
@@ -44,6 +46,7 @@ PURE = [
     "evaluation/comparison",
     "evaluation/table",
     "known_effects",
+    "card",
 ]
 
 

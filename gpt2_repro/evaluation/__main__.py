@@ -14,6 +14,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.card import add_results
 from gpt2_repro.entry import run
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import published
@@ -92,6 +93,9 @@ def main(argv: list[str]) -> None:
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     write_whole(output / "comparison.md", table)
+    for one in candidates:
+        if one.known.run and Path(one.known.source).name == "final":
+            add_results(Path(one.known.source), comparison, one.name)
     print(f"\n{table}\nWritten: {output / 'comparison.md'}, {output / 'comparison.json'}, {output / 'lm_eval'}/")
     for line in warnings:
         logger.error(line)

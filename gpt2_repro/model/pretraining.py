@@ -168,6 +168,10 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
     padded = copy.deepcopy(config)
     target = plain_config(config)
     padded._attn_implementation = "sdpa"
+    if hasattr(padded, "activation_function"):
+        padded.activation_function = (
+            target.activation_function
+        )  # else the last digits change when it is saved and loaded
     model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
     wanted = set(model.state_dict())
     if extra := weights.keys() - wanted:

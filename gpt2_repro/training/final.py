@@ -1,15 +1,13 @@
-"""The last act of a run: `final/`, a plain Hugging Face folder, and its model card."""
+"""The last act of a run: `final/`, a plain Hugging Face folder with its model card."""
 
-import json
 import logging
 import shutil
-from typing import Any
 
+from gpt2_repro.card import model_card
 from gpt2_repro.files import sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.training.checkpoints import STAGING, discard
 from gpt2_repro.training.engine import fp32_weights
-from gpt2_repro.training.progress import further_set
 from gpt2_repro.training.saving import full_disk_in_words
 from gpt2_repro.training.trainer import PretrainingTrainer
 
@@ -40,44 +38,10 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         shutil.rmtree(staged, ignore_errors=True)
         model.save_pretrained(staged)
         trainer.processing_class.save_pretrained(staged)
-        (staged / "README.md").write_text(_model_card(run.path.name, trainer.environment, run.read_status()))
+        (staged / "README.md").write_text(model_card(run.path.resolve().name, trainer.environment, run.read_status()))
         sync_folder(staged)
     discard(final)
     staged.rename(final)
     sync(run.path)
     run.write_status("complete", reason=None)
     logger.info("complete: %s", final)
-
-
-def _model_card(name: str, environment: dict[str, Any], status: dict[str, Any]) -> str:
-    plan, data = environment["plan"], environment["data"]
-    start = environment["trajectory"].get("init_from")
-    origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
-    loss = status.get("eval_loss")
-    further_rows = "".join(
-        f"\n| validation loss, {further} | {value:.4f} nats per token |"
-        for key, value in status.items()
-        if value is not None and (further := further_set(key)) is not None
-    )
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
----
-
-# {name}
-
-A GPT-2 of {environment["parameters"]:,} parameters, {origin}. One seed is one checkpoint, not a recipe.
-
-| | |
-| --- | --- |
-| tokens | {status["tokens"]:,} in {plan["max_steps"]:,} steps |
-| window | {plan["sequence_length"]} tokens |
-| data | {json.dumps(data["source"])} |
-| validation loss | {"not measured" if loss is None else f"{loss:.4f} nats per token"} |{further_rows}
-| precision | {environment["precision"]} |
-| seed | {environment["seed"]} |
-| versions | {", ".join(f"{name} {version}" for name, version in environment["versions"].items())} |
-| commit | {environment["commit"]} |
-
-`recipe.yaml` and `environment.json` of the run say the rest.
-"""

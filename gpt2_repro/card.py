@@ -1,0 +1,154 @@
+"""The model card: what a model is, what it was trained on and how, how good it is, and what it is not good for."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt2_repro.files import write_whole
+
+
+# The Hub's name and split of each task's data, for its form of evaluation results.
+DATASETS = {
+    "lambada_openai": ("LAMBADA (OpenAI)", "EleutherAI/lambada_openai", "test"),
+    "hellaswag": ("HellaSwag", "Rowan/hellaswag", "validation"),
+    "hellaswag_completion": ("HellaSwag, llm.c's completion style", "Rowan/hellaswag", "validation"),
+    "wikitext": ("WikiText-2", "EleutherAI/wikitext_document_level", "test"),
+}
+SETTINGS = (
+    *("tokens_per_step", "max_steps", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "dropout"),
+)
+
+
+def model_card(
+    name: str,
+    environment: Mapping[str, Any],
+    status: Mapping[str, Any],
+    comparison: Mapping[str, Any] | None = None,
+    column: str | None = None,
+) -> str:
+    """The card as Markdown with the Hub's header.
+
+    Args:
+        environment: the run's environment.json.
+        status: tokens, and the losses of the last validation, as run_status.json has them.
+        comparison: a comparison.json whose `column` is this model; one of a smoke test says nothing.
+    """
+    trajectory, data = environment["trajectory"], environment["data"]
+    start = trajectory.get("init_from")
+    origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
+    rows = _rows(comparison, column)
+    header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if rows:
+        header["model-index"] = [{"name": name, "results": _results(rows, column)}]
+    facts = {
+        "tokens": f"{status['tokens']:,}",
+        "window": f"{environment['plan']['sequence_length']} tokens",
+        **{
+            f"validation loss{f', {key[5:-5]}' if key != 'eval_loss' else ''}": f"{value:.4f} nats per token"
+            for key, value in status.items()
+            if key.startswith("eval_") and key.endswith("_loss") and value is not None
+        },
+        "precision": environment["precision"],
+        "seed": environment["seed"],
+        "versions": ", ".join(f"{package} {version}" for package, version in environment["versions"].items()),
+        "commit": environment["commit"],
+    }
+    settings = {key: trajectory[key] for key in SETTINGS if key in trajectory}
+    parts = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}",
+        f"A GPT-2 of {environment['parameters']:,} parameters, {origin}. One seed is one checkpoint, not a recipe.",
+        _table(facts),
+        *_evaluation(rows, comparison, column),
+        "## Data\n\n" + _table(_describe_data(data)),
+        "## Recipe\n\n"
+        + _table(settings)
+        + "\n\n`recipe.yaml` and `environment.json` of the run say the rest; `python train.py RUN/recipe.yaml --diff_recipe "
+        "recipes/gpt2_124m.yaml` lists how it deviates from llm.c's.",
+        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```',
+        f"## Limits\n\nA base model: it continues text, follows no instructions, and repeats what its data holds, errors and "
+        f"prejudice included. Nothing was filtered for safety. It sees {environment['plan']['sequence_length']:,} tokens at once.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def add_results(final: Path, comparison: Mapping[str, Any], column: str) -> None:
+    """Write the card of a run's final/ anew, with its results. A smoke test changes nothing."""
+    run = final.parent
+    if comparison["limit"] is None and (run / "environment.json").is_file():
+        environment = json.loads((run / "environment.json").read_text())
+        status = json.loads((run / "run_status.json").read_text())
+        write_whole(final / "README.md", model_card(run.resolve().name, environment, status, comparison, column))
+
+
+def _rows(comparison: Mapping[str, Any] | None, column: str | None) -> list[Mapping[str, Any]]:
+    if comparison is None or comparison["limit"] is not None:
+        return []
+    return [row for row in comparison["rows"] if (row["values"].get(column) or {}).get("value") is not None]
+
+
+def _results(rows: list[Mapping[str, Any]], column: str | None) -> list[dict[str, Any]]:
+    """Evaluation results in the Hub's form."""
+    results = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        title, dataset, split = DATASETS.get(task, (task, task, "test"))
+        metrics = [
+            {"type": row["metric"], "name": row["metric"], "value": round(row["values"][column]["value"], 4)}
+            for row in rows
+            if row["task"] == task
+        ]
+        results.append(
+            {
+                "task": {"type": "text-generation"},
+                "dataset": {"name": title, "type": dataset, "split": split},
+                "metrics": metrics,
+            }
+        )
+    return results
+
+
+def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | None, column: str | None) -> list[str]:
+    if not rows or comparison is None:
+        return []
+    baseline = comparison["baseline"] if comparison["baseline"] != column else None
+    lines = [f"| task | metric | this model |{f' {baseline} | difference |' if baseline else ''}"]
+    lines.append(f"| --- | --- | ---: |{' ---: | ---: |' if baseline else ''}")
+    for row in rows:
+        cells = [row["task"], row["metric"], _value(row["values"][column])]
+        if baseline:
+            difference = row["difference"].get(column) or {}
+            shown = "-" if not difference else f"{difference['value']:+.4f} {difference['verdict'] or ''}".rstrip()
+            cells += [_value(row["values"][baseline]), shown]
+        lines.append(f"| {' | '.join(cells)} |")
+    note = (
+        f"lm-evaluation-harness {comparison['versions']['lm_eval']}, window {comparison['max_length']:,} tokens, "
+        f"{comparison['dtype']}; `{comparison['command']}`, {comparison['date'][:10]}."
+    )
+    return ["## Evaluation\n\n" + "\n".join(lines) + f"\n\n{note}"]
+
+
+def _value(entry: Mapping[str, Any]) -> str:
+    if entry["value"] is None:
+        return "-"
+    return f"{entry['value']:.4f}" + ("" if entry["stderr"] is None else f" ± {entry['stderr']:.4f}")
+
+
+def _describe_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    train = data["counts"]["train"]
+    return {
+        # Files are many, and their paths are of one machine.
+        "source": json.dumps({key: value for key, value in data["source"].items() if key != "files"}),
+        "documents": f"{train['documents']:,}",
+        "tokens": f"{train['tokens']:,}",
+        "packing": data["request"]["packing"],
+        "separator": data["request"]["separator"],
+    }
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts.items())])

@@ -1,0 +1,137 @@
+"""Write a checkpoint in the form that others read, and look whether it is the same model there.
+
+python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       a plain Hugging Face folder
+python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       on the Hub, by HF_TOKEN
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               for llm.c: ./train_gpt2cu -e gpt2_124M.bin
+"""
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro import entry
+from gpt2_repro.card import model_card
+from gpt2_repro.commandline import CommandParser
+from gpt2_repro.errors import RunFailed, UserError
+
+
+def main(argv: list[str]) -> None:
+    """Load, write, read back, push."""
+    parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
+    parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
+    parser.add_argument(
+        "out", nargs="?", type=Path, metavar="OUT", help="A folder, or a file for llm.c; not there yet."
+    )
+    parser.add_argument("--format", choices=("hf", "llmc"), default="hf", help="(default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Of the weights. (default: %(default)s)"
+    )
+    parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this repository of the Hub.")
+    parser.add_argument("--private", action="store_true", help="A repository that is made for it is private.")
+    args = parser.parse(argv)
+    if args.out is None and args.push_to_hub is None:
+        raise UserError("nowhere to export to: type a folder after the checkpoint, or --push_to_hub ORG/NAME")
+    if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
+        raise UserError("--push_to_hub takes ORG/NAME, and --format hf")
+    if args.out is not None and args.out.exists():
+        raise UserError(f"{args.out} is there already: name another OUT, or delete it")
+
+    from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
+
+    checkpoint = resolve_checkpoint(args.checkpoint)
+    model = load_model(checkpoint)
+    with tempfile.TemporaryDirectory(prefix="export-", dir=_beside(args.out)) as scratch:
+        staged = Path(scratch) / "staged"
+        if args.format == "llmc":
+            from gpt2_repro.model.llmc import read_llmc, write_llmc
+
+            write_llmc(model, staged, dtype=args.dtype)
+            require_same(model, read_llmc(staged), args.dtype)
+        else:
+            name = args.push_to_hub or args.out.name
+            _write_folder(model, load_tokenizer(checkpoint), staged, Path(checkpoint), dtype=args.dtype, name=name)
+            require_same(model, load_model(str(staged)), args.dtype)
+            if args.push_to_hub is not None:
+                push(staged, args.push_to_hub, private=args.private)
+        if args.out is not None:
+            shutil.move(staged, args.out)
+            print(f"Written: {args.out}, read back to the same model")
+
+
+def _beside(out: Path | None) -> Path | None:
+    """The folder that `out` will be in, made if need be: a rename within a disk is whole or not at all."""
+    if out is None:
+        return None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out.parent
+
+
+def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *, dtype: str, name: str) -> None:
+    import torch
+
+    if dtype != "float32":
+        model = copy.deepcopy(model).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    run = checkpoint.parent
+    if (run / "environment.json").is_file():
+        environment = json.loads((run / "environment.json").read_text())
+        (folder / "README.md").write_text(model_card(name, environment, _status(checkpoint), *_results(checkpoint)))
+
+
+def _status(checkpoint: Path) -> dict[str, Any]:
+    """How far a checkpoint of a run is, and its validation loss."""
+    if checkpoint.name == "final":
+        return json.loads((checkpoint.parent / "run_status.json").read_text())
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    return {"tokens": manifest["tokens"], "eval_loss": manifest["eval_loss"]}
+
+
+def _results(checkpoint: Path) -> tuple[Any, str | None]:
+    """The comparison of its run that has this checkpoint, and its column's name."""
+    path = checkpoint.parent / "evaluation" / "comparison.json"
+    comparison = json.loads(path.read_text()) if path.is_file() else {"models": []}
+    for model in comparison["models"]:
+        if Path(model["source"]).resolve() == checkpoint.resolve():
+            return comparison, model["name"]
+    return None, None
+
+
+def require_same(model: Any, again: Any, dtype: str) -> None:
+    """Raise RunFailed where what was read back does not compute what the model does, in the dtype that was written."""
+    import torch
+
+    ids = torch.arange(min(64, model.config.max_position_embeddings))[None] % model.config.vocab_size
+    with torch.inference_mode():
+        expected = model if dtype == "float32" else _rounded(model, getattr(torch, dtype))
+        same = torch.equal(expected(input_ids=ids).logits, again.float()(input_ids=ids).logits)
+    if not same:
+        raise RunFailed("what was written does not read back to the same logits, nothing is exported: report it")
+
+
+def _rounded(model: Any, dtype: Any) -> Any:
+    return copy.deepcopy(model).to(dtype).float()
+
+
+def push(folder: Path, repository: str, *, private: bool) -> None:
+    """Upload a folder to the Hub. Raises UserError where the Hub does not take it."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    if not os.environ.get("HF_TOKEN"):
+        raise UserError("the Hub wants a token with the right to write: put it into HF_TOKEN")
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of gpt2-repro")
+    except (HTTPError, HFValidationError, OSError) as error:
+        raise UserError(f"cannot upload to {repository}: {' '.join(str(error).split())[:300]}") from None
+    print(f"Pushed: {getattr(done, 'commit_url', repository)}")
+
+
+if __name__ == "__main__":
+    entry.run(main)

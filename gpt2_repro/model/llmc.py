@@ -1,0 +1,80 @@
+"""llm.c's model files: GPT-2 as its C programs read it, and back.
+
+1,024 bytes of int32: 20240326, version (3: fp32, 5: bf16), window, vocabulary, layers, heads, width, padded vocabulary. Then
+the tensors, one kind after another over all layers, as PyTorch's Linear has them (llm.c, train_gpt2.py and dev/eval/export_hf.py).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from gpt2_repro.errors import UserError
+
+
+MAGIC = 20240326
+DTYPES = {"float32": 3, "bfloat16": 5}
+PADDED_TO = 128  # rows of the token embeddings
+BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+
+
+def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
+    """Write a plain GPT-2. Raises UserError for what llm.c's GPT-2 is not."""
+    config = model.config
+    if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
+        raise UserError(
+            f"llm.c reads GPT-2 only, of a feed-forward width of 4 x n_embd; this is {type(model).__name__}"
+        )
+    padded = -(-config.vocab_size // PADDED_TO) * PADDED_TO
+    header = np.zeros(256, dtype=np.int32)
+    header[:8] = (
+        *(MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size),
+        *(config.n_layer, config.n_head, config.n_embd, padded),
+    )
+    weights = model.transformer.state_dict()
+    with path.open("wb") as file:
+        file.write(header.tobytes())
+        for name in _tensor_names(config.n_layer):
+            tensor = weights[name].detach().float()
+            if name == "wte.weight":
+                tensor = torch.nn.functional.pad(tensor, (0, 0, 0, padded - config.vocab_size))
+            tensor = tensor.t() if _is_transposed(name) else tensor
+            if dtype == "bfloat16":
+                file.write(tensor.contiguous().to(torch.bfloat16).view(torch.int16).numpy().tobytes())
+            else:
+                file.write(tensor.contiguous().numpy().tobytes())
+
+
+def read_llmc(path: Path) -> PreTrainedModel:
+    """The GPT-2 of a model file in fp32. Raises UserError for a file that is none."""
+    data = path.read_bytes()
+    header = np.frombuffer(data[:1024], dtype=np.int32)
+    if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():
+        raise UserError(f"{path} is no model file of llm.c (magic {MAGIC}, version 3 or 5)")
+    _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
+    config = GPT2Config(n_positions=window, vocab_size=vocabulary, n_layer=layers, n_head=heads, n_embd=width)
+    model = GPT2LMHeadModel(config).eval()
+    weights = model.transformer.state_dict()
+    kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
+    values, place = torch.frombuffer(bytearray(data[1024:]), dtype=kind), 0
+    for name in _tensor_names(layers):
+        shape = weights[name].shape[::-1] if _is_transposed(name) else weights[name].shape
+        shape = torch.Size((padded, width)) if name == "wte.weight" else shape
+        tensor = values[place : place + shape.numel()].reshape(shape).float()
+        place += shape.numel()
+        weights[name].copy_((tensor.t() if _is_transposed(name) else tensor)[: len(weights[name])])
+    if place != len(values):
+        raise UserError(f"{path} has {len(values):,} numbers where its header makes {place:,}")
+    return model
+
+
+def _tensor_names(layers: int) -> list[str]:
+    """The tensors in the file's order, as transformers names them."""
+    inner = [f"h.{layer}.{block}.{part}" for block in BLOCKS for part in ("weight", "bias") for layer in range(layers)]
+    return ["wte.weight", "wpe.weight", *inner, "ln_f.weight", "ln_f.bias"]
+
+
+def _is_transposed(name: str) -> bool:
+    """transformers' GPT-2 keeps its products as Conv1D, the other way round."""
+    return ".c_" in name and name.endswith(".weight")
