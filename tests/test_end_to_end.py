@@ -57,7 +57,7 @@ def test_stock_transformers_loads_what_training_wrote(run: Path, tmp_path: Path)
     assert model.config.eos_token_id == model.config.bos_token_id == tokenizer.eos_token_id == 299
     assert model.config.activation_function == "gelu_new" and model.config.use_cache is True
     card = (run / "final" / "README.md").read_text()
-    assert "2,048 in 8 steps" in card and "validation loss" in card
+    assert "| tokens | 2,048 |" in card and "validation loss" in card
 
 
 def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, type_command) -> None:

@@ -108,7 +108,7 @@ def test_a_supervised_run_goes_back_once(train, type_warm, tiny_recipe: Path, tm
 def test_a_run_that_is_neither_validated_nor_saved_has_its_card(train, tmp_path: Path) -> None:
     run = train(tmp_path / "run", "--eval_strategy", "no", "--save_strategy", "no")
     assert status(run)["tokens"] == 8 * 256 and not list(run.glob("checkpoint-*"))
-    assert "| tokens | 2,048 in 8 steps |" in (run / "final" / "README.md").read_text()
+    assert "| tokens | 2,048 |" in (run / "final" / "README.md").read_text()
 
 
 def test_the_card_says_nothing_of_weights_that_were_given_up(train, events, tmp_path: Path) -> None:
