@@ -43,7 +43,7 @@ def aggregate(aggregation: str, values: NDArray[np.float64]) -> float:
         return float(values.mean())
     if aggregation == PERPLEXITY:
         return math.exp(-values.mean())
-    mean = values[:, 0].sum() / values[:, 1].sum()
+    mean = float(values[:, 0].sum() / values[:, 1].sum())
     return math.exp(-mean) if aggregation == WEIGHTED_PERPLEXITY else -mean / math.log(2)
 
 

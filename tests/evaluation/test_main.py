@@ -21,6 +21,20 @@ from gpt2_repro.evaluation.published import Published
 
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    "plan": {"tokens_per_step": 512, "sequence_length": 64},
+    "parameters": 39_168,
+    "precision": "fp32",
+    "seed": 42,
+    "versions": {"torch": "2.13.0"},
+    "commit": "0123456789ab",
+    "trajectory": {"learning_rate": 1e-2, "init_from": ""},
+    "data": {
+        "source": {"name": "files", "files": [{"path": "/here/a.jsonl"}]},
+        "counts": {"train": {"documents": 6, "tokens": 5000}},
+        "request": {"packing": "concat", "separator": "before"},
+    },
+}
 PUBLISHED = Published("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01)
 NUMBERS = {"runs/tiny/final": [PUBLISHED]}
 
@@ -36,7 +50,7 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
     section = {"tasks": ["last_word"], "baseline": "untrained", "max_length": 100}
     (run / "recipe.yaml").write_text(yaml.safe_dump({"data": {"sequence_length": 64}, "evaluation": section}))
     (run / "run_status.json").write_text(json.dumps({"tokens": 5000}))
-    (run / "environment.json").write_text(json.dumps({"plan": {"tokens_per_step": 512}}))
+    (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (run / "checkpoint-3" / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
     Path("data/tiny/text").mkdir(parents=True)
     lines = [json.dumps({"text": document}) for document in documents]
@@ -72,6 +86,10 @@ def test_run_and_checkpoint_beside_an_untrained_model(tiny_run, capsys):
     own = json.loads((output / "lm_eval" / "untrained" / "last_word.json").read_text())
     assert own["results"]["last_word"]["perplexity,none"] == perplexity["values"]["untrained"]["value"]
     assert not list(output.glob(".*")), "nothing half-written is left"
+    card = (tiny_run / "final" / "README.md").read_text()
+    results = yaml.safe_load(card.split("---")[1])["model-index"][0]["results"]
+    assert [metric["type"] for metric in results[0]["metrics"]] == ["perplexity", "acc"]
+    assert "| last_word | perplexity |" in card and "/here" not in card
 
 
 def evaluations(monkeypatch) -> list[str]:
