@@ -83,6 +83,8 @@ def add_results(final: Path, comparison: Mapping[str, Any], column: str) -> None
     if comparison["limit"] is None and (run / "environment.json").is_file():
         environment = json.loads((run / "environment.json").read_text())
         status = json.loads((run / "run_status.json").read_text())
+        if status.get("state", "complete") != "complete":
+            return  # a run that goes on behind its end: the status is no longer of these weights
         write_whole(final / "README.md", model_card(run.resolve().name, environment, status, comparison, column))
 
 

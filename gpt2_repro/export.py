@@ -17,6 +17,8 @@ from gpt2_repro import entry
 from gpt2_repro.card import model_card
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.evaluation.cache import fingerprint
+from gpt2_repro.files import readable
 
 
 def main(argv: list[str]) -> None:
@@ -73,14 +75,18 @@ def _beside(out: Path | None) -> Path | None:
 def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *, dtype: str, name: str) -> None:
     import torch
 
+    plain = model
     if dtype != "float32":
         model = copy.deepcopy(model).to(getattr(torch, dtype))
     model.save_pretrained(folder)
+    readable(folder)
     tokenizer.save_pretrained(folder)
     run = checkpoint.parent
     if (run / "environment.json").is_file():
         environment = json.loads((run / "environment.json").read_text())
-        (folder / "README.md").write_text(model_card(name, environment, _status(checkpoint), *_results(checkpoint)))
+        (folder / "README.md").write_text(
+            model_card(name, environment, _status(checkpoint), *_results(run, fingerprint(plain, tokenizer)))
+        )
 
 
 def _status(checkpoint: Path) -> dict[str, Any]:
@@ -91,12 +97,12 @@ def _status(checkpoint: Path) -> dict[str, Any]:
     return {"tokens": manifest["tokens"], "eval_loss": manifest["eval_loss"]}
 
 
-def _results(checkpoint: Path) -> tuple[Any, str | None]:
-    """The comparison of its run that has this checkpoint, and its column's name."""
-    path = checkpoint.parent / "evaluation" / "comparison.json"
+def _results(run: Path, revision: str) -> tuple[Any, str | None]:
+    """The comparison of the run that has these very weights, and their column's name."""
+    path = run / "evaluation" / "comparison.json"
     comparison = json.loads(path.read_text()) if path.is_file() else {"models": []}
     for model in comparison["models"]:
-        if Path(model["source"]).resolve() == checkpoint.resolve():
+        if model["revision"] == revision:
             return comparison, model["name"]
     return None, None
 

@@ -29,3 +29,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def readable(folder: Path) -> None:
+    """Give weights the permissions that other new files get: safetensors makes its files for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o666 & ~mask)

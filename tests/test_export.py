@@ -38,6 +38,7 @@ def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path, capsys) 
     config = json.loads((folder / "config.json").read_text())
     assert config["vocab_size"] == len(AutoTokenizer.from_pretrained(folder)) and "true_vocab_size" not in config
     assert "| tokens | 1,024 |" in (folder / "README.md").read_text()
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
     assert [path.name for path in folder.parent.iterdir()] == ["step4"], "nothing half-written is left"
 
 

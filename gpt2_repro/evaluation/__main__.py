@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
         {one.name: one.positions for one in candidates},
         insist=options.max_length is not None,
     )
-    output = options.output_dir or default_output_dir(traced[0])
+    output = options.output_dir or default_output_dir(traced[0], smoke_test=options.limit is not None)
     way = Way(
         tasks=tasks,
         task_folder=output / "tasks",
@@ -84,7 +84,11 @@ def main(argv: list[str]) -> None:
         if options.limit is None
         for line in published.check(one.known.source, max_length, scores[one.name])
     ]
-    if stands_in is not None:
+    if stands_in is not None and not published.stand_in(stands_in, max_length, tasks):
+        logger.warning(
+            "nothing is published of %s for these tasks in this window: the table has no baseline", stands_in
+        )
+    elif stands_in is not None:
         baseline = f"{stands_in} (published)"
         scores[baseline] = published.stand_in(stands_in, max_length, tasks)
         by = published.sources(stands_in, max_length, tasks)

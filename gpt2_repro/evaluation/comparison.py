@@ -93,4 +93,7 @@ def _difference(
     same = our_task is not None and their_task is not None and our_task.documents == their_task.documents
     if not same or our.aggregation is None or len(our.values) != len(their.values) or len(our.values) < 2:
         return Difference(our.value - their.value)
-    return paired(our.name, our.aggregation, our.array(), their.array(), higher_is_better=our.higher_is_better)
+    mine, base = our.array(), their.array()
+    if mine.ndim > 1 and not (mine[:, 1] == base[:, 1]).all():
+        return Difference(our.value - their.value)  # per token, of two tokenizers
+    return paired(our.name, our.aggregation, mine, base, higher_is_better=our.higher_is_better)

@@ -52,28 +52,32 @@ def evaluate_launched(model: Path, **options: Any) -> tuple[dict[str, Any], dict
         if code or not found:
             raise RunFailed(f"lm_eval ended with exit code {code} on {options['task']}: start the same command again")
         results = json.loads(found[-1].read_text())
-        samples = {task: read_samples(found[-1].parent, task) for task in results["results"]}
+        samples = {
+            task: read_samples(found[-1].parent, task, results.get("configs", {}).get(task, {}).get("output_type"))
+            for task in results["results"]
+        }
     return results, samples
 
 
-def read_samples(folder: Path, task: str) -> list[dict[str, Any]]:
+def read_samples(folder: Path, task: str, output_type: str | None) -> list[dict[str, Any]]:
     """The samples of a task as the harness holds them in memory; its files have numbers as text (0.4.13)."""
+    numbers = output_type == "multiple_choice" or str(output_type).startswith("loglikelihood")
     samples = []
     for path in sorted(folder.glob(f"samples_{task}_[0-9]*.jsonl"))[-1:]:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8").split("\n"):  # text may hold other ends of lines
+            if not line:
+                continue
             sample = json.loads(line)
             sample["arguments"] = [tuple(arguments.values()) for arguments in sample["arguments"].values()]
-            sample["filtered_resps"] = [_answer(answer) for answer in sample["filtered_resps"]]
+            if numbers:
+                sample["filtered_resps"] = [_answer(answer) for answer in sample["filtered_resps"]]
             samples.append(sample)
     return samples
 
 
 def _answer(answer: str | Sequence[str]) -> Any:
-    """A log-probability, or one with whether it is the model's own choice; generated text stays text."""
+    """A log-probability, or one with whether it is the model's own choice."""
     if isinstance(answer, str):
-        try:
-            return float(answer)
-        except ValueError:
-            return answer
+        return float(answer)
     number, *greedy = answer
     return (float(number), *(word == "True" for word in greedy))

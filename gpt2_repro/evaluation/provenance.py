@@ -80,9 +80,10 @@ def trace(source: str) -> Provenance:
     )
 
 
-def default_output_dir(first: Provenance) -> Path:
-    """Beside the first checkpoint's run, or under evaluations/ for a model without one."""
-    return first.run / "evaluation" if first.run else Path("evaluations") / file_name(Path(first.source).name)
+def default_output_dir(first: Provenance, *, smoke_test: bool = False) -> Path:
+    """Beside the first checkpoint's run, or under evaluations/ for a model without one; a smoke test is no result."""
+    folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
+    return folder / "smoke_test" if smoke_test else folder
 
 
 def file_name(name: str, suffix: str = "") -> str:

@@ -83,7 +83,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
                 metrics=metrics,
             )
         )
-        _refuse_nan_signature(scores[-1])
+        _refuse_nan_signature(scores[-1], logged)
     return scores
 
 
@@ -99,10 +99,12 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def _refuse_nan_signature(scores: TaskScores) -> None:
+def _refuse_nan_signature(scores: TaskScores, samples: Sequence[Mapping[str, Any]]) -> None:
     right, number = NAN_SIGNATURE
     for metric in scores.metrics:
-        if scores.num_documents == number and metric.aggregation == MEAN and sum(metric.values) == right:
+        if scores.num_documents != number or metric.aggregation != MEAN or sum(metric.values) != right:
+            continue
+        if metric.values == [float(str(sample["target"]) == "0") for sample in samples]:
             raise RunFailed(
                 f"{scores.task} {metric.name} is {right}/{number}, the share of first endings that are right: the model tells "
                 "no ending from another, as one does whose weights are NaN"

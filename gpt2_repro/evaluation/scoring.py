@@ -48,7 +48,8 @@ class Way:
         """How many work side by side: all, unless one is named."""
         import torch
 
-        return torch.cuda.device_count() if self.device == "cuda" else 1
+        found = torch.cuda.device_count() if self.device == "cuda" else 1
+        return min(found, self.limit or found)  # the harness wants a document for each
 
 
 def score(candidate: Candidate, way: Way, cache: Cache | None, output: Path) -> list[TaskScores]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 
 RESAMPLES = 10_000
+FEWEST = 30  # documents, below which an interval is too narrow to judge by
 Z95 = 1.959964  # standard errors on each side of a 95 % interval
 # How the harness makes one number of a metric's values for each document (lm_eval/api/metrics.py, 0.4.13).
 MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
@@ -72,14 +73,16 @@ def paired(
         stderr = base * math.exp(shift) * error
         low, high = (base * math.expm1(shift + side * Z95 * error) for side in (-1, 1))
     else:
-        picks = _resampled(len(ours))
-        drawn = _aggregates(aggregation, ours, picks) - _aggregates(aggregation, theirs, picks)
+        our_draws, their_draws = _bootstrapped(aggregation, ours, theirs)
+        drawn = our_draws - their_draws
         stderr = float(drawn.std(ddof=1))
         low, high = (float(bound) for bound in np.percentile(drawn, (2.5, 97.5)))
     margin = MARGINS.get(metric)
     if margin is not None and aggregation != MEAN:
         margin *= aggregate(aggregation, theirs)
     verdict = _verdict(low, high, margin, higher_is_better)
+    if verdict in ("better", "worse") and not _is_significant(ours, theirs, aggregation):
+        verdict = "inconclusive"
     return Difference(float(value), float(stderr), float(low), float(high), verdict)
 
 
@@ -95,7 +98,7 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
 
 def bootstrap_stderr(aggregation: str, values: NDArray[np.float64]) -> float:
     """The standard error of what is weighted by length, over its documents. The harness gives none."""
-    return float(_aggregates(aggregation, values, _resampled(len(values))).std(ddof=1))
+    return float(_bootstrapped(aggregation, values)[0].std(ddof=1))
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int) -> float:
@@ -119,11 +122,26 @@ def _mean_stderr(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def _resampled(count: int) -> NDArray[np.int64]:
-    """Which documents each resample holds [RESAMPLES, count]: the same for every model, so that they stay paired."""
-    return np.random.default_rng(0).integers(0, count, size=(RESAMPLES, count))
+def _bootstrapped(aggregation: str, *of_models: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """RESAMPLES aggregates of each model's values: the same documents for all, so that they stay paired."""
+    source, count = np.random.default_rng(0), len(of_models[0])
+    piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples at once, for the memory
+    drawn: list[list[NDArray[np.float64]]] = [[] for _ in of_models]
+    for start in range(0, RESAMPLES, piece):
+        picks = source.integers(0, count, size=(min(piece, RESAMPLES - start), count))
+        for values, its in zip(of_models, drawn, strict=True):
+            means = values[picks, 0].sum(axis=1) / values[picks, 1].sum(axis=1)
+            its.append(np.exp(-means) if aggregation == WEIGHTED_PERPLEXITY else -means / math.log(2))
+    return [np.concatenate(its) for its in drawn]
 
 
-def _aggregates(aggregation: str, values: NDArray[np.float64], picks: NDArray[np.int64]) -> NDArray[np.float64]:
-    means = values[picks, 0].sum(axis=1) / values[picks, 1].sum(axis=1)
-    return np.exp(-means) if aggregation == WEIGHTED_PERPLEXITY else -means / math.log(2)
+def _is_significant(ours: NDArray[np.float64], theirs: NDArray[np.float64], aggregation: str) -> bool:
+    """Whether so few documents can tell at all: of answers right or wrong McNemar's exact test, else their number."""
+    if aggregation != MEAN or not np.isin([*ours, *theirs], (0, 1)).all():
+        return len(ours) >= FEWEST
+    only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
+    differing = only_ours + only_theirs
+    if differing > 1000:
+        return True
+    tail = sum(math.comb(differing, right) for right in range(min(only_ours, only_theirs) + 1))
+    return 2 * tail / 2**differing < 0.05

@@ -84,7 +84,7 @@ def _notes(comparison: Mapping[str, Any]) -> list[str]:
 
 
 def _describe(model: Mapping[str, Any]) -> str:
-    if model["published_by"]:
+    if model["revision"] is None:
         return f"{model['name']}: not measured here, published by {'; '.join(model['published_by'])}"
     tokens = model["tokens_trained"]
     words = [
@@ -109,8 +109,8 @@ def _conventions(comparison: Mapping[str, Any]) -> list[str]:
             if metric in shown
         )
         lines.append(
-            "Differences have paired standard errors, of the same documents; better and worse: the 95 % interval leaves out "
-            f"0; matches: it lies within the margin ({margins}); inconclusive: neither"
+            "Differences have paired standard errors, of the same documents; matches: the 95 % interval lies "
+            f"within the margin ({margins}); else better and worse: it leaves out 0; inconclusive: neither"
         )
     if "hellaswag" in comparison["tasks"]:
         lines.append(

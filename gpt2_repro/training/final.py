@@ -4,7 +4,7 @@ import logging
 import shutil
 
 from gpt2_repro.card import model_card
-from gpt2_repro.files import sync, sync_folder
+from gpt2_repro.files import readable, sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.training.checkpoints import STAGING, discard
 from gpt2_repro.training.engine import fp32_weights
@@ -37,6 +37,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     with full_disk_in_words(run.path, "final", staged):
         shutil.rmtree(staged, ignore_errors=True)
         model.save_pretrained(staged)
+        readable(staged)
         trainer.processing_class.save_pretrained(staged)
         (staged / "README.md").write_text(model_card(run.path.resolve().name, trainer.environment, run.read_status()))
         sync_folder(staged)

@@ -16,7 +16,7 @@ RIGHT = np.random.default_rng(0).random(2000) < 0.3
 
 def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> list[TaskScores]:
     values = [float(answer) for answer in right]
-    pages = [[-np.log(word_perplexity) * 100 * (1 + 0.01 * page), 100] for page in range(-3, 4)]
+    pages = [[-np.log(word_perplexity) * 100 * (1 + 0.01 * page), 100] for page in range(-15, 16)]
     return [
         TaskScores(
             task="hellaswag",
@@ -30,8 +30,8 @@ def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> l
             task="wikitext",
             version=2.0,
             data="/d/pages.jsonl",
-            documents=[f"p{page}" for page in range(7)],
-            num_documents=7,
+            documents=[f"p{page}" for page in range(31)],
+            num_documents=31,
             metrics=[
                 Metric("word_perplexity", word_perplexity, None, False, "weighted_perplexity", pages),
                 Metric("grouped", 0.5, None, None),
@@ -82,6 +82,14 @@ def test_only_the_same_documents_are_paired() -> None:
     assert accuracy["difference"][OURS]["value"] < 0
 
 
+def test_tokens_of_two_tokenizers_are_not_judged() -> None:
+    theirs = scores(RIGHT, 37.0)
+    pages = [[value, weight * 1.2] for value, weight in theirs[1].metrics[0].values]
+    theirs[1].metrics[0] = Metric("word_perplexity", 37.0, None, False, "weighted_perplexity", pages)
+    _, perplexity, _ = comparison(theirs=theirs)["rows"]
+    assert perplexity["difference"][OURS]["verdict"] is None
+
+
 def test_what_was_not_measured_has_no_error_and_no_verdict() -> None:
     theirs = [TaskScores("hellaswag", None, "published", [], None, [Metric("acc", 0.2892, 0.0045, True)])]
     result = comparison(theirs=theirs)
@@ -95,7 +103,7 @@ def test_what_was_not_measured_has_no_error_and_no_verdict() -> None:
 def test_comparison_records_what_was_run() -> None:
     result = comparison()
     assert result["tasks"] == ["hellaswag", "wikitext"]
-    assert result["task_details"]["wikitext"] == {"version": 2.0, "documents": 7, "data": "/d/pages.jsonl"}
+    assert result["task_details"]["wikitext"] == {"version": 2.0, "documents": 31, "data": "/d/pages.jsonl"}
     assert result["models"][0]["tokens_trained"] == 9_890_693_120
     assert (result["dtype"], result["max_length"], result["limit"]) == ("float32", 1024, None)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
@@ -117,7 +125,7 @@ def test_markdown_is_the_known_table() -> None:
         "Window 1,024 tokens, float32, batches of 32, seed 1234, cuda",
         "9,890,693,120 tokens trained, from runs/demo/final, revision 0123456789ab",
         "tokens trained not known",
-        "version 2.0, 7 documents of /d/pages.jsonl",
+        "version 2.0, 31 documents of /d/pages.jsonl",
         "margin (acc 0.02, word_perplexity 5.0%)",
         "HellaSwag is three numbers",
         "lm_eval 0.4.13",

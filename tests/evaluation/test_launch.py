@@ -7,7 +7,7 @@ import pytest
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.launch import evaluate_launched, launch_command
+from gpt2_repro.evaluation.launch import evaluate_launched, launch_command, read_samples
 from gpt2_repro.evaluation.scores import read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
@@ -56,6 +56,20 @@ def test_the_harness_by_hand_gives_every_digit_of_ours(model, tokenizer, documen
         for mine, hand in zip(one.metrics, other.metrics, strict=True):
             assert (mine.name, mine.aggregation) == (hand.name, hand.aggregation)
             assert hand.array() == pytest.approx(mine.array(), rel=1e-6)
+
+
+def test_samples_are_read_whatever_the_text_holds(tmp_path: Path) -> None:
+    lines = [
+        {"arguments": {"gen_args_0": {"arg_0": "a\u2028b", "arg_1": " c"}}, "filtered_resps": [["-1.5", "True"]]},
+        {"arguments": {"gen_args_0": {"arg_0": "page\x85"}}, "filtered_resps": ["-2.5"]},
+    ]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (tmp_path / "samples_t_2026.jsonl").write_text(text, encoding="utf-8")
+    first, second = read_samples(tmp_path, "t", "loglikelihood")
+    assert first["arguments"] == [("a\u2028b", " c")] and first["filtered_resps"] == [(-1.5, True)]
+    assert second["filtered_resps"] == [-2.5]
+    (written, _) = read_samples(tmp_path, "t", "generate_until")
+    assert written["filtered_resps"] == [["-1.5", "True"]]
 
 
 def test_a_harness_that_fails_is_told(tmp_path: Path) -> None:

@@ -183,6 +183,22 @@ def test_published_numbers_stand_in_for_gpt2_where_it_cannot_be_loaded(tiny_run,
     assert "openai-community/gpt2 (published): not measured here, published by somebody" in table
 
 
+def test_without_a_published_number_there_is_no_baseline(tiny_run, caplog):
+    main(["runs/tiny", "--local_data", "data/tiny", "--device", "cpu", "--baseline", "openai-community/gpt2"])
+    comparison = json.loads((tiny_run / "evaluation" / "comparison.json").read_text())
+    assert comparison["baseline"] is None and len(comparison["models"]) == 1
+    assert "nothing is published of openai-community/gpt2 for these tasks" in caplog.text
+
+
+def test_a_smoke_test_leaves_results_alone(tiny_run):
+    words = ["runs/tiny", "--local_data", "data/tiny", "--device", "cpu"]
+    main(words)
+    before = (tiny_run / "evaluation" / "comparison.json").read_text()
+    main([*words, "--limit", "3"])
+    assert (tiny_run / "evaluation" / "comparison.json").read_text() == before
+    assert "smoke test" in (tiny_run / "evaluation" / "smoke_test" / "comparison.md").read_text()
+
+
 def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeypatch, caplog):
     monkeypatch.setattr("gpt2_repro.evaluation.published.NUMBERS", {"runs/tiny/final": (PUBLISHED,)})
     monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda model, _: NUMBERS.get(model, []))
@@ -319,4 +335,4 @@ def test_a_model_without_a_run_keeps_its_name():
     known = trace("openai-community/gpt2")
     assert (known.name, known.run, known.tokens_trained) == ("openai-community/gpt2", None, None)
     assert known.window(1024) == 1024
-    assert default_output_dir(known) == Path("evaluations/gpt2")
+    assert default_output_dir(known) == Path("evaluations/openai-community-gpt2")

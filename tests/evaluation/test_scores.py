@@ -59,13 +59,15 @@ def test_the_score_of_a_model_of_nan_is_known() -> None:
     assert right / number == pytest.approx(0.250448, abs=1e-6)
 
     def scored(right: int) -> dict:
-        return {"t": [sample(i, [(-1.0, False)], acc=float(i < right)) for i in range(number)]}
+        return {"t": [sample(i, [(-1.0, False)], acc=float(i < right), target=int(i >= 2515)) for i in range(number)]}
 
     told = results("t", {"acc,none": right / number})
     told["n-samples"]["t"]["effective"] = number
     with pytest.raises(RunFailed, match="2515/10042, the share of first endings"):
         read_scores(told, scored(right), None)
     read_scores(told, scored(right + 1), None)
+    chance = {"t": [one | {"target": 1 - one["target"]} for one in scored(right)["t"]]}
+    read_scores(told, chance, None)  # as many, and others
 
 
 def test_published_numbers_check_what_is_measured() -> None:

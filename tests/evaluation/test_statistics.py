@@ -98,3 +98,12 @@ def test_pages_have_an_error_too() -> None:
     assert bootstrap_stderr(WEIGHTED_PERPLEXITY, PAGES) > 0
     same = np.tile([[-400.0, 100.0]], (62, 1))
     assert bootstrap_stderr(WEIGHTED_PERPLEXITY, same) == pytest.approx(0, abs=1e-9)
+
+
+def test_few_documents_that_differ_tell_nothing() -> None:
+    theirs = np.zeros(200)
+    for right, verdict in ((5, "inconclusive"), (6, "better")):  # exact tests: 0.0625 and 0.031
+        ours = np.where(np.arange(200) < right, 1.0, 0.0)
+        assert paired("score", MEAN, ours, theirs, higher_is_better=True).verdict == verdict
+    pages = PAGES[:10] * np.array([1.5, 1.0])
+    assert paired("x", BITS_PER_BYTE, pages, PAGES[:10], higher_is_better=False).verdict == "inconclusive"
