@@ -97,12 +97,12 @@ def main(argv: list[str]) -> None:
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     write_whole(output / "comparison.md", table)
-    for one in candidates:
-        if one.known.run and Path(one.known.source).name == "final":
-            add_results(Path(one.known.source), comparison, one.name)
     print(f"\n{table}\nWritten: {output / 'comparison.md'}, {output / 'comparison.json'}, {output / 'lm_eval'}/")
     for line in warnings:
         logger.error(line)
+    for one in candidates:
+        if one.known.run and Path(one.known.source).name == "final":
+            add_results(Path(one.known.source), comparison, one.name)
 
 
 def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, str | None]:

@@ -71,14 +71,18 @@ def test_the_score_of_a_model_of_nan_is_known() -> None:
 
 
 def test_published_numbers_check_what_is_measured() -> None:
-    def measured(task: str, metric: str, value: float) -> list[TaskScores]:
-        return [TaskScores(task, 1.0, "d", [], 1, [Metric(metric, value, None, True)])]
+    def measured(task: str, metric: str, value: float, part: int = 0) -> list[TaskScores]:
+        documents = published.DOCUMENTS[task] - part
+        return [TaskScores(task, 1.0, "d", [], documents, [Metric(metric, value, None, True)])]
 
     gpt2 = "openai-community/gpt2"
     assert published.check(gpt2, 1024, measured("hellaswag", "acc", 0.2892)) == []
     assert published.check(gpt2, 512, measured("hellaswag", "acc", 0.287)) == []
     (line,) = published.check(gpt2, 1024, measured("hellaswag", "acc", 0.2504))
     assert line.startswith("BROKEN SETUP: openai-community/gpt2 has hellaswag acc 0.2504, and 0.2892 ± 0.003 is known")
+    assert published.check(gpt2, 1024, measured("hellaswag", "acc", 0.2504, part=42)) == [], (
+        "of a part nothing is known"
+    )
     assert published.check(gpt2, 1024, measured("wikitext", "word_perplexity", 37.37)) == []
     assert published.check(gpt2, 512, measured("wikitext", "word_perplexity", 42.5)) == []
     assert len(published.check(gpt2, 1024, measured("wikitext", "word_perplexity", 42.5))) == 1
