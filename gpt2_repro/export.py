@@ -57,11 +57,11 @@ def main(argv: list[str]) -> None:
             name = args.push_to_hub or args.out.name
             _write_folder(model, load_tokenizer(checkpoint), staged, Path(checkpoint), dtype=args.dtype, name=name)
             require_same(model, load_model(str(staged)), args.dtype)
-            if args.push_to_hub is not None:
-                push(staged, args.push_to_hub, private=args.private)
         if args.out is not None:
             shutil.move(staged, args.out)
             print(f"Written: {args.out}, read back to the same model")
+        if args.push_to_hub is not None:
+            push(args.out or staged, args.push_to_hub, private=args.private)
 
 
 def _beside(out: Path | None) -> Path | None:

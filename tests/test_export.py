@@ -169,8 +169,9 @@ def test_a_folder_is_pushed_to_the_hub(run: Path, type_command, tmp_path: Path) 
         (folder / name).write_bytes(content)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(load_model(str(run / "final"))))
     assert 'from_pretrained("somebody/tiny")' in (folder / "README.md").read_text()
-    unreachable = type_command(*words, **environment)
+    unreachable = type_command(*words[:4], tmp_path / "kept", *words[4:], **environment)
     assert unreachable.returncode == 2 and "error: cannot upload to somebody/tiny" in unreachable.stderr
+    assert (tmp_path / "kept" / "model.safetensors").is_file(), "what was written stays, whatever the Hub does"
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
