@@ -30,6 +30,7 @@ FLOORS = {
     "entry": 4,
     "dry_run": 4,
     "diff_recipe": 4,
+    "diagnose": 5,
     "generate": 5,
     "export": 5,
     "supervise": 5,

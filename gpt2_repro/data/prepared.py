@@ -28,6 +28,15 @@ def open_split(dataset_dir: str, split: str, manifest: dict[str, Any]) -> Rows:
     return rows
 
 
+def open_validation(dataset_dir: str, manifest: dict[str, Any]) -> dict[str, Rows]:
+    """The rows of each validation set by its name; the main one has the name ""."""
+    sets = {"": open_split(dataset_dir, "validation", manifest)}
+    for split, counts in manifest["counts"].items():
+        if split.startswith(FURTHER) and counts["rows"]:
+            sets[split.removeprefix(FURTHER)] = open_split(dataset_dir, split, manifest)
+    return sets
+
+
 def open_dataset(
     args: DataArguments, manifest: dict[str, Any], *, eval_tokens: int
 ) -> tuple[Rows, dict[str, Rows], PreTrainedTokenizerBase]:
@@ -38,16 +47,12 @@ def open_dataset(
     process ends, the folder cannot be replaced.
     """
     hold_for_reading(Path(args.dataset_dir))
-    main = open_split(args.dataset_dir, "validation", manifest)
-    if eval_tokens > (targets := int((main.lengths() - 1).sum())):
+    sets = open_validation(args.dataset_dir, manifest)
+    if eval_tokens > (targets := int((sets[""].lengths() - 1).sum())):
         raise UserError(
             f"the validation split of {args.dataset_dir} has {targets:,} tokens and eval_tokens asks for "
             f"{eval_tokens:,}: use --eval_tokens {targets} or hold out more when preparing"
         )
-    sets = {"": main}
-    for split, counts in manifest["counts"].items():
-        if split.startswith(FURTHER) and counts["rows"]:
-            sets[split.removeprefix(FURTHER)] = open_split(args.dataset_dir, split, manifest)
     cut = {name: _first_targets(rows, eval_tokens) for name, rows in sets.items()}
     tokenizer = AutoTokenizer.from_pretrained(str(Path(args.dataset_dir, "tokenizer")))
     return open_split(args.dataset_dir, "train", manifest), cut, tokenizer

@@ -93,7 +93,9 @@ def main(argv: list[str]) -> None:
         scores[baseline] = published.stand_in(stands_in, max_length, tasks)
         by = published.sources(stands_in, max_length, tasks)
         columns.append(ComparedModel(baseline, stands_in, None, None, published_by=by))
-    comparison = compare(scores, baseline, models=columns, warnings=warnings, **way.settings(), **stamp(argv))
+    comparison = compare(
+        scores, baseline, models=columns, warnings=warnings, **way.settings(), **stamp("bash evaluate.sh", argv)
+    )
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     write_whole(output / "comparison.md", table)
@@ -130,20 +132,16 @@ def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, s
 
 
 def _open(known: Provenance) -> Candidate:
-    return open_candidate(known, functools.partial(_load, known.source))
+    from gpt2_repro.model.export import load_pair
 
-
-def _load(source: str) -> tuple[Any, Any]:
-    from gpt2_repro.model.export import load_model, load_tokenizer
-
-    return load_model(source), load_tokenizer(source)
+    return open_candidate(known, functools.partial(load_pair, known.source))
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:
     """The same model with fresh weights."""
-    from gpt2_repro.model.export import untrained_like
+    from gpt2_repro.model.export import load_pair, untrained_like
 
-    model, tokenizer = _load(source)
+    model, tokenizer = load_pair(source)
     return untrained_like(model, seed=SEED), tokenizer
 
 

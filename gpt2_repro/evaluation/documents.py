@@ -16,8 +16,6 @@ from gpt2_repro.errors import UserError
 NUM_PASSAGES = 200
 SHORTEST, LONGEST = 40, 60  # words
 SHORTEST_TARGET = 3  # letters
-# Room for documents that are too short to give a passage.
-MAX_DOCUMENTS = 10 * NUM_PASSAGES
 # About as much text as WikiText-2's test split, 1.29 MB: minutes on a CPU.
 MAX_BYTES = 1_300_000
 
@@ -52,16 +50,17 @@ def documents_to_score(documents: Sequence[str]) -> list[str]:
     return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
 
 
-def cut_passages(documents: Sequence[str]) -> list[str]:
-    """Up to NUM_PASSAGES passages, spread over the documents. The same documents give the same passages.
+def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
+    """Up to `count` passages, spread over the documents. The same documents give the same passages.
 
     Every document gives its first passage before any gives its second.
     """
     passages: list[str] = []
-    sources = [passages_of(document) for document in evenly(documents, MAX_DOCUMENTS)]
-    while sources and len(passages) < NUM_PASSAGES:
+    # Ten times as many: some documents are too short to give a passage.
+    sources = [passages_of(document) for document in evenly(documents, 10 * count)]
+    while sources and len(passages) < count:
         found = [(source, passage) for source in sources if (passage := next(source, None)) is not None]
-        passages += evenly([passage for _, passage in found], NUM_PASSAGES - len(passages))
+        passages += evenly([passage for _, passage in found], count - len(passages))
         sources = [source for source, _ in found]
     return passages
 

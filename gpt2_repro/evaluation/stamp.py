@@ -10,10 +10,10 @@ from typing import Any
 LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
-def stamp(argv: Sequence[str]) -> dict[str, Any]:
-    """What was run, when and with which libraries."""
+def stamp(command: str, argv: Sequence[str]) -> dict[str, Any]:
+    """What was run, when and with which libraries. `command` is what a user types before the arguments."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": f"bash evaluate.sh {shlex.join(argv)}",
+        "command": f"{command} {shlex.join(argv)}",
         "versions": {library: version(library) for library in LIBRARIES},
     }

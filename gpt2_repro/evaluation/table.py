@@ -9,7 +9,7 @@ from gpt2_repro.evaluation.statistics import MARGINS
 def to_markdown(comparison: Mapping[str, Any]) -> str:
     """The table of a comparison.json, and below it what a reader needs to trust it or to run it again."""
     models = comparison["models"]
-    lines = _aligned(_trend(comparison) if len(models) > 4 else _table(comparison))
+    lines = aligned(_trend(comparison) if len(models) > 4 else _table(comparison))
     if comparison["limit"] is not None:
         warning = (
             f"**A smoke test, not benchmark numbers: --limit {comparison['limit']} scored only the first documents of "
@@ -51,7 +51,8 @@ def _trend(comparison: Mapping[str, Any]) -> list[list[str]]:
     return table
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table of cells."""
     return [f"| {' | '.join(cells)} |" for cells in table]
 
 

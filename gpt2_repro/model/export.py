@@ -56,6 +56,11 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         raise UserError(f"{checkpoint} has no tokenizer that loads: {' '.join(str(error).split())[:300]}") from None
 
 
+def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a folder or Hub id. Raises UserError as the two do."""
+    return load_model(checkpoint), load_tokenizer(checkpoint)
+
+
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int) -> list[int]:
     """The ids that a sample continues: the prompt's, or the one that starts a document.
 
