@@ -18,6 +18,7 @@ from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.training.launcher import end_with_launcher
 
 
+OPTIONS = ("data", "model", "training")
 EXTRAS: dict[str, dict[str, Any]] = {
     "dry_run": {"action": "store_true", "help": "Print the resolved recipe and what it derives, and stop."},
     "diff_recipe": {"metavar": "RECIPE", "help": "Print how the run deviates from this recipe, and stop."},
@@ -34,8 +35,7 @@ def main(argv: list[str]) -> None:
     sections = dict(
         data=DataArguments, model=ModelArguments, training=PretrainingArguments, evaluation=EvaluationArguments
     )
-    options = ("data", "model", "training")
-    recipe = parse_recipe(argv, sections=sections, options=options, description=__doc__, extras=EXTRAS)
+    recipe = parse_recipe(argv, sections=sections, options=OPTIONS, description=__doc__, extras=EXTRAS)
     data_args, model_args = DataArguments(**recipe.values["data"]), ModelArguments(**recipe.values["model"])
     if recipe.extras.dry_run:
         return dry_run.dry_run(recipe, data_args, model_args)
@@ -72,12 +72,12 @@ def main(argv: list[str]) -> None:
     if args.sample_tokens:
         start_ids(tokenizer, args.sample_prompt, window=length)
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
-    attention, reason = choose_attention(
+    attention = choose_attention(
         model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16, one_row_compiled=args.compiles_one_row
     )
     set_seed(args.seed)
     init_from = "" if start.checkpoint else model_args.init_from
-    model = build_model(config, tokenizer, attention=attention, init_from=init_from, compiled=args.compile_loss)
+    model = build_model(config, tokenizer, attention=attention[0], init_from=init_from, compiled=args.compile_loss)
 
     if main_process:
         run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
         processing_class=tokenizer,
         plan=plan,
         run=run,
-        environment=announce(describe_run(args, plan, model, data=manifest, attention=f"{attention} ({reason})")),
+        environment=announce(describe_run(args, plan, model, manifest, attention, diff_recipe.learned(recipe))),
         trajectory=trajectory,
     )
     fit(trainer, start)

@@ -64,10 +64,8 @@ def model_card(
         _table(facts),
         *_evaluation(rows, comparison, column),
         "## Data\n\n" + _table(_describe_data(data)),
-        "## Recipe\n\n"
-        + _table(settings)
-        + "\n\n`recipe.yaml` and `environment.json` of the run say the rest; `python train.py RUN/recipe.yaml --diff_recipe "
-        "recipes/gpt2_124m.yaml` lists how it deviates from llm.c's.",
+        "## Recipe\n\n" + _table(settings) + "\n\n`recipe.yaml` and `environment.json` of the run say the rest.",
+        *_deviations(environment.get("deviations")),
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```',
@@ -150,6 +148,23 @@ def _describe_data(data: Mapping[str, Any]) -> dict[str, Any]:
         "packing": data["request"]["packing"],
         "separator": data["request"]["separator"],
     }
+
+
+def _deviations(found: list[Mapping[str, str]] | None) -> list[str]:
+    """How the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. A run of before did not say."""
+    if found is None:
+        return []
+    keys = ("field", "run", "recipe", "effect")
+    lines = [
+        "| " + " | ".join(its[key].replace("|", "/") for key in keys) + " |"
+        for its in found
+        if its["field"] != "data.data_files"  # paths of one machine
+    ]
+    table = "\n".join(["| field | here | there | known effect |", "| --- | --- | --- | --- |", *lines])
+    there = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
+    return [
+        f"## Deviations from {there}\n\n{table}" if found else f"In what is learned it does not deviate from {there}."
+    ]
 
 
 def _table(facts: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import textwrap
+from pathlib import Path
 from typing import Any, Literal
 
 from gpt2_repro.data.manifest import read_manifest
@@ -130,6 +131,16 @@ def deviations(run: ParsedRecipe, recipe: ParsedRecipe) -> list[Deviation]:
             if ours[key] != theirs[key]:
                 found.append(Deviation(section, key, ours[key], theirs[key], _group(section, key, ours)))
     return found
+
+
+def learned(run: ParsedRecipe) -> list[dict[str, str]]:
+    """The deviations from recipes/gpt2_124m.yaml that change what is learned, in words: field, run, recipe, effect."""
+    default = Path(__file__).parents[1] / "recipes" / "gpt2_124m.yaml"  # wherever the command is typed
+    return [
+        {"field": found.name, "run": _shown(found.run), "recipe": _shown(found.recipe), "effect": found.effect}
+        for found in deviations(run, parse_recipe([str(default)], sections=run.sections))
+        if found.group == "learned"
+    ]
 
 
 def _section(recipe: ParsedRecipe, section: str) -> dict[str, Any]:

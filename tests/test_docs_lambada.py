@@ -56,7 +56,9 @@ def test_six_runs_each_change_one_thing() -> None:
     assert len(RUNS) == len(set(RUNS)) == 6
     base = set(TRAININGS[0])
     changed = [
-        {word for word in words if word.startswith("--")} - base - {"--sequence_length", "--min_length", "--train_sampling_strategy"}
+        {word for word in words if word.startswith("--")}
+        - base
+        - {"--sequence_length", "--min_length", "--train_sampling_strategy"}
         for words in TRAININGS[1:]
     ]
     assert changed == [{"--source"}, {"--dropout"}, {"--separator"}, {"--packing"}, {"--adam_beta2"}]

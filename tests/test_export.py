@@ -208,3 +208,19 @@ def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
     assert ModelCard(card).data.eval_results[0].metric_value == 0.31
     smoke = model_card("me", environment, status, comparison | {"limit": 5}, "me")
     assert "model-index" not in smoke and "lambada" not in smoke
+
+
+def test_the_card_lists_how_the_run_deviates(run: Path) -> None:
+    environment = json.loads((run / "environment.json").read_text())
+    status = json.loads((run / "run_status.json").read_text())
+    card = (run / "final" / "README.md").read_text()
+    assert "## Deviations from `recipes/gpt2_124m.yaml`" in card
+    assert "| training.learning_rate | 0.01 | 0.0006 | 5e-3 was unstable (the blog) |" in card
+    listed = {
+        line.split(" | ")[0] for line in card.splitlines() if line.startswith(("| model.", "| data.", "| training."))
+    }
+    assert listed == {f"| {its['field']}" for its in environment["deviations"]} - {"| data.data_files"}
+    assert str(run.parent) not in card
+    assert "does not deviate" in model_card("me", environment | {"deviations": []}, status)
+    del environment["deviations"]  # a run of before
+    assert "deviat" not in model_card("me", environment, status).lower()

@@ -25,9 +25,20 @@ def model_flops(model: PreTrainedModel, sequence_length: int) -> int:
 
 
 def describe_run(
-    args: PretrainingArguments, plan: BatchPlan, model: PreTrainedModel, *, data: dict[str, Any], attention: str
+    args: PretrainingArguments,
+    plan: BatchPlan,
+    model: PreTrainedModel,
+    data: dict[str, Any],
+    attention: tuple[str, str],
+    deviations: list[dict[str, str]],
 ) -> dict[str, Any]:
-    """Everything a reader needs to know where this run's numbers come from."""
+    """Everything a reader needs to know where this run's numbers come from.
+
+    Args:
+        data: the manifest of the prepared folder.
+        attention: its name and why it was chosen.
+        deviations: from the default recipe, as the model card lists them.
+    """
     padding = (model.config.vocab_size - model.config.true_vocab_size) * model.config.n_embd
     return describe_environment() | {
         "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
@@ -35,9 +46,10 @@ def describe_run(
         "parameters": model.num_parameters() - padding,
         "flops_per_token": model_flops(model, plan.sequence_length),
         "precision": "bf16" if args.bf16 else "fp32",
-        "attention": attention,
+        "attention": f"{attention[0]} ({attention[1]})",
         "seed": args.seed,
         "data": data,
+        "deviations": deviations,
     }
 
 
