@@ -84,14 +84,15 @@ def main(argv: list[str]) -> None:
         if options.limit is None
         for line in published.check(one.known.source, max_length, scores[one.name])
     ]
-    if stands_in is not None and not published.stand_in(stands_in, max_length, tasks):
+    whole = published.whole_sets(scores[candidates[0].name])
+    if stands_in is not None and not published.stand_in(stands_in, max_length, whole):
         logger.warning(
-            "nothing is published of %s for these tasks in this window: the table has no baseline", stands_in
+            "nothing is published of %s for these documents in this window: the table has no baseline", stands_in
         )
     elif stands_in is not None:
         baseline = f"{stands_in} (published)"
-        scores[baseline] = published.stand_in(stands_in, max_length, tasks)
-        by = published.sources(stands_in, max_length, tasks)
+        scores[baseline] = published.stand_in(stands_in, max_length, whole)
+        by = published.sources(stands_in, max_length, whole)
         columns.append(ComparedModel(baseline, stands_in, None, None, published_by=by))
     comparison = compare(
         scores, baseline, models=columns, warnings=warnings, **way.settings(), **stamp("bash evaluate.sh", argv)

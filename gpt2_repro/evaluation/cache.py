@@ -12,6 +12,7 @@ from gpt2_repro.files import write_whole
 
 
 FOLDER = Path(".cache/evaluation")
+READING = 1  # raised whenever scores.py reads something else from the same samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Cache:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder = folder
-        self.settings = settings | {"harness": version("lm_eval")}
+        self.settings = settings | {"harness": version("lm_eval"), "reading": READING}
 
     def read(self, model: str, task: str, definition: str) -> Entry | None:
         """The entry of a model's fingerprint and a task, which `definition` tells apart from others of its name."""

@@ -60,33 +60,48 @@ def evaluate_model(
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # The harness prints progress; stdout belongs to the table.
-    with contextlib.redirect_stdout(sys.stderr), _fast_bootstrap():
+    with contextlib.redirect_stdout(sys.stderr), _fast_bootstrap(), _missing_data_in_words():
         scorer = _scorer_class()(
             pretrained=model.float().to(device),
             tokenizer=tokenizer,
             max_length=max_length,
             batch_size=batch_size,
         )
-        try:
-            results = simple_evaluate(
-                model=scorer,
-                tasks=list(tasks),
-                task_manager=_task_manager(task_folder, tuple(tasks)),
-                batch_size=batch_size,
-                device=device,
-                limit=limit,
-                bootstrap_iters=BOOTSTRAP_ITERATIONS,
-                log_samples=True,
-                random_seed=seed,
-                numpy_random_seed=seed,
-                torch_random_seed=seed,
-                fewshot_random_seed=seed,
-            )
-        except ConnectionError as error:
-            raise UserError(f"{error}: mend the network, or type --local_data DIR with the tasks' files") from None
+        results = simple_evaluate(
+            model=scorer,
+            tasks=list(tasks),
+            task_manager=_task_manager(task_folder, tuple(tasks)),
+            batch_size=batch_size,
+            device=device,
+            limit=limit,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            log_samples=True,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
     model.to("cpu")  # the next model gets the whole device
     samples = results.pop("samples")
     return json.loads(json.dumps(results, default=handle_non_serializable)), samples
+
+
+def fetch_data(task: str, task_folder: Path | None) -> None:
+    """Load a task's data once, before several processes want it. Raises UserError where it cannot be had."""
+    with contextlib.redirect_stdout(sys.stderr), _missing_data_in_words():
+        _task_manager(task_folder, (task,)).load([task])
+
+
+@contextlib.contextmanager
+def _missing_data_in_words() -> Iterator[None]:
+    """What the Hub does not give, or does not have, as one line."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except (ConnectionError, DatasetsError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{reason}: mend the network, or type --local_data DIR with the tasks' files") from None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpt2_repro.evaluation.cache import Cache, Entry
 from gpt2_repro.evaluation.candidates import Candidate
-from gpt2_repro.evaluation.harness import evaluate_model
+from gpt2_repro.evaluation.harness import evaluate_model, fetch_data
 from gpt2_repro.evaluation.launch import evaluate_launched
 from gpt2_repro.evaluation.provenance import file_name
 from gpt2_repro.evaluation.scores import TaskScores, read_scores
@@ -86,6 +86,7 @@ def _evaluate(candidate: Candidate, loaded: tuple[Any, Any], way: Way, task: str
         seed=way.seed,
     )
     if way.num_gpus > 1:
+        fetch_data(task, way.task_folder)
         folder = candidate.folder(scratch)
         results, samples = evaluate_launched(folder, task=task, num_processes=way.num_gpus, **options)
     else:

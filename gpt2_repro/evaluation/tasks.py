@@ -129,7 +129,8 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
         definition: dict[str, Any] = {"include": str(_stock_folder() / stock), "task": task}
         if task == COMPLETION:
             definition |= {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
-        digest = hashlib.sha256(f"{stock} {sorted(definition.items())[1:]}".encode())
+        ours = {key: value for key, value in definition.items() if key != "include"}  # a path of this machine
+        digest = hashlib.sha256(f"{stock} {sorted(ours.items())}".encode())
         if source := local.get(task):
             logger.info("%s reads %s", task, source)
             data = _own_data(task, source, output) if task in OWN_TASKS else source

@@ -17,7 +17,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
 from gpt2_repro.evaluation.provenance import common_window, default_output_dir, trace
-from gpt2_repro.evaluation.published import Published
+from gpt2_repro.evaluation.published import DOCUMENTS, Published
 
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,15 @@ def test_without_a_published_number_there_is_no_baseline(tiny_run, caplog):
     main(["runs/tiny", "--local_data", "data/tiny", "--device", "cpu", "--baseline", "openai-community/gpt2"])
     comparison = json.loads((tiny_run / "evaluation" / "comparison.json").read_text())
     assert comparison["baseline"] is None and len(comparison["models"]) == 1
-    assert "nothing is published of openai-community/gpt2 for these tasks" in caplog.text
+    assert "nothing is published of openai-community/gpt2 for these documents" in caplog.text
+
+
+def test_published_numbers_do_not_stand_beside_scores_of_other_documents(tiny_run, monkeypatch):
+    monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda *_: [PUBLISHED])
+    monkeypatch.setitem(DOCUMENTS, "last_word", 5153)
+    main(["runs/tiny", "--local_data", "data/tiny", "--device", "cpu", "--baseline", "openai-community/gpt2"])
+    comparison = json.loads((tiny_run / "evaluation" / "comparison.json").read_text())
+    assert comparison["baseline"] is None and len(comparison["models"]) == 1
 
 
 def test_a_smoke_test_leaves_results_alone(tiny_run):
@@ -299,6 +307,15 @@ def test_task_data_out_of_reach_names_local_data(tiny_run, monkeypatch):
     monkeypatch.setattr("lm_eval.simple_evaluate", unreachable, raising=False)
     with pytest.raises(UserError, match="lambada_openai.*--local_data DIR"):
         main(["runs/tiny", "--local_data", "data/tiny", "--device", "cpu"])
+
+
+def test_several_processes_do_not_start_for_data_that_is_out_of_reach(tiny_run, monkeypatch):
+    """Really offline: what is loaded once before the launch, and what is not in any cache."""
+    monkeypatch.setattr("gpt2_repro.evaluation.scoring.Way.num_gpus", 2)
+    monkeypatch.setattr("gpt2_repro.evaluation.scoring.evaluate_launched", lambda *_, **__: pytest.fail("launched"))
+    with pytest.raises(UserError, match="EleutherAI/lambada_openai.*--local_data DIR") as refused:
+        main(["runs/tiny", "--tasks", "lambada_openai", "--device", "cpu", "--baseline", "none"])
+    assert "\n" not in str(refused.value)
 
 
 def test_evaluate_sh_ends_a_mistake_with_one_line_and_code_2(tmp_path):
