@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gpt2_repro import entry
 from gpt2_repro.commandline import CommandParser
+from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.evaluation.candidates import Candidate, open_candidate
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 HOME = "validation text"
 TASKS = {"lambada_openai": "LAMBADA passages", "wikitext": "wikitext"}
+SHORTEST_WINDOW = 16
 COUNTED_TOKENS = 10_000_000  # of the training rows, for how often a token stands there
 
 logger = logging.getLogger("gpt2_repro.diagnose")
@@ -56,13 +58,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--local_data", type=Path, metavar="DIR", help="wikitext and LAMBADA as jsonl files. (default: from the Hub)"
     )
-    parser.add_argument("--tokens", type=float, default=262_144, help="Targets of each domain. (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=TokenCount, default=262_144, help="Targets of each domain. (default: %(default)s)"
+    )
     parser.add_argument("--max_length", type=int, default=1024, help="Window in tokens. (default: %(default)s)")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="(default: RUN/evaluation/diagnosis)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. (default: the first GPU if there is one)")
     options = parser.parse(argv)
-    if options.tokens < 1 or options.max_length < 2:
-        raise UserError("--tokens must be at least 1 and --max_length at least 2")
+    if options.tokens < 1 or options.max_length < SHORTEST_WINDOW:
+        raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}")
 
     from gpt2_repro.evaluation.diagnosis.material import Material, measure
     from gpt2_repro.evaluation.diagnosis.scoring import score_rows
@@ -71,26 +75,36 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.report.diagnosis import diagnosis_figures
 
     known = trace(resolve_checkpoint(options.run))
+    output = options.output_dir or default_output_dir(known) / "diagnosis"
+    if output.exists() and not output.is_dir():
+        raise UserError(f"--output_dir {output} is a file: name a folder")
     recipe = known.run / "recipe.yaml" if known.run else None
-    baseline = options.baseline or _baseline_of(recipe)
+    against = trace(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
+    own_data = _dataset_of(recipe)
+    dataset_dir = options.dataset_dir or own_data
+    if dataset_dir is None or not (options.dataset_dir or dataset_dir.is_dir()):
+        lost = f"the run's data {dataset_dir} is not here" if dataset_dir else "no prepared folder is known"
+        logger.warning("%s: nothing is measured on its own text (--dataset_dir DIR names a folder)", lost)
+        dataset_dir = None
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
-    dataset_dir = options.dataset_dir or _dataset_of(recipe)
+    texts = _task_texts(local)
+    if dataset_dir is None and not texts:
+        raise UserError("there is no text to diagnose on: type --dataset_dir with a prepared folder, or --local_data")
+
     device = choose_device(options.device)
-    ours, theirs = (_open(one) for one in (known, trace(resolve_checkpoint(baseline))))
+    ours, theirs = _open(known), _open(against)
     (our_model, tokenizer), (their_model, other) = ours.load(), theirs.load()
     if tokenizer.get_vocab() != other.get_vocab():
         raise UserError(
             f"{ours.name} and {theirs.name} have different tokenizers, so no token of one is a token of the other: type "
             "--baseline with a model of the same tokenizer; bash evaluate.sh compares these two by bits per byte"
         )
-
     window = min(options.max_length, ours.positions, theirs.positions)
-    domains, counts = _prepared_domains(dataset_dir, tokenizer, int(options.tokens)) if dataset_dir else ([], None)
-    start_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    domains += _task_domains(local, tokenizer, start_id)
-    if not domains:
-        raise UserError("there is no text to diagnose on: type --dataset_dir with a prepared folder, or --local_data")
-    material = Material.gather(domains, tokenizer, start_id=start_id, window=window, tokens=int(options.tokens))
+    domains, counts = _prepared_domains(dataset_dir, tokenizer, options.tokens) if dataset_dir else ([], None)
+    domains += _task_domains(texts, tokenizer)
+    material = Material.gather(domains, tokenizer, window=window, tokens=options.tokens)
+    if not material.sample.rows:
+        raise UserError("the texts have no token behind their first one: name others")
     rows = material.rows()
     scores = [
         score_rows(model, rows, device=device, name=one.name)
@@ -99,15 +113,14 @@ def main(argv: list[str]) -> None:
     diagnosis = {
         "models": [{"name": one.name, "source": one.known.source, "revision": one.revision} for one in (ours, theirs)],
         "window": window,
-        "tokens_per_domain": int(options.tokens),
+        "tokens_per_domain": options.tokens,
         "dtype": "float32",
         "device": device,
         "frequencies_of": "these texts" if counts is None else "the training text",
-        **measure(material, *scores, window=window, home=HOME if dataset_dir else None, counts=counts),
+        **measure(material, *scores, window=window, home=HOME if dataset_dir == own_data else None, counts=counts),
         **stamp("python -m gpt2_repro.diagnose", argv),
     }
 
-    output = options.output_dir or default_output_dir(known) / "diagnosis"
     write_whole(output / "diagnosis.json", json.dumps(diagnosis, indent=2) + "\n")
     write_whole(output / "diagnosis.md", table := to_markdown(diagnosis))
     for name, cuts in diagnosis_figures(diagnosis).items():
@@ -124,13 +137,9 @@ def _baseline_of(recipe: Path | None) -> str:
 
 
 def _dataset_of(recipe: Path | None) -> Path | None:
-    """The prepared folder of the run. Where it is gone, a line says so."""
+    """The prepared folder that the run was trained on."""
     named = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
-    if named is None or not Path(named).is_dir():
-        lost = f"the run's data {named} is not here" if named else "no prepared folder is known"
-        logger.warning("%s: nothing is measured on its own text (--dataset_dir DIR names a folder)", lost)
-        return None
-    return Path(named)
+    return Path(named) if named else None
 
 
 def _open(known: Provenance) -> Candidate:
@@ -166,25 +175,30 @@ def _spread(rows: "Rows", tokens: int) -> "list[Ids]":
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
 
-def _task_domains(local: Mapping[str, Path], tokenizer: Any, separator: int | None) -> "list[Domain]":
+def _task_texts(local: Mapping[str, Path]) -> dict[str, list[str]]:
     """LAMBADA's passages and wikitext's pages. What only the Hub has and cannot be had is left out, with a line."""
     from gpt2_repro.evaluation.diagnosis.sources import read_texts
-    from gpt2_repro.evaluation.diagnosis.texts import of_documents, of_passages
 
-    domains = []
-    for task, name in TASKS.items():
+    texts = {}
+    for task in TASKS:
         try:
-            texts = read_texts(task, local.get(task))
+            texts[task] = read_texts(task, local.get(task))
         except UserError as error:
             if task in local:
                 raise
             logger.warning("%s: left out (--local_data DIR reads it from a file)", error)
-            continue
-        if task == "lambada_openai":
-            domains.append(of_passages(name, texts, tokenizer))
-        else:
-            domains.append(of_documents(name, texts, tokenizer, separator=separator))
-    return domains
+    return texts
+
+
+def _task_domains(texts: Mapping[str, list[str]], tokenizer: Any) -> "list[Domain]":
+    from gpt2_repro.evaluation.diagnosis.texts import of_documents, of_passages
+
+    return [
+        of_passages(TASKS[task], of_task, tokenizer)
+        if task == "lambada_openai"
+        else of_documents(TASKS[task], of_task, tokenizer, separator=tokenizer.eos_token_id)
+        for task, of_task in texts.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -28,16 +28,17 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def read_documents(path: Path) -> list[str]:
-    """The documents of a file of {"text": document} lines; blank ones are left out."""
+def read_documents(path: Path, column: str = "text") -> list[str]:
+    """The documents of a file of {"text": document} lines, or another column; blank lines and documents are left out."""
     documents = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", newline="\n") as lines:  # text may hold other ends of lines
         for number, line in enumerate(lines, start=1):
             try:
-                text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f'line {number} of {path} is not {{"text": "a document"}}') from None
-            if text.strip():
+                text = json.loads(line)[column] if line.strip() else ""
+                blank = not text.strip()
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise UserError(f'line {number} of {path} is not {{"{column}": "a document"}}') from None
+            if not blank:
                 documents.append(text)
     if not documents:
         raise UserError(f"{path} holds no document")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from gpt2_repro.evaluation.diagnosis.positions import ERRORS, NATS, Jump
 from gpt2_repro.evaluation.diagnosis.probes import LastWords, Separator, StartToken
 from gpt2_repro.evaluation.diagnosis.profiles import Bucket, Estimate
-from gpt2_repro.evaluation.diagnosis.texts import EDGE_TOKENS
 from gpt2_repro.evaluation.statistics import FEWEST
 
 
@@ -20,7 +19,7 @@ class Cause:
     """A cause that the losses speak for: what it is, what shows it, what would mend it.
 
     Args:
-        nats: about what it costs on each token that it concerns; of context on each last word.
+        nats: about what it costs on a token of a row of text; of context at most what the model lacks everywhere.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Findings:
 def conclude(
     *,
     jump: Jump | None,
-    full_rows: int,
+    full_documents: int,
     domains: Sequence[Bucket],
     home: str | None,
     start: StartToken | None,
@@ -57,44 +56,57 @@ def conclude(
     """Weigh the measurements.
 
     Args:
-        jump: what `find_jump` found in `full_rows` rows that fill the window.
-        domains: the losses on positions before the jump.
+        jump: what `find_jump` found in rows of so many documents that fill the window.
+        domains: the losses, without what the jump and an unlearned separator did to them.
         home: the domain that the model was trained on, where one of them is.
     """
-    not_judged = []
-    if full_rows < FEWEST:
-        not_judged.append(f"positions ({full_rows} rows fill the window, {FEWEST} would do)")
+    not_judged = [
+        f"{bucket.label} ({bucket.documents} documents, {FEWEST} would do)"
+        for bucket in domains
+        if bucket.documents < FEWEST
+    ]
+    if full_documents < FEWEST:
+        not_judged.append(f"positions ({full_documents} documents fill the window, {FEWEST} would do)")
     if ends is None or ends.documents < FEWEST:
         not_judged.append(f"the separator (it takes a tokenizer that has one, and the ends of {FEWEST} documents)")
     asked = [one for one in words if one.passages >= FEWEST]
     if not asked:
         not_judged.append(f"the use of context (it takes {FEWEST} passages)")
     judged = [bucket for bucket in domains if bucket.documents >= FEWEST]
-    reference = next((bucket for bucket in judged if bucket.label == home), None)
-    reference = reference or min(judged, key=lambda bucket: bucket.difference.value, default=None)
     if len(judged) < 2:
         not_judged.append(f"domains (it takes two of {FEWEST} documents or more)")
+    reference = reference_of(domains, home)
+    everywhere = max(reference.difference.value, 0.0) if reference else 0.0
 
     causes = []
-    if jump is not None and full_rows >= FEWEST:
-        causes.append(_untrained_positions(jump))
-    if is_unlearned(ends, start):
+    if jump is not None and full_documents >= FEWEST:
+        causes.append(_untrained_positions(jump, window))
+    if is_unlearned(ends, start, everywhere):
         causes.append(_unlearned_separator(ends, start, window))
-    telling = [one for one in asked if one.gain[1] > NATS]
-    at_home = [one for one in telling if reference is not None and one.name == reference.label]
+    foreign = [bucket for bucket in judged if reference is not None and _stands_out(bucket, reference)]
     # On text that it does not know a model makes less of the context too.
+    unknown = {bucket.label for bucket in foreign}
+    telling = [one for one in asked if one.gain[1] > NATS and one.name not in unknown]
+    at_home = [one for one in telling if reference is not None and one.name == reference.label]
     if unused := [one for one in at_home or telling if _context_unused(one)]:
-        causes.append(_unused_context(unused))
-    if reference is not None and (foreign := [bucket for bucket in judged if _stands_out(bucket, reference)]):
+        causes.append(_unused_context(unused, everywhere))
+    if reference is not None and foreign:
         causes.append(_foreign_domains(foreign, reference, [] if unused else at_home))
     causes.sort(key=lambda cause: -cause.nats)
-    return Findings(causes, not_judged, _paragraph(causes, not_judged, judged, reference))
+    return Findings(causes, not_judged, _paragraph(causes, not_judged, judged))
 
 
-def _untrained_positions(jump: Jump) -> Cause:
+def reference_of(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
+    """The domain that the others are measured by: the model's home, or the one that it is best on beside the baseline."""
+    judged = [bucket for bucket in domains if bucket.documents >= FEWEST]
+    at_home = next((bucket for bucket in judged if bucket.label == home), None)
+    return at_home or min(judged, key=lambda bucket: bucket.difference.value, default=None)
+
+
+def _untrained_positions(jump: Jump, window: int) -> Cause:
     return Cause(
         "untrained positions",
-        jump.difference.value,
+        jump.difference.value * (window - jump.position) / window,
         f"from position {jump.position:,} on the difference is {_nats(jump.difference)} larger than before it, and the "
         f"model's own loss rises by {jump.ours.value:.2f} nats there where the baseline's changes by {_change(jump.theirs.value)}. "
         "More context lowers the loss of a model that was trained at these positions",
@@ -102,9 +114,17 @@ def _untrained_positions(jump: Jump) -> Cause:
     )
 
 
-def is_unlearned(ends: Separator | None, start: StartToken | None) -> bool:
-    """Whether the model does not expect a separator where the baseline does, or stumbles over one at a document's start."""
-    unexpected = ends is not None and ends.documents >= FEWEST and ends.difference.exceeds(UNLEARNED, errors=ERRORS)
+def is_unlearned(ends: Separator | None, start: StartToken | None, everywhere: float) -> bool:
+    """Whether the model does not expect a separator where the baseline does, or stumbles over one at a document's start.
+
+    Args:
+        everywhere: nats by which the model is worse on any token.
+    """
+    unexpected = (
+        ends is not None
+        and ends.documents >= FEWEST
+        and ends.difference.exceeds(everywhere + UNLEARNED, errors=ERRORS)
+    )
     hurts = start is not None and start.documents >= FEWEST and start.difference.exceeds(NATS, errors=ERRORS)
     return unexpected or (hurts and start is not None and start.ours.exceeds(0, errors=ERRORS))
 
@@ -118,11 +138,11 @@ def _unlearned_separator(ends: Separator | None, start: StartToken | None, windo
         )
     if start is not None:
         first = start.places[0]
-        cost = (first.ours - first.theirs + start.difference.value * EDGE_TOKENS) / window
+        cost = (first.ours - first.theirs + start.difference.value * start.later) / window
         shown.append(
-            f"behind it, as lm-evaluation-harness begins each page of wikitext, the first token has {first.ours:.2f} nats beside "
-            f"{first.theirs:.2f}, and the next ones change by {_change(start.ours.value)} beside "
-            f"{_change(start.theirs.value)}: {cost:.3f} nats a token over a window of {window:,}"
+            f"behind one, the first token of a document has {first.ours:.2f} nats beside {first.theirs:.2f}, and the next "
+            f"{start.later} change by {_change(start.ours.value)} beside {_change(start.theirs.value)}: {cost:.3f} nats a "
+            f"token over a window of {window:,} (lm-evaluation-harness begins each page of wikitext with one)"
         )
     return Cause(
         "a separator that was not learned",
@@ -139,7 +159,7 @@ def _context_unused(words: LastWords) -> bool:
     return lacks.exceeds(bound, errors=ERRORS)
 
 
-def _unused_context(words: Sequence[LastWords]) -> Cause:
+def _unused_context(words: Sequence[LastWords], everywhere: float) -> Cause:
     shown = "; ".join(
         f"on {one.name} the text before the last sentence is worth {_two(one.gain[0])} nats to it and {_two(one.gain[1])} to the "
         f"baseline, while from the last sentence alone it is {_compared(-one.sentence_difference.value)}"
@@ -147,16 +167,17 @@ def _unused_context(words: Sequence[LastWords]) -> Cause:
     )
     return Cause(
         "context that is not used",
-        -min(one.gain_difference.value for one in words),
+        min(everywhere, -min(one.gain_difference.value for one in words)),
         f"{shown}. What only the domain lacks would lower both",
-        "train on rows that keep documents in one piece: longer ones, no windows cut from single sentences, no rows that mix text",
+        "look whether the rows show documents in one piece, for rows that tear or mix them teach that context tells nothing; if "
+        "they do, train for longer: it is learned late",
     )
 
 
 def _stands_out(bucket: Bucket, reference: Bucket) -> bool:
     excess = bucket.difference.minus(reference.difference)
     own = max(reference.difference.value, 0)
-    return bucket.difference.exceeds(0, errors=2) and excess.exceeds(max(NATS, EXCESS * own), errors=ERRORS)
+    return bucket.difference.exceeds(NATS, errors=ERRORS) and excess.exceeds(max(NATS, EXCESS * own), errors=ERRORS)
 
 
 def _foreign_domains(foreign: Sequence[Bucket], reference: Bucket, at_home: Sequence[LastWords]) -> Cause:
@@ -171,41 +192,47 @@ def _foreign_domains(foreign: Sequence[Bucket], reference: Bucket, at_home: Sequ
         )
     return Cause(
         "the text that it was trained on",
-        max(bucket.difference.value for bucket in foreign) - reference.difference.value,
+        max(bucket.difference.value for bucket in foreign) - max(reference.difference.value, 0),
         evidence,
         "mix such text into the training data, or train on the baseline's kind; longer training of the same mends less",
     )
 
 
-def _paragraph(
-    causes: Sequence[Cause], not_judged: Sequence[str], judged: Sequence[Bucket], reference: Bucket | None
-) -> str:
+def _paragraph(causes: Sequence[Cause], not_judged: Sequence[str], judged: Sequence[Bucket]) -> str:
     if causes:
         first, *others = causes
         found = "Likely cause" if first.nats >= NATS else "No likely cause, but a defect that costs little"
         text = f"{found}: {first.name}. {_capital(first.evidence)}. To mend it: {first.remedy}."
         for cause in others:
             text += f" Beside it, {cause.name}: {cause.evidence}. To mend it: {cause.remedy}."
-    elif reference is None:
+    elif not judged:
         text = "No cause stands out, but hardly anything could be judged."
     else:
-        text = f"No cause stands out. {_everywhere(judged)}"
+        text = "No cause stands out."
+    if judged:
+        text += f" {_everywhere(judged, named=bool(causes))}"
     return f"{text} Not judged: {'; '.join(not_judged)}." if not_judged else text
 
 
-def _everywhere(judged: Sequence[Bucket]) -> str:
+def _everywhere(judged: Sequence[Bucket], *, named: bool) -> str:
+    """The difference on every text, and what it looks like where no cause was named."""
     shown = ", ".join(
         f"{_change(bucket.difference.value)} ± {bucket.difference.stderr:.3f} nats on {bucket.label}"
         for bucket in judged
     )
-    if all(abs(bucket.difference.value) < NATS for bucket in judged):
+    values = [bucket.difference.value for bucket in judged]
+    if named:
+        return f"The difference without that is {shown}." if len(judged) > 1 else f"The difference is {shown}."
+    if max(map(abs, values)) < NATS:
         return f"The two models are nearly alike: the difference is {shown}."
-    if all(bucket.difference.value < 0 for bucket in judged):
-        return f"The model is better than the baseline everywhere: the difference is {shown}."
-    return (
-        f"The difference is {shown}, of one size everywhere. That is what acts on all tokens alike: the tokens trained, "
-        "learning rate, dropout, batch. train.py with RUN/recipe.yaml and --diff_recipe RECIPE lists what deviates."
-    )
+    if max(values) < NATS:
+        return f"The model is nowhere worse than the baseline: the difference is {shown}."
+    if max(values) - min(values) <= max(NATS, EXCESS * min(values)):
+        return (
+            f"The difference is {shown}, of one size everywhere. That is what acts on all tokens alike: the tokens trained, "
+            "learning rate, dropout, batch. train.py with RUN/recipe.yaml and --diff_recipe RECIPE lists what deviates."
+        )
+    return f"The difference is {shown}."
 
 
 def _nats(estimate: Estimate) -> str:

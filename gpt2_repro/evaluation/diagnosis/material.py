@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.diagnosis.causes import conclude, is_unlearned
+from gpt2_repro.evaluation.diagnosis.causes import conclude, is_unlearned, reference_of
 from gpt2_repro.evaluation.diagnosis.positions import find_jump, position_edges
 from gpt2_repro.evaluation.diagnosis.probes import LastWords, last_words, separator, start_token
 from gpt2_repro.evaluation.diagnosis.profiles import by_domain, by_frequency, by_position, join
@@ -39,7 +39,8 @@ class Material:
     Args:
         starts: the first ids of documents, all of one length.
         ends: the last ids of documents, the separator included.
-        start_id: the token that starts a document; None where the tokenizer has none.
+        start_id: the token that lm-evaluation-harness starts a document with; None where the tokenizer has none.
+        separator: the token that stands between documents in training rows, at the end of `ends`.
         questions: by the name of their passages, each whole and with its last sentence alone.
     """
 
@@ -47,13 +48,13 @@ class Material:
     starts: Sequence[Ids]
     ends: Sequence[Ids]
     start_id: int | None
+    separator: int | None
     questions: Mapping[str, Sequence[tuple[Question, Question]]]
 
     @classmethod
-    def gather(
-        cls, domains: Sequence[Domain], tokenizer: Any, *, start_id: int | None, window: int, tokens: int
-    ) -> "Material":
+    def gather(cls, domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> "Material":
         """About `tokens` targets of each domain in rows of the window, at starts and ends of documents, in questions."""
+        separator, start = tokenizer.eos_token_id, tokenizer.bos_token_id
         edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
         questions = {
             domain.name: [
@@ -67,7 +68,8 @@ class Material:
             draw_sample(domains, window=window, tokens=tokens),
             [ids for domain in domains for ids in first_tokens(domain.starts, edges, window)],
             [ids for domain in domains for ids in last_tokens(domain.ends, edges, window)],
-            start_id,
+            separator if start is None else start,
+            separator,
             {name: asked for name, asked in questions.items() if asked},
         )
 
@@ -108,22 +110,22 @@ def measure(
         (our_rows, our_with, our_without, our_ends, our_words),
         (their_rows, their_with, their_without, their_ends, their_words),
     ) = (material.divide(scores) for scores in (ours, theirs))
-    targets, edges = join(material.sample, our_rows, their_rows), position_edges(window)
+    targets = join(material.sample, our_rows, their_rows, separator=material.separator)
+    edges = position_edges(window)
     full = targets.where(np.bincount(targets.row)[targets.row] == window)
     jump = find_jump(full, edges)
     start = start_token(our_with, our_without, their_with, their_without) if our_with else None
     ends = separator(our_ends, their_ends) if our_ends else None
-    unlearned = is_unlearned(ends, start)
     # One defect is kept out of what the next ones are told by.
-    sound = targets.where(
-        (targets.position < (jump.position if jump else window))
-        & ((targets.token != material.start_id) | (not unlearned))
-    )
+    sound = targets.where(targets.position < (jump.position if jump else window))
+    reference = reference_of(by_domain(sound), home)
+    if is_unlearned(ends, start, max(reference.difference.value, 0.0) if reference else 0.0):
+        sound = sound.where((sound.token != material.separator) & ~sound.spoiled)
     words = _last_words(material, our_words, their_words, jump.position if jump else window)
     domains = by_domain(sound)
     findings = conclude(
         jump=jump,
-        full_rows=len(np.unique(full.row)),
+        full_documents=len(np.unique(full.document)),
         domains=domains,
         home=home,
         start=start,

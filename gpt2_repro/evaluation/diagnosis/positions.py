@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.diagnosis.profiles import Estimate, Targets, mean
+from gpt2_repro.evaluation.diagnosis.profiles import Estimate, Targets, clustered
 
 
 # A cause is named where it is worth NATS and lies ERRORS standard errors from chance: several places are looked at, and
@@ -14,7 +14,9 @@ from gpt2_repro.evaluation.diagnosis.profiles import Estimate, Targets, mean
 NATS = 0.05
 ERRORS = 4
 SKIPPED = 4  # the first positions of a row, which know hardly any context
-SHARP = 0.5  # parts of a rise that come at once; on text that it does not know a model may drift
+LARGE = 0.5  # a jump is that part of the difference before it, or more
+OWN = 0.5  # and that part of it the model's own loss: one that makes nothing of context falls behind without rising
+SHARP = 0.25  # and that part of it comes at its edge: on text that it does not know a model may drift
 
 
 def position_edges(window: int) -> list[int]:
@@ -43,15 +45,17 @@ class Jump:
 
 
 def find_jump(targets: Targets, edges: Sequence[int]) -> Jump | None:
-    """The edge from which on both the difference and the model's own loss are higher than before it, if there is one.
+    """The first edge from which on both the difference and the model's own loss are higher than before it, if there is one.
 
     Args:
-        targets: of rows that fill the window, so that all positions have the same text.
+        targets: of rows that fill the window, so that all positions have the same text. Rows of one document are no
+            independent evidence.
     """
     if not len(targets.row):
         return None
-    window, buckets = edges[-1], len(edges) - 1
-    _, row = np.unique(targets.row, return_inverse=True)
+    buckets = len(edges) - 1
+    _, firsts, row = np.unique(targets.row, return_index=True, return_inverse=True)
+    document = targets.document[firsts]
     cell = row * buckets + np.searchsorted(edges, targets.position, side="right") - 1
     # Of each row the losses summed up to each edge [rows, edges].
     ours, theirs = (
@@ -62,21 +66,19 @@ def find_jump(targets: Targets, edges: Sequence[int]) -> Jump | None:
         for losses in (targets.ours, targets.theirs)
     )
     first = max(index for index, edge in enumerate(edges) if edge <= SKIPPED)
-    best: Jump | None = None
-    explained = 0.0  # of the variance over the positions, by a step there
+    gap = ours - theirs
     for index in range(first + 1, buckets):
-        before, after = edges[index] - edges[first], window - edges[index]
-        our_rise, their_rise = (_rise(sums, edges, first, index, buckets) for sums in (ours, theirs))
-        jump = Jump(edges[index], mean(our_rise - their_rise), mean(our_rise), mean(their_rise))
-        at_once = mean(_rise(ours - theirs, edges, index - 1, index, index + 1))
+        of_rows = (_rise(sums, edges, first, index, buckets) for sums in (gap, ours, theirs))
+        jump = Jump(edges[index], *(clustered(rise, document)[0] for rise in of_rows))
+        at_once, _ = clustered(_rise(gap, edges, index - 1, index, index + 1), document)
+        earlier = (gap[:, index] - gap[:, first]).mean() / (edges[index] - edges[first])
         if (
-            jump.difference.exceeds(NATS, errors=ERRORS)
-            and jump.ours.exceeds(0, errors=2)
-            and at_once.value > SHARP * jump.difference.value
+            jump.difference.exceeds(max(NATS, LARGE * earlier), errors=ERRORS)
+            and jump.ours.exceeds(OWN * jump.difference.value, errors=2)
+            and at_once.exceeds(SHARP * jump.difference.value, errors=2)
         ):
-            by_step = jump.difference.value**2 * before * after / (before + after)
-            best, explained = (jump, by_step) if by_step > explained else (best, explained)
-    return best
+            return jump
+    return None
 
 
 def _rise(sums: NDArray[np.float64], edges: Sequence[int], first: int, middle: int, last: int) -> NDArray[np.float64]:

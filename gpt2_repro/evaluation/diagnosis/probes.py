@@ -31,6 +31,7 @@ class StartToken:
     """What the token that starts a document costs: the loss on its second and later ids with it, less that without it."""
 
     documents: int
+    later: int  # ids of a document behind its first
     ours: Estimate
     theirs: Estimate
     difference: Estimate
@@ -97,7 +98,7 @@ def start_token(
             float(losses[:, low - 2 : high - 2].mean()) if low > 1 else None for losses in (our_without, their_without)
         ]
         rows.append(StartLoss(label, *given, *without))
-    return StartToken(len(our_cost), mean(our_cost), mean(their_cost), mean(our_cost - their_cost), rows)
+    return StartToken(len(our_cost), places - 1, mean(our_cost), mean(their_cost), mean(our_cost - their_cost), rows)
 
 
 def separator(ours: Sequence[RowScore], theirs: Sequence[RowScore]) -> Separator:

@@ -53,6 +53,7 @@ class Targets:
     document: NDArray[np.int64]
     position: NDArray[np.int64]  # that predicts it: 0 for the second id of a row
     token: NDArray[np.int64]
+    spoiled: NDArray[np.bool_]  # whether a separator stands before it in its row
     ours: NDArray[np.float64]
     theirs: NDArray[np.float64]
 
@@ -62,7 +63,9 @@ class Targets:
         return Targets(self.names, **{name: values[kept] for name, values in arrays.items()})
 
 
-def join(sample: Sample, ours: Sequence[RowScore], theirs: Sequence[RowScore]) -> Targets:
+def join(
+    sample: Sample, ours: Sequence[RowScore], theirs: Sequence[RowScore], *, separator: int | None = None
+) -> Targets:
     """The targets of the rows with the scores that two models have on them."""
     counts = np.array([len(row) - 1 for row in sample.rows])
     return Targets(
@@ -72,6 +75,7 @@ def join(sample: Sample, ours: Sequence[RowScore], theirs: Sequence[RowScore]) -
         document=np.repeat(sample.document, counts),
         position=np.concatenate([np.arange(count) for count in counts]),
         token=np.concatenate([row[1:] for row in sample.rows]).astype(np.int64),
+        spoiled=np.concatenate([np.cumsum(row[:-1] == separator) > 0 for row in sample.rows]),
         ours=np.concatenate([score.losses for score in ours]).astype(np.float64),
         theirs=np.concatenate([score.losses for score in theirs]).astype(np.float64),
     )

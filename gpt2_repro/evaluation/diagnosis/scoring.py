@@ -11,7 +11,7 @@ from tqdm import tqdm
 from gpt2_repro.evaluation.diagnosis.texts import Ids
 
 
-POSITIONS = 8192  # of one forward pass, padding included; its logits of GPT-2's vocabulary are 1.6 GB
+POSITIONS = 4096  # of one forward pass, padding included; logits of GPT-2's vocabulary and their softmax take 1.6 GB
 
 
 class RowScore(NamedTuple):
@@ -35,7 +35,8 @@ def score_rows(model: Any, rows: Sequence[Ids], *, device: str, name: str) -> li
             # Padded on the right, behind all that a row's own positions see.
             wanted = batch[:, 1:]
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
-            losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none").cpu().numpy()
+            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+            losses = flat.view(wanted.shape).cpu().numpy()
             hits = (logits.argmax(-1) == wanted).cpu().numpy()
             for line, number in enumerate(numbers):
                 targets = len(rows[number]) - 1

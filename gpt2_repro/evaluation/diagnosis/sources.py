@@ -1,9 +1,9 @@
 """The texts of LAMBADA and wikitext, from local files or from the Hub, as lm-evaluation-harness shows them to a model."""
 
-import json
 from pathlib import Path
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.documents import read_documents
 
 
 # Hub id, configuration, split and column of the harness's tasks (lm-eval 0.4.13).
@@ -21,14 +21,13 @@ def read_texts(task: str, source: Path | None) -> list[str]:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
     path, configuration, split, column = DATA[task]
-    try:
-        if source is None:
-            from datasets import load_dataset
+    if source is not None:
+        texts = read_documents(source, column)
+    else:
+        from datasets import load_dataset
 
-            rows = list(load_dataset(path, configuration, split=split))
-        else:
-            rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
-        return [row[column] if task == "lambada_openai" else wikitext_detokenizer(row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"the texts of {task} cannot be read from {source or path}: {reason}") from None
+        try:
+            texts = list(load_dataset(path, configuration, split=split)[column])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{task} cannot be had from {path}: {' '.join(str(error).split())[:200]}") from None
+    return texts if task == "lambada_openai" else [wikitext_detokenizer({column: text}) for text in texts]

@@ -39,7 +39,7 @@ def to_markdown(diagnosis: Mapping[str, Any]) -> str:
         ]
         lines += [
             "",
-            "## Loss on the separator at the end of a document",
+            "## Loss on the separator at the end of a document, behind 64 tokens or the window",
             "",
             *_table(["documents", name, baseline, "difference"], cells),
         ]

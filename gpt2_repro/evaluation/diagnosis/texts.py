@@ -102,9 +102,8 @@ def of_documents(name: str, texts: Sequence[str], tokenizer: Any, *, separator: 
 
 
 def of_passages(name: str, texts: Sequence[str], tokenizer: Any) -> Domain:
-    """The domain of passages that end in a word to guess."""
-    documents = _encode(texts, tokenizer)
-    return Domain(name, documents, starts=documents, ends=[], passages=list(texts))
+    """The domain of passages that end in a word to guess: excerpts, whose ends and starts are no document's."""
+    return Domain(name, _encode(texts, tokenizer), starts=[], ends=[], passages=list(texts))
 
 
 def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
@@ -123,7 +122,9 @@ def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | 
 
 
 def _encode(texts: Sequence[str], tokenizer: Any) -> list[Ids]:
-    return [np.array(ids, np.int64) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+    # A text longer than the model's window is cut into rows; the tokenizer would warn of it.
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
+    return [np.array(ids, np.int64) for ids in encoded["input_ids"]]
 
 
 def first_tokens(starts: Sequence[Ids], most: int, window: int) -> list[Ids]:
@@ -158,6 +159,6 @@ def ask(passage: Passage, tokenizer: Any, window: int) -> tuple[Question, Questi
 
 
 def _question(tokenizer: Any, before: str, word: str, window: int) -> Question:
-    ids = tokenizer.encode(f"{before} {word}", add_special_tokens=False)
-    targets = len(ids) - len(tokenizer.encode(before, add_special_tokens=False))
+    ids = tokenizer.encode(f"{before} {word}", add_special_tokens=False, verbose=False)
+    targets = len(ids) - len(tokenizer.encode(before, add_special_tokens=False, verbose=False))
     return Question(np.array(ids[-window - 1 :], np.int64), max(1, targets))

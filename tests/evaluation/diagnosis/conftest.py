@@ -34,7 +34,9 @@ def sentences(kind: str, source: random.Random) -> list[str]:
     verb, article, *slots = KINDS[kind]
     subject, thing = (source.choice(words_of(slot)) for slot in slots)
     count = source.randint(8, 30)
-    return [f"{subject} {verb} {article} {thing} {source.choice(['today', 'often'])}." for _ in range(count)]
+    return [
+        f"{subject} {verb} {article} {thing} {source.choice(['today', 'often', 'quite often'])}." for _ in range(count)
+    ]
 
 
 def tell(kinds: Sequence[str], count: int, *, seed: int) -> list[list[str]]:
@@ -50,7 +52,7 @@ def texts_of(told: Sequence[Sequence[str]]) -> list[str]:
 @pytest.fixture(scope="session")
 def language() -> PreTrainedTokenizerFast:
     """Its tokenizer, of whole words."""
-    words = [END, ".", "today", "often"]
+    words = [END, ".", "today", "quite", "often"]
     for verb, article, *slots in KINDS.values():
         words += [verb, article, *(word for slot in slots for word in words_of(slot))]
     level = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="often"))
@@ -84,7 +86,7 @@ def train(
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, max(20, steps), pct_start=0.1)
     for _ in range(steps):
         batch = packed[torch.randint(len(packed), (1024 // rows,))]
         logits = model(batch[:, :-1]).logits
@@ -105,6 +107,7 @@ def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPath
     makers: dict[str, Callable[[], GPT2LMHeadModel]] = {
         "sound": lambda: train(language, texts_of(both)),
         "other_seed": lambda: train(language, texts_of(both), seed=1),
+        "random": lambda: train(language, texts_of(both), steps=1),
         "brief": lambda: train(language, texts_of(both), steps=120),
         "untrained_positions": lambda: train(language, texts_of(both), rows=WINDOW // 2),
         "no_separator": lambda: train(language, texts_of(both), separator=False),

@@ -19,8 +19,8 @@ BOTH = ("village", "market")
 def run(
     planted: Callable[[str], Path], prepared: Callable[[tuple[str, ...]], Path], local_data: Path, tmp_path: Path
 ) -> Callable[..., dict[str, Any]]:
-    def go(name: str, *options: str, kinds: tuple[str, ...] = BOTH) -> dict[str, Any]:
-        words = [planted(name), "--baseline", planted("sound"), "--dataset_dir", prepared(kinds)]
+    def go(name: str, *options: str, kinds: tuple[str, ...] = BOTH, baseline: str = "sound") -> dict[str, Any]:
+        words = [planted(name), "--baseline", planted(baseline), "--dataset_dir", prepared(kinds)]
         words += ["--local_data", local_data, "--tokens", "10000", "--output_dir", tmp_path / name, "--device", "cpu"]
         diagnose.main([*map(str, words), *options])
         return json.loads((tmp_path / name / "diagnosis.json").read_text())
@@ -63,6 +63,21 @@ def test_a_sound_model_has_no_cause(run: Callable[..., dict[str, Any]], name: st
     assert said in found["conclusion"]
 
 
+@pytest.mark.parametrize("baseline", ["no_separator", "untrained_positions", "market_alone"])
+def test_a_defect_of_the_baseline_is_no_cause(run: Callable[..., dict[str, Any]], baseline: str) -> None:
+    found = run("sound", baseline=baseline)
+    assert found["causes"] == []
+    assert "The model is nowhere worse than the baseline" in found["conclusion"]
+
+
+def test_a_model_that_learned_nothing_has_no_defect_of_positions_or_separator(
+    run: Callable[..., dict[str, Any]],
+) -> None:
+    found = run("random")
+    assert {its["name"] for its in found["causes"]} <= {"context that is not used"}
+    assert "The difference" in found["conclusion"]  # it is large, and said
+
+
 def test_files_and_figures_hold_the_same_numbers(
     run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +107,11 @@ def test_files_and_figures_hold_the_same_numbers(
 
 
 def test_mistakes_are_one_line(
-    planted: Callable[[str], Path], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    planted: Callable[[str], Path],
+    local_data: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
 ) -> None:
     sound = str(planted("sound"))
     stranger = str(tmp_path / "stranger")
@@ -101,15 +120,24 @@ def test_mistakes_are_one_line(
     torn = tmp_path / "torn"
     torn.mkdir()
     (torn / "wikitext.jsonl").write_text('{"page": "a"}\n{"pa')
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "lambada_openai.jsonl").write_text("")
+    (tmp_path / "file").write_text("")
     for words, said in [
-        ([sound, "--baseline", stranger], "have different tokenizers"),
+        ([sound, "--baseline", stranger, "--local_data", str(local_data)], "have different tokenizers"),
         ([sound, "--baseline", sound], "there is no text to diagnose on"),
-        ([sound, "--baseline", sound, "--local_data", str(torn)], "the texts of wikitext cannot be read from"),
+        ([sound, "--baseline", sound, "--local_data", str(torn)], "line 2 of .* is not"),
+        ([sound, "--baseline", sound, "--local_data", str(empty)], "holds no document"),
+        ([sound, "--baseline", sound, "--output_dir", str(tmp_path / "file")], "is a file: name a folder"),
         ([sound, "--baseline", sound, "--local_data", str(tmp_path / "none")], "is no folder"),
         ([sound, "--baseline", sound, "--dataset_dir", str(tmp_path / "none")], "prepare the data first"),
         ([sound, "--baseline", str(tmp_path / "none")], "there is no checkpoint"),
         ([sound, "--tokens", "0"], "--tokens must be at least 1"),
         ([sound, "--tokens", "many"], "--tokens"),
+        ([sound, "--tokens", "nan"], "--tokens"),
+        ([sound, "--tokens", "inf"], "--tokens"),
+        ([sound, "--max_length", "2"], "--max_length at least 16"),
         ([sound, "--token", "3"], "did you mean '--tokens'"),
     ]:
         with pytest.raises(UserError, match=said):

@@ -107,6 +107,12 @@ def test_wikitext_is_what_the_harness_shows(real_data: Path) -> None:
     assert all(" @-@ " not in page and " , " not in page for page in pages)
 
 
+def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:
+    path = tmp_path / "lambada_openai.jsonl"
+    path.write_text('{"text": "one \u2028 line"}\n\n{"text": "another \x85 one"}\n\n', encoding="utf-8")
+    assert read_texts("lambada_openai", path) == ["one \u2028 line", "another \x85 one"]
+
+
 def random_targets(source: np.random.Generator, rows: int, window: int) -> Targets:
     sample = draw_sample(
         [domain("a", [window + 1] * rows), domain("b", [window // 2] * rows)], window=window, tokens=10**6
