@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from gpt2_repro.evaluation.scores import Metric, TaskScores
 from gpt2_repro.files import write_whole
 
+
+logger = logging.getLogger(__name__)
 
 FOLDER = Path(".cache/evaluation")
 READING = 1  # raised whenever scores.py reads something else from the same samples
@@ -50,6 +53,7 @@ class Cache:
         """The entry of a model's fingerprint and a task, which `definition` tells apart from others of its name."""
         path, key = self._place(model, task, definition)
         if not path.is_file():
+            self._name_other_versions(task, key)
             return None
         stored = json.loads(path.read_text())
         if stored["key"] != key:
@@ -65,6 +69,17 @@ class Cache:
         path, key = self._place(model, task, definition)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"key": key, **dataclasses.asdict(entry)}))
+
+    def _name_other_versions(self, task: str, key: dict[str, Any]) -> None:
+        """Say that scores are there which another version of the harness gave: they are not put beside new ones."""
+        rest = {name: value for name, value in key.items() if name != "harness"}
+        for path in sorted(self.folder.glob(f"{task}-*.json")):
+            stored = json.loads(path.read_text())["key"]
+            if {name: value for name, value in stored.items() if name != "harness"} == rest:
+                logger.warning(
+                    "%s was scored by lm_eval %s: scored again, for here it is %s and scores of two versions do not compare",
+                    *(task, stored["harness"], key["harness"]),
+                )
 
     def _place(self, model: str, task: str, definition: str) -> tuple[Path, dict[str, Any]]:
         key = self.settings | {"model": model, "task": task, "definition": definition}

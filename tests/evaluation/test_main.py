@@ -106,7 +106,7 @@ def evaluations(monkeypatch) -> list[str]:
     return scored
 
 
-def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, monkeypatch):
+def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, monkeypatch, caplog):
     scored = evaluations(monkeypatch)
     words = "runs/tiny --local_data data/tiny --device cpu --tasks last_word document_perplexity --output_dir out"
     main(words.split())
@@ -126,8 +126,10 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, mon
     main(words.split())
     assert scored[16:] == ["document_perplexity"] * 2, "the first document is too short for a passage"
     monkeypatch.setattr("gpt2_repro.evaluation.cache.version", lambda _: "0.4.99")
+    assert "was scored by lm_eval" not in caplog.text
     main(words.split())
     assert len(scored) == 22
+    assert "scored again, for here it is 0.4.99" in caplog.text
 
 
 def test_a_second_start_goes_on_where_the_first_was_ended(tiny_run, monkeypatch):

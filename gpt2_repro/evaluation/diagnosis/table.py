@@ -48,7 +48,9 @@ def to_markdown(diagnosis: Mapping[str, Any]) -> str:
         cells = [row for words in diagnosis["last_words"] for row in _words(words)]
         lines += ["", "## What the context is worth", "", *_table(head, cells)]
     versions = ", ".join(f"{library} {version}" for library, version in diagnosis["versions"].items())
+    jump = diagnosis["jump"]
     notes = [
+        *([f"By domain and frequency: positions before {jump['position']:,} only"] if jump else []),
         f"Nats; ± one standard error, by documents, of the difference on the same tokens; window {diagnosis['window']:,} tokens, "
         f"{diagnosis['dtype']}, {diagnosis['device']}",
         "No start token stands before these texts, but for the table of document starts",
