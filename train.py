@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
         processing_class=tokenizer,
         plan=plan,
         run=run,
-        environment=announce(describe_run(args, plan, model, manifest, attention, diff_recipe.learned(recipe))),
+        environment=announce(describe_run(args, plan, model, manifest, attention, diff_recipe.beside_default(recipe))),
         trajectory=trajectory,
     )
     fit(trainer, start)

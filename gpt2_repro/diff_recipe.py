@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, Literal
 
+from gpt2_repro import reference_band
 from gpt2_repro.data.manifest import read_manifest
 from gpt2_repro.errors import UserError
 from gpt2_repro.known_effects import KNOWN_EFFECTS, known_effect
@@ -66,6 +67,8 @@ USED_WITH = {
     "split_seed": ("split", "hash"),
     "min_length": ("packing", "wrap"),
 }
+# What leaves a run on the curve of its recipe: another draw, a part of the curve, a part of the same text.
+SAME_CURVE = {"seed", "stop_at_step", "max_tokens"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,14 +136,25 @@ def deviations(run: ParsedRecipe, recipe: ParsedRecipe) -> list[Deviation]:
     return found
 
 
-def learned(run: ParsedRecipe) -> list[dict[str, str]]:
-    """The deviations from recipes/gpt2_124m.yaml that change what is learned, in words: field, run, recipe, effect."""
+def beside_default(run: ParsedRecipe) -> dict[str, Any]:
+    """How a run stands to `recipes/gpt2_124m.yaml`: `deviations`, and `reference`, whose curve is to be expected.
+
+    A deviation that changes what is learned is there in words: field, run, recipe, effect. The reference is None where
+    a deviation moves the validation loss.
+    """
     default = Path(__file__).parents[1] / "recipes" / "gpt2_124m.yaml"  # wherever the command is typed
-    return [
-        {"field": found.name, "run": _shown(found.run), "recipe": _shown(found.recipe), "effect": found.effect}
-        for found in deviations(run, parse_recipe([str(default)], sections=run.sections))
-        if found.group == "learned"
-    ]
+    found = deviations(run, parse_recipe([str(default)], sections=run.sections))
+    moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE
+    if run.values["data"]["source"] == "fineweb-10bt-tokens":  # the same text; its own validation shard is the head
+        moving -= {"source", "split"}
+    return {
+        "reference": None if moving else reference_band.NAME,
+        "deviations": [
+            {"field": its.name, "run": _shown(its.run), "recipe": _shown(its.recipe), "effect": its.effect}
+            for its in found
+            if its.group == "learned"
+        ],
+    }
 
 
 def _section(recipe: ParsedRecipe, section: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ FLOORS = {
     "files": 0,
     "supervision": 0,
     "known_effects": 0,
+    "reference_band": 0,
     "recipe": 1,
     "commandline": 1,
     "compute": 1,
@@ -47,6 +48,7 @@ PURE = [
     "evaluation/comparison",
     "evaluation/table",
     "known_effects",
+    "reference_band",
     "card",
 ]
 

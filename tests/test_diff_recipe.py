@@ -9,7 +9,7 @@ import yaml
 
 import train as train_story
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.diff_recipe import MEASURED, NEITHER, USED_WITH, Deviation, deviations
+from gpt2_repro.diff_recipe import MEASURED, NEITHER, USED_WITH, Deviation, beside_default, deviations
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.known_effects import KNOWN_EFFECTS, UNKNOWN, known_effect
@@ -197,3 +197,29 @@ def test_as_typed_it_needs_no_data_and_exits_0(type_command) -> None:
     done = type_command("python", "train.py", "recipes/demo.yaml", "--diff_recipe", "recipes/gpt2_124m.yaml")
     assert done.returncode == 0 and done.stderr == ""
     assert "training.tokens_per_step" in done.stdout and "docs/recipes.md" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "follows"),
+    [
+        ([FAITHFUL], True),
+        ([str(ROOT / "recipes" / "check_124m.yaml")], True),
+        ([FAITHFUL, "--seed", "7", "--per_device_train_batch_size", "16", "--stop_at_step", "1000"], True),
+        ([FAITHFUL, "--source", "fineweb-10bt-tokens", "--split", "source"], True),
+        ([FAITHFUL, "--source", "fineweb-edu-10bt"], False),
+        ([FAITHFUL, "--eval_tokens", "1048576"], False),
+        ([FAITHFUL, "--split", "hash"], False),
+        ([FAITHFUL, "--learning_rate", "5e-4"], False),
+        ([FAITHFUL, "--total_tokens", "1e9"], False),
+        ([str(ROOT / "recipes" / "blog_wrap512.yaml")], False),
+    ],
+    ids=lambda value: " ".join(value).replace(str(ROOT), "") if isinstance(value, list) else str(value),
+)
+def test_a_run_has_a_reference_where_nothing_moves_its_validation_loss(
+    words: list[str], follows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # wherever it is typed
+    found = beside_default(parse_recipe(words, sections=SECTIONS))
+    assert found["reference"] == ("llm.c" if follows else None)
+    fields = {deviation["field"] for deviation in found["deviations"]}
+    assert fields == {name for name, its in compare(*words).items() if its.group == "learned"}

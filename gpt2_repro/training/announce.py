@@ -30,27 +30,30 @@ def describe_run(
     model: PreTrainedModel,
     data: dict[str, Any],
     attention: tuple[str, str],
-    deviations: list[dict[str, str]],
+    beside_default: dict[str, Any],
 ) -> dict[str, Any]:
     """Everything a reader needs to know where this run's numbers come from.
 
     Args:
         data: the manifest of the prepared folder.
         attention: its name and why it was chosen.
-        deviations: from the default recipe, as the model card lists them.
+        beside_default: the deviations from the default recipe, and the reference whose curve is to be expected.
     """
     padding = (model.config.vocab_size - model.config.true_vocab_size) * model.config.n_embd
-    return describe_environment() | {
-        "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
-        "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
-        "parameters": model.num_parameters() - padding,
-        "flops_per_token": model_flops(model, plan.sequence_length),
-        "precision": "bf16" if args.bf16 else "fp32",
-        "attention": f"{attention[0]} ({attention[1]})",
-        "seed": args.seed,
-        "data": data,
-        "deviations": deviations,
-    }
+    return (
+        describe_environment()
+        | {
+            "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
+            "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
+            "parameters": model.num_parameters() - padding,
+            "flops_per_token": model_flops(model, plan.sequence_length),
+            "precision": "bf16" if args.bf16 else "fp32",
+            "attention": f"{attention[0]} ({attention[1]})",
+            "seed": args.seed,
+            "data": data,
+        }
+        | beside_default
+    )
 
 
 def announce(environment: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.reference_band import explained
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.final import finish
@@ -51,9 +52,18 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             reason = stopping.reason or f"--stop_at_step {args.stop_at_step}"
             trainer.record("failed" if stopping.orphaned else "stopped", reason=reason)
         finish(trainer)
+        judge(trainer)
     except BaseException as error:
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))
         raise
+
+
+def judge(trainer: PretrainingTrainer) -> None:
+    """Say whether the run has come out where those that it follows did."""
+    losses, followed = trainer.eval_losses, trainer.environment.get("reference")
+    told = followed and "eval_loss" in losses and explained(int(losses["step"]), losses["eval_loss"])
+    if told and trainer.is_world_process_zero():
+        logger.info(told)
 
 
 def _announce(start: Start, aside: list[Any]) -> None:

@@ -5,12 +5,21 @@ from typing import Any
 from tqdm import tqdm
 from transformers import ProgressCallback
 
+from gpt2_repro.reference_band import compared, explained, verdict
+
 
 class ProgressBar(ProgressCallback):
-    """transformers' bar, with readable lines, counting validation batches without a dataloader."""
+    """transformers' bar, with readable lines, counting validation batches without a dataloader.
 
-    def __init__(self, eval_batches: int) -> None:
+    Args:
+        reference: whose curve the run is to follow, None where there is none: its band stands beside each validation
+            loss, and the first one outside of it is told the usual causes.
+    """
+
+    def __init__(self, eval_batches: int, reference: str | None = None) -> None:
         super().__init__()
+        self.reference = reference
+        self.told = False
         self.prediction_bar: tqdm | None = None
         self.eval_batches = eval_batches
 
@@ -42,8 +51,16 @@ class ProgressBar(ProgressCallback):
             self.prediction_bar.update(1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.training_bar is not None and (line := format_event(logs or {})):
-            self.training_bar.write(f"step {state.global_step:>6}/{state.max_steps}  {line}")
+        event = logs or {}
+        if state.is_world_process_zero and self.training_bar is not None and (line := format_event(event)):
+            follows = self.reference is not None and "eval_loss" in event
+            beside = compared(state.global_step, event["eval_loss"]) if follows else ""
+            self.training_bar.write(
+                f"step {state.global_step:>6}/{state.max_steps}  {line}{beside and f' · {beside}'}"
+            )
+            if beside and verdict(state.global_step, event["eval_loss"]) != "inside" and not self.told:
+                self.told = True
+                self.training_bar.write(explained(state.global_step, event["eval_loss"]))
 
 
 def further_set(key: str) -> str | None:

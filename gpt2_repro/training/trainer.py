@@ -118,7 +118,7 @@ class PretrainingTrainer(Trainer):
         guard_reporting(self)
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        bar = ProgressBar(eval_batches=count_batches(self.eval_sets.values(), self.args))
+        bar = ProgressBar(count_batches(self.eval_sets.values(), self.args), self.environment.get("reference"))
         sampler = TextSampler(self.run, self.processing_class)
         for own in (bar, sampler, self.guard, self.stopping, self.watchdog, self.stragglers, self.alarm):
             self.add_callback(own)

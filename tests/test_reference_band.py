@@ -1,0 +1,46 @@
+"""The band holds the three published runs at every validation, and a run outside of it is told so."""
+
+import csv
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.reference_band import ANCHORS, band, compared, explained, verdict
+
+
+RUNS = ("8xH100_modded-nanogpt", "8xA100_SiddanthEmani", "1xA100-40GB_HectorFCardenas")
+
+
+def losses(folder: Path, run: str) -> dict[int, float]:
+    with (folder / "reference_curves" / f"llmc_124M_fineweb10B_{run}.csv").open() as lines:
+        return {int(row["step"]): float(row["val_loss"]) for row in csv.DictReader(lines) if row["val_loss"]}
+
+
+def test_the_anchors_are_the_published_runs(real_data: Path) -> None:
+    curves = [losses(real_data, run) for run in RUNS]
+    for step, (low, high) in ANCHORS.items():
+        published = [curve[step] for curve in curves]
+        assert (low, high) == (pytest.approx(min(published), abs=1e-4), pytest.approx(max(published), abs=1e-4))
+    for curve in curves:
+        inside = {step for step, loss in curve.items() if verdict(step, loss) == "inside"}
+        assert inside == {step for step in curve if 250 <= step <= 19_500}
+
+
+def test_the_band_is_tight_enough_to_tell() -> None:
+    for step in range(250, 19_501, 250):
+        low, high = band(step) or (0, 0)
+        assert 0 < high - low <= (0.061 if step <= 500 else 0.031 if step <= 2000 else 0.023)
+    assert all(later < earlier for earlier, later in itertools.pairwise([band(step)[1] for step in ANCHORS]))
+    # What a tenth of an epoch of dropout is said to cost, and gpt2 itself.
+    assert verdict(19_500, 3.2690 + 0.05) == verdict(19_500, 3.4250) == "above"
+
+
+def test_the_words() -> None:
+    assert compared(1000, 4.331) == "llm.c 4.315–4.345 ✓"
+    assert compared(1000, 4.40) == "llm.c 4.315–4.345 ✗ above"
+    assert compared(0, 11.0) == compared(19_560, 3.27) == explained(100, 7.0) == ""
+    assert verdict(1000, math.nan) == "above"
+    assert "learns as llm.c's runs do" in explained(1000, 4.331)
+    assert "dropout" in explained(1000, 4.5) and "validation documents" in explained(1000, 4.0)
