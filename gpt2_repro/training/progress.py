@@ -52,7 +52,11 @@ class ProgressBar(ProgressCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         event = logs or {}
-        if state.is_world_process_zero and self.training_bar is not None and (line := format_event(event)):
+        if (
+            state.is_world_process_zero
+            and self.training_bar is not None
+            and (line := self._format(event, args, state))
+        ):
             follows = self.reference is not None and "eval_loss" in event
             beside = compared(state.global_step, event["eval_loss"]) if follows else ""
             self.training_bar.write(
@@ -62,14 +66,22 @@ class ProgressBar(ProgressCallback):
                 self.told = True
                 self.training_bar.write(explained(state.global_step, event["eval_loss"]))
 
+    def _format(self, event: dict[str, Any], args: Any, state: Any) -> str:
+        last = min(getattr(args, "stop_at_step", 0) or state.max_steps, state.max_steps)
+        return format_event(event | {"step": state.global_step}, steps_left=last - state.global_step)
+
 
 def further_set(key: str) -> str | None:
     """The name of the validation set whose loss this key of an event is; None for any other key."""
     return key[len("eval_") : -len("_loss")] or None if key.startswith("eval_") and key.endswith("_loss") else None
 
 
-def format_event(event: dict[str, Any]) -> str:
-    """One event of metrics.jsonl for the terminal; '' for one that is no training or validation line."""
+def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
+    """One event of metrics.jsonl for the terminal; '' for one that is no training or validation line.
+
+    Args:
+        steps_left: optimizer steps that are still to come, for the time that they take at the speed of the event.
+    """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
         for key, loss in event.items():
@@ -78,12 +90,35 @@ def format_event(event: dict[str, Any]) -> str:
         return line
     if "loss" not in event:
         return ""
-    parts = [f"loss {event['loss']:.4f}", f"lr {event['learning_rate']:.2e}"]
+    tokens, speed = event.get("tokens", 0), event.get("tokens_per_second", 0)
+    parts = [f"{_count(tokens)} tokens", f"loss {event['loss']:.4f}", f"lr {event['learning_rate']:.2e}"]
     if event.get("grad_norm") is not None:
         parts.append(f"norm {event['grad_norm']:.3f}")
-    parts.append(f"{event.get('tokens_per_second', 0):,.0f} tok/s")
+    parts.append(f"{speed:,.0f} tok/s")
     if "mfu" in event:
         parts.append(f"mfu {event['mfu']:.1%}")
     if "padding" in event:
         parts.append(f"padding {event['padding']:.1%}")
+    if "data_wait" in event:
+        parts.append(f"wait {event['data_wait']:.1%}")
+    if "usd" in event:
+        parts.append(f"${event['usd']:,.2f}")
+    if steps_left and speed and event.get("step"):
+        parts.append(_left(tokens / event["step"] * steps_left / speed))
     return "  ".join(parts)
+
+
+def _count(tokens: int) -> str:
+    """Three digits of a number of tokens."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if tokens >= size:
+            return f"{tokens / size:.3g}{unit}" if tokens < 100 * size else f"{tokens / size:.0f}{unit}"
+    return str(tokens)
+
+
+def _left(seconds: float) -> str:
+    """Training alone: validation and saving come on top."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return "under 1 min left"
+    return f"{minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"{minutes} min left"

@@ -97,6 +97,11 @@ class Stopping(TrainerCallback):
         control.should_save = control.should_training_stop = True
         logger.info("stopping with a checkpoint: %s", self.reason)
 
+    def cost(self, args: Any) -> dict[str, float]:
+        """What the run has cost so far, in dollars, where the price of the machine is known; on rank 0."""
+        known = args.usd_per_hour and args.process_index == 0
+        return {"usd": round(self.clock() / 3600 * args.usd_per_hour, 2)} if known else {}
+
     def interruption(self) -> int:
         """What this rank has to say of signals."""
         return SIGNAL + self.signals.received if self.signals.received else NOTHING

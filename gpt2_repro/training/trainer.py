@@ -221,11 +221,11 @@ class PretrainingTrainer(Trainer):
         return batches, self._get_num_items_in_batch(batches, device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens, speed and MFU, write the line to metrics.jsonl, then report as Trainer does."""
+        """Add tokens, speed, MFU and cost, write the line to metrics.jsonl, then report as Trainer does."""
         if "loss" in logs:
             self._tr_loss.zero_()
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
-            logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
+            logs |= ({"updates_skipped": self.guard.total} if self.guard.total else {}) | self.stopping.cost(self.args)
             if self.run.is_stale():
                 self.record("running")
         if "loss" in logs or "eval_loss" in logs:

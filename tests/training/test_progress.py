@@ -6,7 +6,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from gpt2_repro.training.fit import judge
-from gpt2_repro.training.progress import ProgressBar
+from gpt2_repro.training.progress import ProgressBar, format_event
 
 
 @pytest.fixture
@@ -45,6 +45,26 @@ def test_the_usual_causes_are_told_once(say) -> None:
 
 def test_a_run_of_its_own_has_no_band(say) -> None:
     assert all("llm.c" not in line for line in say(None, (1000, 4.331)))
+
+
+EVENT = {"step": 1000, "tokens": 524_288_000, "loss": 4.317, "learning_rate": 6e-4, "tokens_per_second": 1_590_000}
+
+
+def test_a_line_has_what_a_person_needs_to_let_a_run_go_on() -> None:
+    extra = {"grad_norm": 0.4211, "mfu": 0.545, "data_wait": 0.003, "usd": 1.3}
+    assert format_event(EVENT | extra, steps_left=17_865) == (
+        "524M tokens  loss 4.3170  lr 6.00e-04  norm 0.421  1,590,000 tok/s  mfu 54.5%  wait 0.3%  $1.30  1 h 38 min left"
+    )
+    assert format_event(EVENT, steps_left=1).endswith("tok/s  under 1 min left")
+    assert format_event(EVENT).endswith("1,590,000 tok/s")
+    assert format_event({"samples": 3}) == ""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown"), [(0, "0"), (2048, "2.05K"), (99_999, "100K"), (1_048_576, "1.05M"), (9_890_693_120, "9.89B")]
+)
+def test_tokens_have_three_digits(tokens: int, shown: str) -> None:
+    assert format_event(EVENT | {"tokens": tokens}).startswith(f"{shown} tokens  ")
 
 
 @pytest.mark.parametrize(

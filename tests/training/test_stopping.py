@@ -89,6 +89,13 @@ def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: s
     ).should_training_stop  # rank 0's
 
 
+def test_a_run_costs_what_its_machine_does() -> None:
+    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: 5400.0)
+    assert stopping.cost(SimpleNamespace(usd_per_hour=14.0, process_index=0)) == {"usd": 21.0}
+    assert stopping.cost(SimpleNamespace(usd_per_hour=14.0, process_index=1)) == {}  # the clock is rank 0's
+    assert stopping.cost(SimpleNamespace(usd_per_hour=0.0, process_index=0)) == {}
+
+
 def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
