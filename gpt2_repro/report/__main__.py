@@ -2,15 +2,19 @@
 
     python -m gpt2_repro.report runs/demo
     python -m gpt2_repro.report runs/gpt2_124m runs/gpt2_124m_edu -o report.html
+    python -m gpt2_repro.report runs/gpt2_124m --check        is it healthy? exit code 1 where it is not
 
 It reads the run folder only, so it also works on a run in progress, and on one copied from another machine.
 """
 
+import datetime
+import sys
 from pathlib import Path
 
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.entry import run as run_story
 from gpt2_repro.errors import UserError
+from gpt2_repro.report.check import signs
 from gpt2_repro.report.read import read_run
 from gpt2_repro.report.summary import summary
 
@@ -26,8 +30,13 @@ def main(argv: list[str]) -> None:
         metavar="FILE",
         help="the page to write (default: RUN/report.html, for several runs report.html here)",
     )
+    parser.add_argument("--check", action="store_true", help="write nothing, say whether the runs are healthy")
     options = parser.parse(argv)
     runs = [read_run(path) for path in options.runs]
+    if options.check:
+        found = [sign for run in runs for sign in signs(run, datetime.datetime.now(datetime.UTC))]
+        print("\n".join(f"{sign.mark} {sign.words}" for sign in found))
+        sys.exit(any(sign.mark == "✗" for sign in found))
     output = options.output or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
     if output.is_dir():
         raise UserError(f"{output} is a folder: use -o {output / 'report.html'}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter
 
+from gpt2_repro.reference_band import NAME, band
 from gpt2_repro.report.paper import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Png, finish, marker, render
 from gpt2_repro.report.read import Run, is_number, mapping, points
 
@@ -18,6 +19,8 @@ def run_figures(run: Run) -> dict[str, Png]:
     figures: dict[str, Png] = {}
     if points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]:
         figures["loss"] = render(lambda figure: _draw_loss(figure, run))
+    if compared := _beside_reference(run):
+        figures["reference"] = render(lambda figure: _draw_reference(figure, compared))
     if points(run.training, "learning_rate")[0]:
         figures["learning_rate"] = render(lambda figure: _draw_learning_rate(figure, run))
     if points(run.training, "tokens_per_second")[0]:
@@ -61,6 +64,33 @@ def _draw_loss(figure: Figure, run: Run) -> None:
     axes.set_ylabel("loss (nats per token)")
     finish(axes, ends, run.reference_losses)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
+
+
+def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
+    """Step, validation loss less the middle of the reference's band, half of the band's width; where there is a band."""
+    if run.environment.get("reference") is None:
+        return []
+    found = []
+    for step, loss in zip(*points(run.validation, "eval_loss"), strict=True):
+        if limits := band(int(step)):
+            found.append((step, loss - sum(limits) / 2, (limits[1] - limits[0]) / 2))
+    return found
+
+
+def _draw_reference(figure: Figure, compared: Sequence[tuple[float, float, float]]) -> None:
+    """The validation losses beside the published runs, on a scale on which their band is wide."""
+    axes = figure.subplots()
+    steps, differences, halves = zip(*compared, strict=True)
+    outline = [-half for half in halves], list(halves)
+    axes.fill_between(steps, *outline, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
+    axes.plot(steps, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")
+    axes.axhline(0, color=GREY, linewidth=1)
+    # One loss far outside would make a line of the band.
+    widest = 4 * max(halves)
+    axes.set_ylim(max(min(*differences, -widest / 2), -widest), min(max(*differences, widest / 2), widest))
+    axes.set_ylabel("validation loss beside the band (nats)")
+    finish(axes, [], {})
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
 
 
 def _draw_learning_rate(figure: Figure, run: Run) -> None:

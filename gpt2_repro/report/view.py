@@ -14,7 +14,7 @@ from gpt2_repro.report.facts import (
     reference_name,
     where_things_are,
 )
-from gpt2_repro.report.read import Row, Run, mapping
+from gpt2_repro.report.read import Row, Run, is_number, mapping
 from gpt2_repro.report.tables import comparison_table, count_table, flatten, validation_table
 
 
@@ -117,7 +117,8 @@ def _accelerator(accelerator: Row) -> str | None:
 
 
 def _plan(plan: Row) -> str | None:
-    if not plan:
+    needed = ("micro_batch_size", "sequence_length", "num_processes", "gradient_accumulation_steps", "tokens_per_step")
+    if not all(is_number(plan.get(key)) for key in needed):
         return None
     if plan.get("by_length"):
         positions = plan["micro_batch_size"] * plan["sequence_length"]
