@@ -141,7 +141,7 @@ def _unlearned_separator(ends: Separator | None, start: StartToken | None, windo
         cost = (first.ours - first.theirs + start.difference.value * start.later) / window
         shown.append(
             f"behind one, the first token of a document has {first.ours:.2f} nats beside {first.theirs:.2f}, and the next "
-            f"{start.later} change by {_change(start.ours.value)} beside {_change(start.theirs.value)}: {cost:.3f} nats a "
+            f"{start.later} change by {_change(start.ours.value)} beside {_change(start.theirs.value)}: {_change(cost)} nats a "
             f"token over a window of {window:,} (lm-evaluation-harness begins each page of wikitext with one)"
         )
     return Cause(
