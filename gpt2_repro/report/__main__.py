@@ -15,6 +15,7 @@ from gpt2_repro.commandline import CommandParser
 from gpt2_repro.entry import run as run_story
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import signs
+from gpt2_repro.report.facts import why_losses_do_not_compare
 from gpt2_repro.report.read import read_run
 from gpt2_repro.report.summary import summary
 
@@ -47,6 +48,7 @@ def main(argv: list[str]) -> None:
     write_page(runs, output)
     for run in runs:
         print("\n".join(summary(run, output)))
+    print("".join(f"{reason}\n" for reason in why_losses_do_not_compare(runs)), end="")
 
 
 if __name__ == "__main__":

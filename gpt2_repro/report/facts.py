@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpt2_repro.report.read import Run, is_number, mapping, points
@@ -65,6 +66,20 @@ def facts(run: Run) -> Facts:
         seconds=run.status.get("seconds"),
         parameters=run.environment.get("parameters"),
     )
+
+
+def why_losses_do_not_compare(runs: Sequence[Run]) -> list[str]:
+    """Sentences on what makes validation losses of these runs numbers of different things; as far as the runs say."""
+    data = [mapping(run.environment.get("data")) for run in runs]
+    reasons = []
+    if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
+        reasons.append(
+            "The runs have different tokenizers: their losses per token do not compare. Bits per byte do: bash evaluate.sh "
+            "with all of them."
+        )
+    elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
+        reasons.append("The runs validate on different rows: their losses do not compare, but scores of tasks do.")
+    return reasons
 
 
 def count(number: float | None) -> str:

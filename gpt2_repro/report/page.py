@@ -10,6 +10,7 @@ import jinja2
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
+from gpt2_repro.report.facts import why_losses_do_not_compare
 from gpt2_repro.report.plots import Png, overlay_figure, run_figures
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import recipe_differences, run_table
@@ -38,6 +39,7 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
         title=", ".join(labels),
         runs=views,
         overlay=_figure(overlay_figure(runs, labels)) if several and any(run.validation for run in runs) else None,
+        not_comparable=why_losses_do_not_compare(runs),
         run_table=run_table(runs, labels) if several else None,
         differences=recipe_differences(runs, labels) if several else None,
         written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),

@@ -1,5 +1,6 @@
 """The command, as a user types it."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,6 +42,35 @@ def test_several_runs_write_one_page_here(
     assert "<h2>other</h2>" in page
     assert not (run_folder / "report.html").exists()
     assert "other: complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ({"tokenizer_sha256": "a"}, {"tokenizer_sha256": "b"}, "The runs have different tokenizers"),
+        ({"sha256": {"validation": "a"}}, {"sha256": {"validation": "b"}}, "The runs validate on different rows"),
+        ({"tokenizer_sha256": "a"}, {"tokenizer_sha256": "a"}, ""),
+        ({}, {"tokenizer_sha256": "a"}, ""),
+    ],
+)
+def test_losses_that_do_not_compare_are_named(
+    run_folder: Path,
+    make_run: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    ours: dict,
+    theirs: dict,
+    said: str,
+) -> None:
+    other = make_run(tmp_path / "runs" / "other")
+    for folder, data in ((run_folder, ours), (other, theirs)):
+        environment = json.loads((folder / "environment.json").read_text())
+        environment["data"] |= data
+        (folder / "environment.json").write_text(json.dumps(environment))
+    main([str(run_folder), str(other), "-o", str(tmp_path / "page.html")])
+    page, terminal = (tmp_path / "page.html").read_text(), capsys.readouterr().out
+    assert said in page and said in terminal
+    assert ("The runs " in page.replace("The runs compare only", "")) == bool(said)
 
 
 def test_the_page_goes_where_it_is_told(run_folder: Path, tmp_path: Path) -> None:
