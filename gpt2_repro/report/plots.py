@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter
 
-from gpt2_repro.reference_band import NAME, band
+from gpt2_repro.reference_band import GPT2_LOSS, NAME, band
 from gpt2_repro.report.paper import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Png, finish, marker, render
 from gpt2_repro.report.read import Run, is_number, mapping, points
 
@@ -62,7 +62,8 @@ def _draw_loss(figure: Figure, run: Run) -> None:
             axes.plot(steps, losses, color=colour, marker="s", markersize=3.5, linewidth=0)
             ends.append((losses[-1], f"{label} {losses[-1]:.3f}", colour))
     axes.set_ylabel("loss (nats per token)")
-    finish(axes, ends, run.reference_losses)
+    published = {"GPT-2": GPT2_LOSS} if run.environment.get("reference") else {}
+    finish(axes, ends, run.reference_losses | published)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
 
 
