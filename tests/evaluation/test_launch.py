@@ -1,7 +1,9 @@
 """lm_eval as typed by hand, under accelerate: the same numbers as in this process."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,35 @@ def test_the_harness_by_hand_gives_every_digit_of_ours(model, tokenizer, documen
         for mine, hand in zip(one.metrics, other.metrics, strict=True):
             assert (mine.name, mine.aggregation) == (hand.name, hand.aggregation)
             assert hand.array() == pytest.approx(mine.array(), rel=1e-6)
+
+
+def test_two_processes_score_every_document_once_and_as_one_does(
+    model, tokenizer, documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torchrun on the CPU, for accelerate's launcher wants GPUs for it; behind the launcher all is the same."""
+
+    def on_two_processes(folder: Path, **options: Any) -> list[str]:
+        words = launch_command(folder, **options)
+        harness = words[words.index("lm_eval") - 1 :]
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *harness]
+
+    monkeypatch.setattr("gpt2_repro.evaluation.launch.launch_command", on_two_processes)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = tmp_path / "validation.jsonl"
+    assert len(documents) % 2  # one process has a document less
+    data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    write_task_files({"document_perplexity": data}, tmp_path / "tasks", ["document_perplexity"])
+    way = dict(task_folder=tmp_path / "tasks", max_length=64, batch_size=4, device="cpu", limit=None, seed=1234)
+    two = evaluate_launched(tmp_path / "model", task="document_perplexity", num_processes=2, **way)
+    one = evaluate_model(model, tokenizer, tasks=["document_perplexity"], **way)
+    (of_two,), (of_one,) = (read_scores(*found, tokenizer) for found in (two, one))
+    assert of_two.documents == of_one.documents and of_two.num_documents == len(documents)
+    for mine, hand in zip(of_one.metrics, of_two.metrics, strict=True):
+        assert hand.value == pytest.approx(mine.value, rel=1e-9)
+        assert hand.array() == pytest.approx(mine.array(), rel=1e-6)
 
 
 def test_samples_are_read_whatever_the_text_holds(tmp_path: Path) -> None:
