@@ -61,16 +61,14 @@ def main(argv: list[str]) -> None:
 
     from transformers import set_seed
 
-    from gpt2_repro.data.prepared import open_dataset
     from gpt2_repro.model.build import build_config, build_model, choose_attention
-    from gpt2_repro.model.export import start_ids
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.fit import fit
+    from gpt2_repro.training.inputs import open_inputs
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    train_rows, eval_sets, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
-    if args.sample_tokens:
-        start_ids(tokenizer, args.sample_prompt, window=length)
+    inputs = open_inputs(data_args, manifest, args)
+    tokenizer = inputs.tokenizer
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
     attention = choose_attention(
         model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16, one_row_compiled=args.compiles_one_row
@@ -84,9 +82,7 @@ def main(argv: list[str]) -> None:
     trainer = PretrainingTrainer(
         model=model,
         args=args,
-        train_dataset=train_rows,
-        eval_dataset=eval_sets,
-        processing_class=tokenizer,
+        inputs=inputs,
         plan=plan,
         run=run,
         environment=announce(describe_run(args, plan, model, manifest, attention, diff_recipe.beside_default(recipe))),

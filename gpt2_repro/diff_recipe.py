@@ -34,6 +34,7 @@ NEITHER = (
     "eval_steps",
     "eval_on_start",
     "eval_delay",
+    "hellaswag_",
     "sample_",
     "logging_",
     "log_",

@@ -36,9 +36,12 @@ class Accelerator:
 
 def peak_flops(name: str) -> float | None:
     """Dense bf16 FLOP/s of a GPU by its name, None for one that is not in the table, or only a part or kin of one."""
-    if any(word in name for word in ("MIG", "Laptop", "4090 D")):
-        return None
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    return None if is_part_or_kin(name) else next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def is_part_or_kin(name: str) -> bool:
+    """Whether this is a part of a GPU that tables know, or only named like one."""
+    return any(word in name for word in ("MIG", "Laptop", "4090 D"))
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:

@@ -23,7 +23,7 @@ import psutil
 from gpt2_repro import entry
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, noted
+from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.checkpoints import complete_checkpoints, step_of
 from gpt2_repro.training.launcher import adopt_orphans
 from gpt2_repro.training.run_directory import RunDirectory
@@ -68,6 +68,7 @@ class Supervisor:
     def run(self) -> None:
         """Start, wait, judge, and start again."""
         adopt_orphans()
+        (self.notes / SINCE).write_text(str(time.time()))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._pass_on)
         failures, newest = 0, -1

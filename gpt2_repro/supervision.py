@@ -5,8 +5,9 @@ from pathlib import Path
 
 
 FOLDER = "GPT2_REPRO_SUPERVISED"
-# The run directory that the command works on; the checkpoint that it went back to, once; why starting it again is no use.
-RUN, WENT_BACK, MISTAKE = "run", "went_back", "mistake"
+# The run directory that the command works on; the checkpoint that it went back to, once; why starting it again is no use;
+# since when the supervisor has been there, in seconds since 1970.
+RUN, WENT_BACK, MISTAKE, SINCE = "run", "went_back", "mistake", "since"
 
 
 def note(name: str, text: str) -> None:

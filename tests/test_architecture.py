@@ -17,6 +17,8 @@ FLOORS = {
     "supervision": 0,
     "known_effects": 0,
     "reference_band": 0,
+    "billing": 0,
+    "baselines": 0,
     "recipe": 1,
     "commandline": 1,
     "compute": 1,
@@ -27,6 +29,7 @@ FLOORS = {
     "model": 2,
     "evaluation": 2,
     "report": 2,
+    "preflight": 2,
     "training": 3,
     "entry": 4,
     "dry_run": 4,
@@ -49,6 +52,8 @@ PURE = [
     "evaluation/table",
     "known_effects",
     "reference_band",
+    "billing",
+    "baselines",
     "card",
 ]
 

@@ -108,10 +108,12 @@ def test_the_blog_recipe_is_the_published_one_on_1_to_8_gpus(processes: int) -> 
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
+    """But for HellaSwag, which most runs would have to fetch."""
     recipe = parse_recipe([], sections=SECTIONS, options=OPTIONS)
     for section, cls in SECTIONS.items():
         for field in dataclasses.fields(cls):
-            if field.name in own_fields(cls) and field.default is not dataclasses.MISSING:
+            compared = field.name in own_fields(cls) and field.name != "hellaswag_steps"
+            if compared and field.default is not dataclasses.MISSING:
                 assert recipe.values[section][field.name] == field.default, f"{section}.{field.name}"
 
 

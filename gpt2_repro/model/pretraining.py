@@ -95,9 +95,14 @@ def chunked_cross_entropy(
     if not torch.is_grad_enabled():
         # A parameter still says that it wants a gradient, and the loss would compute one.
         hidden, weight = hidden.detach(), weight.detach()
-    # A power of two: matrix products of odd heights leave part of a GPU idle.
-    chunk = chunk or 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
-    return _ChunkedCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk)
+    return _ChunkedCrossEntropy.apply(
+        hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk or chunk_size(weight)
+    )
+
+
+def chunk_size(weight: Tensor) -> int:
+    """Tokens whose logits are held at a time. A power of two: products of odd heights leave part of a GPU idle."""
+    return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
 
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
@@ -111,16 +116,35 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor)
     )
 
 
+@torch.no_grad()
+def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
+    """The negative log-likelihood of each target of `shift_labels` [rows, T], row by row: [targets] in nats, fp32.
+
+    Logits are computed where a target is, and nowhere else.
+    """
+    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    wanted = shift_labels != IGNORED
+    weight, vocab_size = model.get_output_embeddings().weight, model.config.true_vocab_size
+    losses = []
+    chunk = chunk_size(weight)
+    for part, target in zip(hidden[wanted].split(chunk), shift_labels[wanted].split(chunk), strict=True):
+        logits = (part @ weight.T)[:, :vocab_size].float()
+        losses.append(torch.nn.functional.cross_entropy(logits, target, reduction="none"))
+    return torch.cat(losses)
+
+
 def _forward(
     self: PreTrainedModel,
     input_ids: Tensor,
     labels: Tensor | None = None,
     shift_labels: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
+    reduction: str = "mean",
     **kwargs: Any,
 ) -> Any:
     """With `shift_labels` [rows, T], the loss alone: the sum over targets divided by `num_items_in_batch`, or by the
-    targets of this batch. Without, the stock forward, its logits cut to the ids that exist.
+    targets of this batch; with `reduction` "none", that of each target. Without, the stock forward, its logits cut to
+    the ids that exist.
     """
     if shift_labels is None:
         if labels is not None:
@@ -128,6 +152,8 @@ def _forward(
         outputs = type(self).forward(self, input_ids=input_ids, **kwargs)
         outputs.logits = outputs.logits[..., : self.config.true_vocab_size]
         return outputs
+    if reduction == "none":
+        return CausalLMOutput(loss=target_losses(self, input_ids, shift_labels))
     targets = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
     return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels) / targets)
 

@@ -49,6 +49,7 @@ def describe_run(
             "flops_per_token": model_flops(model, plan.sequence_length),
             "precision": "bf16" if args.bf16 else "fp32",
             "attention": f"{attention[0]} ({attention[1]})",
+            "usd_per_hour": args.usd_per_hour or None,
             "seed": args.seed,
             "data": data,
         }

@@ -44,7 +44,16 @@ class PretrainingArguments(TrainingArguments):
         TokenCount(10_485_760), "Validation tokens, whatever the number of GPUs; 0 takes the whole validation split."
     )
     per_device_eval_batch_size: int = _field(64, "Rows of one validation pass on one device.")
-    sample_tokens: int = _field(64, "Tokens sampled after each validation into samples.jsonl; 0 samples nothing.")
+    hellaswag_steps: int = _field(
+        0,
+        "Score HellaSwag, in llm.c's completion style, with the first validation at or behind every so many steps, before "
+        "the first step and after the last; 0 never does.",
+    )
+    hellaswag_data: str = _field(
+        "Rowan/hellaswag", "HellaSwag's validation split: a Hub id, or a file of JSON lines, .gz or not."
+    )
+    sample_steps: int = _field(1000, "Write a sample as often: to the screen, samples.jsonl and wandb; 0 never does.")
+    sample_tokens: int = _field(64, "Tokens of a sample; 0 writes none.")
     sample_prompt: str = _field("", "What samples continue; empty starts a document.")
     logging_steps: int = _field(10, "Steps between lines of metrics.jsonl.")
     logging_first_step: bool = _field(True, "Log the first step too.")
@@ -76,7 +85,9 @@ class PretrainingArguments(TrainingArguments):
         0.0, "Stop with a checkpoint when the run has taken so long, in all its attempts; 0: never."
     )
     max_usd: float = _field(0.0, "Stop with a checkpoint when the run has cost so much at usd_per_hour; 0: never.")
-    usd_per_hour: float = _field(0.0, "Price of the whole machine.")
+    usd_per_hour: float = _field(
+        0.0, "What the whole machine costs. 0: by the list price of its cards, where preflight/gpu_prices.yaml has it."
+    )
     hang_timeout: float = _field(
         600.0, "Seconds without a sign of life after which each rank prints its stacks and ends; 0: never."
     )
@@ -168,6 +179,11 @@ class PretrainingArguments(TrainingArguments):
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         super().__post_init__()
+
+    @property
+    def last_step(self) -> int:
+        """Where this run ends: at the end of its schedule or at stop_at_step."""
+        return min(self.stop_at_step or self.max_steps, self.max_steps)
 
     @property
     def compiles_one_row(self) -> bool:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from gpt2_repro.model.compilation import Graph
@@ -35,6 +36,18 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int) -> list[str]:
     if any(graph.logits for graph in training):
         problems.append("the logits of the whole batch are returned")
     return problems
+
+
+def time_compilation(took: Callable[[float], None]) -> None:
+    """Have `took` told how many seconds each compilation takes, those of backward passes too, which begin later."""
+    began = 0.0
+
+    def start(*_: Any) -> None:
+        nonlocal began
+        began = time.perf_counter()
+
+    torch._dynamo.on_compile_start(start)
+    torch._dynamo.on_compile_end(lambda *_: took(time.perf_counter() - began))
 
 
 class CompilationReport(TrainerCallback):

@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 def finish(trainer: PretrainingTrainer) -> None:
     """Write `final/` if the last step was reached, and let all ranks end together. Call it on all ranks."""
     if trainer.state.global_step >= trainer.plan.max_steps and not trainer.stopping.stops:
-        _save_final(trainer)
+        with trainer.meter.on("saves"):
+            _save_final(trainer)
     trainer.watchdog.disarm()
     # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
     trainer.accelerator.wait_for_everyone()
@@ -44,5 +45,5 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     discard(final)
     staged.rename(final)
     sync(run.path)
-    run.write_status("complete", reason=None)
+    trainer.record("complete", reason=None)
     logger.info("complete: %s", final)

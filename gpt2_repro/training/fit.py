@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from gpt2_repro.billing import bill_lines
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.reference_band import explained
 from gpt2_repro.supervision import RUN, WENT_BACK, note
@@ -34,6 +35,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         _announce(start, checkpoints.set_aside(run.path, after=start.step))
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
         trainer.alarm.replay()
+        trainer.meter.carry(run.read_status().get("accounts", {}), idle=run.idle)
         told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
         run.write_status("running", **told, **run.last_validation(), alarm=trainer.alarm.trend.alarm)
     if args.local_process_index == 0:
@@ -53,6 +55,9 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             trainer.record("failed" if stopping.orphaned else "stopped", reason=reason)
         finish(trainer)
         judge(trainer)
+        if trainer.is_world_process_zero():
+            lines = bill_lines(trainer.meter.accounts(), usd_per_hour=args.usd_per_hour)
+            logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
     except BaseException as error:
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))
         raise

@@ -1,12 +1,25 @@
-"""How fast a run is between two lines of its log, without the time in which it does something else."""
+"""Where the time of a run goes, each second on one account, and how fast it trains between two lines of its log."""
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from gpt2_repro.billing import ACCOUNTS
+
+
+TRAINING = ("steps", "data_wait")
+
+
+def process_seconds() -> float:
+    """How old this process is."""
+    return time.time() - psutil.Process().create_time()
 
 
 class Meter:
-    """Measures from one line of the log to the next.
+    """Books the seconds of this process, from its beginning, and measures speed from one line of the log to the next.
 
     Args:
         flops_per_token: of training.
@@ -15,31 +28,51 @@ class Meter:
 
     def __init__(self, *, flops_per_token: int, peak_flops: float | None) -> None:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._since: tuple[int, float] | None = None
-        self.waited = self.paused = 0.0  # seconds in all
-        self._waited_before = self._paused_before = 0.0
+        self._seconds = dict.fromkeys(ACCOUNTS, 0.0)
+        self._seconds["startup"] = process_seconds()
+        self._account, self._mark = "startup", time.perf_counter()
+        self._earlier: Mapping[str, float] = {}
+        self._since: tuple[int, float, float] | None = None
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
         """Begin, at the first step of this process. `tokens`: those trained before."""
         if self._since is None:
+            self._book("steps")
             self._restart(tokens)
 
-    def pause(self) -> contextlib.AbstractContextManager[None]:
-        """Validation and saving: no time of training."""
-        return self._timed("paused")
-
-    def wait(self) -> contextlib.AbstractContextManager[None]:
-        """Waiting for rows: time of training, and a share to be shown."""
-        return self._timed("waited")
-
     @contextlib.contextmanager
-    def _timed(self, total: str) -> Iterator[None]:
-        began = time.perf_counter()
+    def on(self, account: str) -> Iterator[None]:
+        """Book on this account what passes inside, but for what is booked on another one meanwhile."""
+        outer = self._account
+        self._book(account)
         try:
             yield
         finally:
-            setattr(self, total, getattr(self, total) + time.perf_counter() - began)
+            self._book(outer)
+
+    def move(self, seconds: float, to: str) -> None:
+        """Book on `to` what was booked, or is to be, on the present account: only now is it known what it was for."""
+        self._seconds[self._account] -= seconds
+        self._seconds[to] += seconds
+
+    def _book(self, following: str) -> None:
+        now = time.perf_counter()
+        self._seconds[self._account] += now - self._mark
+        self._account, self._mark = following, now
+
+    def seconds(self, *accounts: str) -> float:
+        """What stands on these accounts, in this process."""
+        self._book(self._account)
+        return sum(self._seconds[account] for account in accounts)
+
+    def carry(self, earlier: Mapping[str, float], *, idle: float) -> None:
+        """Take up what stood on the accounts when the attempt before last said so; `idle`: seconds since then."""
+        self._earlier = {**earlier, "idle": earlier.get("idle", 0.0) + idle}
+
+    def accounts(self) -> dict[str, float]:
+        """Seconds on each account, in all attempts of the run."""
+        return {name: round(self._earlier.get(name, 0.0) + self.seconds(name), 2) for name in ACCOUNTS}
 
     def count(self, targets: int, positions: int) -> None:
         """Add a step whose rows are padded: its targets, and the positions that are computed for them."""
@@ -54,12 +87,12 @@ class Meter:
         """
         if self._since is None:
             return {}
-        before, began = self._since
-        seconds = time.perf_counter() - began - (self.paused - self._paused_before)
+        before, trained, waited = self._since
+        seconds = self.seconds(*TRAINING) - trained
         speed = (tokens - before) / seconds
         line = {
             "tokens_per_second": round(speed, 1),
-            "data_wait": round((self.waited - self._waited_before) / seconds, 4),
+            "data_wait": round((self.seconds("data_wait") - waited) / seconds, 4),
         }
         if self.peak_flops:
             line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
@@ -69,6 +102,12 @@ class Meter:
         return line
 
     def _restart(self, tokens: int) -> None:
-        self._since = tokens, time.perf_counter()
-        self._waited_before, self._paused_before = self.waited, self.paused
+        self._since = tokens, self.seconds(*TRAINING), self.seconds("data_wait")
         self._targets = self._positions = 0
+
+
+def meter_of(environment: Mapping[str, Any]) -> Meter:
+    """The meter of a run with these facts. MFU is of the bf16 peak; a run in fp32 has none."""
+    peak = environment["accelerator"]["peak_flops"] if environment["precision"] == "bf16" else None
+    processes = environment["plan"]["num_processes"]
+    return Meter(flops_per_token=environment["flops_per_token"], peak_flops=peak and peak * processes)

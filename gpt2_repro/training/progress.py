@@ -1,10 +1,12 @@
 """What a person sees while a run goes on: one bar with the time left, and a line for each event."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
 from transformers import ProgressCallback
 
+from gpt2_repro.baselines import GPT2, HELLASWAG_ITEMS
 from gpt2_repro.reference_band import compared, explained, verdict
 
 
@@ -12,11 +14,12 @@ class ProgressBar(ProgressCallback):
     """transformers' bar, with readable lines, counting validation batches without a dataloader.
 
     Args:
+        eval_batches: passes of the validation at a step.
         reference: whose curve the run is to follow, None where there is none: its band stands beside each validation
             loss, and the first one outside of it is told the usual causes.
     """
 
-    def __init__(self, eval_batches: int, reference: str | None = None) -> None:
+    def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
         super().__init__()
         self.reference = reference
         self.told = False
@@ -41,7 +44,7 @@ class ProgressBar(ProgressCallback):
         if state.is_world_process_zero:
             if self.prediction_bar is None:
                 self.prediction_bar = tqdm(
-                    total=self.eval_batches,
+                    total=self.eval_batches(state.global_step),
                     desc="validate",
                     unit="batch",
                     leave=False,
@@ -67,8 +70,7 @@ class ProgressBar(ProgressCallback):
                 self.training_bar.write(explained(state.global_step, event["eval_loss"]))
 
     def _format(self, event: dict[str, Any], args: Any, state: Any) -> str:
-        last = min(getattr(args, "stop_at_step", 0) or state.max_steps, state.max_steps)
-        return format_event(event | {"step": state.global_step}, steps_left=last - state.global_step)
+        return format_event(event | {"step": state.global_step}, steps_left=args.last_step - state.global_step)
 
 
 def further_set(key: str) -> str | None:
@@ -87,6 +89,10 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
         for key, loss in event.items():
             if (name := further_set(key)) is not None:
                 line += f"; {name} {loss:.4f} over {event[f'eval_{name}_tokens']:,}"
+        if "hellaswag_acc" in event:
+            whole = event["hellaswag_items"] == HELLASWAG_ITEMS
+            beside = f" (GPT-2 {GPT2.hellaswag:.4f})" if whole else f" of {event['hellaswag_items']:,} items"
+            line += f"; HellaSwag {event['hellaswag_acc']:.4f}{beside}"
         return line
     if "loss" not in event:
         return ""

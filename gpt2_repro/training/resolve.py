@@ -8,6 +8,7 @@ from gpt2_repro import hardware
 from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError
 from gpt2_repro.plan import plan_run
+from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
@@ -58,6 +59,7 @@ def resolve_arguments(
         # Batches that differ in size cannot be made even, and need not be: all processes have equally many.
         "accelerator_config": {"non_blocking": True, "even_batches": not plan.by_length},
         "dataloader_persistent_workers": asked["dataloader_num_workers"] > 0,
+        "usd_per_hour": asked["usd_per_hour"] or _list_price(use_cpu=use_cpu),
         "eval_on_start": asked["eval_on_start"] and asked["eval_strategy"] != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         # A command that is started again after it went back goes on from there.
@@ -78,6 +80,23 @@ def resolve_arguments(
     if plan.by_length:
         logger.info("compilation: off, for train_sampling_strategy group_by_length gives every pass another shape")
     return args, plan
+
+
+def _list_price(*, use_cpu: bool) -> float:
+    """What all processes' cards cost an hour by the price table; 0 for a card that it does not have, and for a CPU."""
+    accelerator = hardware.find_accelerator(use_cpu=use_cpu)
+    price = price_of(accelerator.name) if accelerator.kind == "cuda" else None
+    if price is None:
+        return 0.0
+    cards = int(os.environ.get("WORLD_SIZE", "1"))
+    logger.info(
+        "price: $%.2f an hour for %d x %s, %s; --usd_per_hour says what you pay",
+        cards * price.usd_per_hour,
+        cards,
+        price.card,
+        price,
+    )
+    return cards * price.usd_per_hour
 
 
 def trajectory_of(

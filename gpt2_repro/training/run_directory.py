@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
-import psutil
-
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
+from gpt2_repro.supervision import SINCE, noted
+from gpt2_repro.training.meter import process_seconds
 
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,9 @@ class RunDirectory:
         self.path = Path(path)
         self._lock: TextIO | None = None
         self._earlier = self._written = 0.0
+        self.idle = (
+            0.0  # seconds between the attempt before and this one, where a supervisor waited on the same machine
+        )
 
     def lock(self) -> None:
         """Hold the directory until this process ends. Raises UserError where another job holds it."""
@@ -59,7 +62,9 @@ class RunDirectory:
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
         self._lock = lock
-        self._earlier = self.read_status().get("seconds", 0.0)
+        before = self.read_status()
+        self.idle = _idle_seconds(before.get("updated"))
+        self._earlier = before.get("seconds", 0.0) + self.idle
 
     def claim(self, recipe: str) -> None:
         """Hold the directory as `lock` does, and write down what is run in it."""
@@ -69,7 +74,7 @@ class RunDirectory:
 
     def seconds(self) -> float:
         """What the run has taken so far, from the start of this process and in the attempts before: all of it was paid."""
-        return self._earlier + time.time() - psutil.Process().create_time()
+        return self._earlier + process_seconds()
 
     def is_finished(self, steps: int) -> bool:
         """Whether the run is complete up to this step and its final/ is there."""
@@ -140,6 +145,15 @@ class RunDirectory:
                 file.write(json.dumps(event, ensure_ascii=False) + "\n")
         except OSError as error:
             logger.warning("%s: an event of step %s is lost (%s)", self.path / name, event.get("step"), error.strerror)
+
+
+def _idle_seconds(updated: str | None) -> float:
+    """From the last sign of an attempt to the beginning of this process, where a supervisor has been there all the time."""
+    since = noted(SINCE)
+    if updated is None or since is None:
+        return 0.0
+    last = datetime.datetime.fromisoformat(updated).timestamp()
+    return max(0.0, time.time() - process_seconds() - last) if last >= float(since) else 0.0
 
 
 def _stays(line: str, step: int, validates_again: bool) -> bool:

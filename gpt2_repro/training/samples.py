@@ -1,34 +1,57 @@
-"""Text that the model writes after each validation, in samples.jsonl."""
+"""Text that the model writes now and then, on the screen, in samples.jsonl and in wandb."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from gpt2_repro.model.export import start_ids
+from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.run_directory import RunDirectory
+from gpt2_repro.training.validation import due
 
 
 logger = logging.getLogger(__name__)
 
+SHOWN = 200  # characters on the screen
+
 
 class TextSampler(TrainerCallback):
-    """Samples on rank 0 from the raw model, without moving the random state of the training."""
+    """Samples on rank 0 from the raw model, without moving the random state of the training.
 
-    def __init__(self, run: RunDirectory, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.run = run
-        self.tokenizer = tokenizer
+    Args:
+        meter: books the time on an account of its own.
+        report: takes a sample's text to tracking services.
+    """
+
+    def __init__(
+        self, run: RunDirectory, tokenizer: PreTrainedTokenizerBase, meter: Meter, report: Callable[[str], None]
+    ) -> None:
+        self.run, self.tokenizer, self.meter, self.report = run, tokenizer, meter, report
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or not args.sample_tokens:
+        if (
+            not state.is_world_process_zero
+            or not args.sample_tokens
+            or not due(state.global_step, args.sample_steps, args)
+        ):
             return
+        with self.meter.on("samples"):
+            text = self._sample(args, state.global_step, model)
+        self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
+        line = " ".join(text.split())
+        logger.info("sample: %s", line if len(line) <= SHOWN else f"{line[:SHOWN]}…")
+        self.report(text)
+
+    def _sample(self, args: Any, step: int, model: Any) -> str:
         window = model.config.max_position_embeddings
         ids = torch.tensor([start_ids(self.tokenizer, args.sample_prompt, window=window)], device=args.device)
         # By default fork_rng saves the state of every visible GPU, and so opens a context on each.
         devices = [args.device] if args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.inference_mode():
-            torch.manual_seed(args.seed + state.global_step)
+            torch.manual_seed(args.seed + step)
             written = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -37,5 +60,4 @@ class TextSampler(TrainerCallback):
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,
             )
-        text = self.tokenizer.decode(written[0], skip_special_tokens=True)
-        self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
+        return self.tokenizer.decode(written[0], skip_special_tokens=True)

@@ -88,6 +88,7 @@ class Stopping(TrainerCallback):
         elif args.stop_at_step and state.global_step >= args.stop_at_step:
             self.reason = f"--stop_at_step {args.stop_at_step}"
             control.should_save = control.should_training_stop = control.should_log = True
+            control.should_evaluate = args.eval_strategy != "no"
 
     def stop(self, wish: int, args: Any, control: Any) -> None:
         """Stop with a checkpoint, for what the ranks have agreed on."""

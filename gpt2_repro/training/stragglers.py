@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from gpt2_repro.training.meter import Meter
+from gpt2_repro.training.meter import TRAINING, Meter
 from gpt2_repro.training.ranks import Ranks
 
 
@@ -36,7 +36,7 @@ class Stragglers(TrainerCallback):
     GPU by its own clock, which is read when the window ends.
 
     Args:
-        meter: knows how long this rank has waited for rows, and how long it did not train.
+        meter: knows how long this rank has trained, and waited for rows.
         report: takes the step and what is slow.
     """
 
@@ -67,7 +67,7 @@ class Stragglers(TrainerCallback):
             return
         passes = sum(_seconds(*times) for times in self._passes)
         began, waited = self._since
-        mine = [passes, self.meter.waited - waited, self._training() - began]
+        mine = [passes, self.meter.seconds("data_wait") - waited, self.meter.seconds(*TRAINING) - began]
         self._restart()
         slow = slowest(self.ranks.table(torch.tensor(mine)).tolist())
         if (line := self._judge(slow)) is not None and state.is_world_process_zero:
@@ -75,10 +75,7 @@ class Stragglers(TrainerCallback):
             self.report(state.global_step, {"straggler": line})
 
     def _restart(self) -> None:
-        self._passes, self._since = [], (self._training(), self.meter.waited)
-
-    def _training(self) -> float:
-        return time.perf_counter() - self.meter.paused
+        self._passes, self._since = [], (self.meter.seconds(*TRAINING), self.meter.seconds("data_wait"))
 
     def _judge(self, slow: tuple[int, str, float] | None) -> str | None:
         culprit = slow and slow[:2]

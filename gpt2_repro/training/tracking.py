@@ -1,9 +1,12 @@
 """Tracking services report; they never ask for a login, and they never end a training."""
 
+import functools
+import html
 import logging
 import netrc
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from gpt2_repro.files import write_whole
 logger = logging.getLogger(__name__)
 
 FAILURES_ALLOWED = 3
+TOKENS = "train/tokens"  # as transformers names it in wandb
 
 
 def check_reporting(report_to: list[str]) -> None:
@@ -59,23 +63,27 @@ def _key_in_netrc() -> bool:
 class Guarded(TrainerCallback):
     """A reporting callback whose failures are logged, and which is left out after three of them."""
 
-    def __init__(self, callback: TrainerCallback) -> None:
+    def __init__(self, callback: Any) -> None:
         self.callback = callback
         self.failures = 0
 
-
-def _guarded_event(event: str) -> Any:
-    def call(self: Guarded, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def attempt(self, what: str, call: Callable[[], Any]) -> None:
+        """Let the service do this, whatever comes of it."""
         if self.failures >= FAILURES_ALLOWED:
             return
         try:
-            getattr(self.callback, event)(args, state, control, **kwargs)
+            call()
         # Whatever a tracking service raises, a paid run goes on: metrics.jsonl has everything.
         except Exception as error:
             self.failures += 1
             name = type(self.callback).__name__
             last = "; it is left out from now on" if self.failures == FAILURES_ALLOWED else ""
-            logger.warning("%s failed in %s: %s: %s%s", name, event, type(error).__name__, error, last)
+            logger.warning("%s failed in %s: %s: %s%s", name, what, type(error).__name__, error, last)
+
+
+def _guarded_event(event: str) -> Any:
+    def call(self: Guarded, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.attempt(event, lambda: getattr(self.callback, event)(args, state, control, **kwargs))
 
     return call
 
@@ -84,9 +92,38 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
     setattr(Guarded, _event, _guarded_event(_event))
 
 
+class WandbPage(TrainerCallback):
+    """What wandb shows beyond what transformers (5.23) logs: everything over the tokens trained, not steps; samples."""
+
+    def __init__(self, wandb: Any) -> None:
+        self.wandb = wandb
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.wandb.define_metric(TOKENS)
+            self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
+
+    def show(self, text: str, tokens: int) -> None:
+        """A sample of the model after so many tokens."""
+        page = self.wandb.Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>")
+        self.wandb.log({"sample": page, TOKENS: tokens})
+
+
 def guard_reporting(trainer: Trainer) -> None:
-    """Put a guard around each reporting callback that Trainer built from report_to."""
-    callbacks = trainer.callback_handler.callbacks
-    for index, callback in enumerate(callbacks):
+    """Put a guard around each reporting callback that Trainer built from report_to, and wandb's page behind wandb's."""
+    guarded: list[Any] = []
+    for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":
-            callbacks[index] = Guarded(callback)
+            guarded.append(Guarded(callback))
+            guarded += [Guarded(WandbPage(callback._wandb))] if hasattr(callback, "_wandb") else []
+        else:
+            guarded.append(callback)
+    trainer.callback_handler.callbacks[:] = guarded
+
+
+def report_text(trainer: Trainer, text: str) -> None:
+    """Show a sample in wandb, where that is reported to."""
+    for guarded in trainer.callback_handler.callbacks:
+        if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage):
+            show = functools.partial(guarded.callback.show, text, trainer.state.num_input_tokens_seen)
+            guarded.attempt("show", show)

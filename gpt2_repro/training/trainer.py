@@ -27,10 +27,9 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 
 from gpt2_repro.compute import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
-from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.alarm import DivergenceAlarm
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.compiled import CompilationReport
+from gpt2_repro.training.compiled import CompilationReport, time_compilation
 from gpt2_repro.training.engine import (
     check_engine,
     describe_engine,
@@ -39,8 +38,9 @@ from gpt2_repro.training.engine import (
     zero_gradient_norm,
 )
 from gpt2_repro.training.guard import UpdateGuard
+from gpt2_repro.training.inputs import Inputs
 from gpt2_repro.training.loader import choose_sampler, count_positions, training_loader
-from gpt2_repro.training.meter import Meter
+from gpt2_repro.training.meter import meter_of
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.ranks import Ranks
 from gpt2_repro.training.replicas import require_same_weights
@@ -50,8 +50,8 @@ from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.stragglers import Stragglers
-from gpt2_repro.training.tracking import guard_reporting, prepare_wandb
-from gpt2_repro.training.validation import count_batches, mean_losses, sum_over_sets
+from gpt2_repro.training.tracking import guard_reporting, prepare_wandb, report_text
+from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.watchdog import Watchdog
 
 
@@ -62,8 +62,8 @@ class PretrainingTrainer(Trainer):
     """Trains by a BatchPlan and keeps the run directory.
 
     Args:
+        inputs: rows, tokenizer and HellaSwag.
         plan: tokens, rows and steps.
-        eval_dataset: rows, or several sets of them by name, the main one as "".
         run: where metrics and checkpoints go.
         environment: what environment.json says; the engine's facts join it once there is an engine.
         trajectory: what a checkpoint must agree on to be resumed.
@@ -75,6 +75,7 @@ class PretrainingTrainer(Trainer):
     def __init__(
         self,
         *,
+        inputs: Inputs,
         plan: BatchPlan,
         run: RunDirectory,
         environment: dict[str, Any],
@@ -84,18 +85,22 @@ class PretrainingTrainer(Trainer):
         prepare_wandb(kwargs["args"].report_to, run.path)
         # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
         length = plan.sequence_length if kwargs["args"].compile_loss else None
-        super().__init__(data_collator=functools.partial(collate_rows, length=length), **kwargs)
+        super().__init__(
+            data_collator=functools.partial(collate_rows, length=length),
+            train_dataset=inputs.train,
+            eval_dataset=inputs.validation,
+            processing_class=inputs.tokenizer,
+            **kwargs,
+        )
         self.plan = plan
-        sets = self.eval_dataset
-        self.eval_sets: dict[str, Rows] = sets if isinstance(sets, dict) else {"": sets}
         self.sampler = choose_sampler(self.train_dataset, plan, self.args)
         self.run = run
         self.environment = environment | {"trajectory": trajectory}
         self.trajectory = trajectory
         self.full_rows = environment["data"]["request"]["packing"] == "concat"
-        peak = environment["accelerator"]["peak_flops"] if environment["precision"] == "bf16" else None
-        self.meter = Meter(
-            flops_per_token=environment["flops_per_token"], peak_flops=peak and peak * plan.num_processes
+        self.meter = meter_of(environment)
+        self.validation = Validation(
+            inputs, self.args, length=plan.sequence_length, meter=self.meter, accelerator=self.accelerator
         )
         self.guard = UpdateGuard(
             skip_loss_z=self.args.skip_loss_z,
@@ -118,12 +123,13 @@ class PretrainingTrainer(Trainer):
         guard_reporting(self)
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        bar = ProgressBar(count_batches(self.eval_sets.values(), self.args), self.environment.get("reference"))
-        sampler = TextSampler(self.run, self.processing_class)
+        bar = ProgressBar(self.validation.batches, self.environment.get("reference"))
+        sampler = TextSampler(self.run, self.processing_class, self.meter, functools.partial(report_text, self))
         for own in (bar, sampler, self.guard, self.stopping, self.watchdog, self.stragglers, self.alarm):
             self.add_callback(own)
         if self.args.compile_loss:
             graphs, layers = self.model.compiled_graphs, self.model.config.num_hidden_layers
+            time_compilation(functools.partial(self.meter.move, to="compile"))
             self.add_callback(CompilationReport(graphs, n_layer=layers, record=self._record_engine))
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
@@ -153,8 +159,7 @@ class PretrainingTrainer(Trainer):
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
         # Trainer would train one step more when it resumes from the last checkpoint, or was stopped while it validated.
-        last = min(self.args.stop_at_step or self.plan.max_steps, self.plan.max_steps)
-        if self.state.global_step >= last or self.stopping.stops:
+        if self.state.global_step >= self.args.last_step or self.stopping.stops:
             self.control.should_training_stop = True
             return
         # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
@@ -216,7 +221,7 @@ class PretrainingTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
         self.meter.start(self.tokens_trained)
-        with self.meter.wait():  # for the rows; counting targets may wait for the device
+        with self.meter.on("data_wait"):  # for the rows; counting targets may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
         return batches, self._get_num_items_in_batch(batches, device)
 
@@ -239,41 +244,36 @@ class PretrainingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Mean negative log-likelihood per target of each validation set, exact for any number of processes."""
-        sets = self.eval_sets if eval_dataset is None else {"": eval_dataset}
-        require_same_weights(self.model, self.ranks, step=self.state.global_step)
-        with self.meter.pause():
-            model = self.model.eval()
-            sums = sum_over_sets(
-                model,
-                sets.values(),
-                self.args,
-                length=self.plan.sequence_length,
-                # A validation that a signal cuts short is made up for when the run goes on.
-                goes_on=lambda: self.stopping.interruption() == NOTHING,
-                after_batch=self._after_validation_batch,
-            )
-            if interruption := self.ranks.largest(self.stopping.interruption()):
-                self.stopping.stop(interruption, self.args, self.control)
-                return {}
-            sums = self.accelerator.reduce(sums, reduction="sum").tolist()
-            by_set = dict(zip(sets, sums, strict=True))
-            metrics = mean_losses(by_set, prefix=metric_key_prefix, step=self.state.global_step)
-            self.log(metrics | {"tokens": self.tokens_trained})
-            self.eval_losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
-            self.eval_losses["step"] = self.state.global_step
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        """Mean negative log-likelihood per target of each validation set, exact for any number of processes.
 
-    def _after_validation_batch(self) -> None:
-        self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        With HellaSwag's accuracy where that is due.
+        """
+        require_same_weights(self.model, self.ranks, step=self.state.global_step)
+        metrics_of_all = self.validation.measure(
+            self.model.eval(),
+            self.validation.sets if eval_dataset is None else {"": eval_dataset},
+            step=self.state.global_step,
+            prefix=metric_key_prefix,
+            # A validation that a signal cuts short is made up for when the run goes on.
+            goes_on=lambda: self.stopping.interruption() == NOTHING,
+            after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
+        )
+        if interruption := self.ranks.largest(self.stopping.interruption()):
+            self.stopping.stop(interruption, self.args, self.control)
+            return {}
+        metrics = metrics_of_all()
+        self.log(metrics | {"tokens": self.tokens_trained})
+        losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
+        self.eval_losses = losses | {"step": self.state.global_step}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.saver.staging)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = functools.partial(super()._save_checkpoint, model, trial)
-        with self.meter.pause():
+        with self.meter.on("saves"):
             require_same_weights(self.model, self.ranks, step=self.state.global_step)
             self.run.sync()
             self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.stopping.reason)
@@ -294,7 +294,7 @@ class PretrainingTrainer(Trainer):
     def record(self, state: str, **values: Any) -> None:
         """Write how far the run is, how it goes and what it has cost into run_status.json."""
         if self.is_world_process_zero():
-            losses = {key: value for key, value in self.eval_losses.items() if key != "step"}
             # Before the checkpoint is loaded Trainer is at step 0, and the run is not.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
-            self.run.write_status(state, **far, **losses, alarm=self.alarm.trend.alarm, **values)
+            told = self.eval_losses | far | {"accounts": self.meter.accounts(), "alarm": self.alarm.trend.alarm}
+            self.run.write_status(state, **told | values)

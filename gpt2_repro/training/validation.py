@@ -1,19 +1,116 @@
-"""The batches of a validation: each process its share of the rows, no row twice, nothing averaged on the way."""
+"""What is measured between two steps: each process its share of the rows, no row twice, nothing averaged on the way."""
 
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from gpt2_repro.data.collator import IGNORED, collate_rows
+from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.inputs import Inputs
+from gpt2_repro.training.meter import Meter
 
 
 logger = logging.getLogger(__name__)
+
+
+class Validation:
+    """The losses of the validation sets, and HellaSwag where it is due, of all processes together.
+
+    Args:
+        inputs: the sets, and HellaSwag's items.
+        length: targets of a full row.
+        meter: books both on accounts of their own.
+        accelerator: sums over the processes.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        args: PretrainingArguments,
+        *,
+        length: int,
+        meter: Meter,
+        accelerator: Accelerator,
+    ) -> None:
+        self.sets, self.hellaswag, self.args, self.length = inputs.validation, inputs.hellaswag, args, length
+        self.meter, self.accelerator = meter, accelerator
+        self._positions = args.per_device_eval_batch_size * length  # what a pass of the losses has room for
+
+    def batches(self, step: int) -> int:
+        """How many passes the first process has at this step, which has the most."""
+        shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
+        losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
+        if self.hellaswag is None or not due(step, self.args.hellaswag_steps, self.args):
+            return losses
+        return losses + -(-len(self.hellaswag.batches(self._positions)) // self.args.world_size)
+
+    def measure(
+        self,
+        model: Callable[..., Any],
+        sets: Mapping[str, Rows],
+        *,
+        step: int,
+        prefix: str,
+        goes_on: Callable[[], bool],
+        after_batch: Callable[[], None],
+    ) -> Callable[[], dict[str, float]]:
+        """Measure up to where `goes_on` says no on this process; the metrics come when they are asked for.
+
+        They are asked for on all processes or on none: a part of a validation is no number. `sets`: by name.
+        """
+        sums = functools.partial(sum_losses, model, device=self.args.device, after_batch=after_batch)
+        with self.meter.on("validation"):
+            mine = torch.stack(
+                [sums(itertools.takewhile(lambda batch: goes_on(), self._share(rows))) for rows in sets.values()]
+            )
+        endings: Tensor | None = None
+        if self.hellaswag is not None and due(step, self.args.hellaswag_steps, self.args):
+            with self.meter.on("hellaswag"):
+                endings = self.hellaswag.losses(
+                    lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
+                    positions=self._positions,
+                    device=self.args.device,
+                    process=self.args.process_index,
+                    processes=self.args.world_size,
+                    goes_on=goes_on,
+                    after_batch=after_batch,
+                )
+
+        def metrics() -> dict[str, float]:
+            reduced = self.accelerator.reduce(mine, reduction="sum").tolist()
+            found = mean_losses(dict(zip(sets, reduced, strict=True)), prefix=prefix, step=step)
+            if endings is not None and self.hellaswag is not None:
+                found |= self.hellaswag.score(self.accelerator.reduce(endings, reduction="sum"))
+            return found
+
+        return metrics
+
+    def _share(self, rows: Rows) -> Iterator[tuple[dict[str, Tensor], int]]:
+        return validation_batches(
+            rows,
+            process=self.args.process_index,
+            processes=self.args.world_size,
+            size=self.args.per_device_eval_batch_size,
+            fixed_length=self.length if self.args.compile_loss else None,
+        )
+
+
+def due(step: int, every: int, args: PretrainingArguments) -> bool:
+    """Whether what is to be done every so many steps, with a validation, is due with the one at this step.
+
+    Before the first step, after the last, and at the first validation at or behind each multiple. `every` 0 is never.
+    """
+    if not every:
+        return False
+    return step in (0, args.last_step) or step // every > max(0, step - args.eval_steps) // every
 
 
 def validation_batches(
@@ -33,12 +130,6 @@ def validation_batches(
         num_rows = size if fixed_length else None
         batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
         yield batch, int((batch["labels"] != IGNORED).sum())
-
-
-def count_batches(sets: Iterable[Any], args: PretrainingArguments) -> int:
-    """How many batches the first process has of these sets of rows, which has the most."""
-    shares = [-(-len(rows) // args.world_size) for rows in sets]
-    return sum(-(-share // args.per_device_eval_batch_size) for share in shares)
 
 
 @torch.no_grad()
@@ -61,33 +152,6 @@ def sum_losses(
         total[1] += targets
         after_batch()
     return total
-
-
-def sum_over_sets(
-    model: Callable[..., Any],
-    sets: Iterable[Any],
-    args: PretrainingArguments,
-    *,
-    length: int,
-    goes_on: Callable[[], bool],
-    after_batch: Callable[[], None],
-) -> Tensor:
-    """What `sum_losses` gives of this process's share of each set [sets, 2], up to where `goes_on` says no.
-
-    `length`: targets of a full row.
-    """
-    sums = []
-    for rows in sets:
-        batches = validation_batches(
-            rows,
-            process=args.process_index,
-            processes=args.world_size,
-            size=args.per_device_eval_batch_size,
-            fixed_length=length if args.compile_loss else None,
-        )
-        uncut = itertools.takewhile(lambda batch: goes_on(), batches)
-        sums.append(sum_losses(model, uncut, args.device, after_batch))
-    return torch.stack(sums)
 
 
 def mean_losses(sums: Mapping[str, Sequence[float]], *, prefix: str, step: int) -> dict[str, float]:

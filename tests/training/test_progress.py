@@ -12,8 +12,8 @@ from gpt2_repro.training.progress import ProgressBar, format_event
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]):
     def go(reference: str | None, *losses: tuple[int, float]) -> list[str]:
-        bar = ProgressBar(1, reference)
-        args, state = types.SimpleNamespace(disable_tqdm=True), TrainerState(max_steps=18_865)
+        bar = ProgressBar(lambda step: 1, reference)
+        args, state = types.SimpleNamespace(disable_tqdm=True, last_step=18_865), TrainerState(max_steps=18_865)
         state.is_world_process_zero = True
         bar.on_train_begin(args, state, TrainerControl())
         for step, loss in losses:

@@ -1,14 +1,18 @@
 """The record of a run: one writer, whole files, a status that remembers."""
 
+import datetime
 import errno
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.supervision import FOLDER, SINCE
+from gpt2_repro.training.meter import process_seconds
 from gpt2_repro.training.run_directory import RunDirectory, describe_environment
 
 
@@ -109,3 +113,22 @@ def test_a_full_disk_costs_words_and_not_the_run(
 class Full:
     def __call__(self, *args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("supervised_before", "idle"), [(None, False), (-100, True), (-50, False)])
+def test_the_wait_of_a_supervised_run_is_paid_too(
+    supervised_before: float | None, idle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the last sign of an attempt to the next process, on the same machine."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    began = time.time() - process_seconds()
+    if supervised_before is not None:
+        monkeypatch.setenv(FOLDER, str(notes))
+        (notes / SINCE).write_text(str(began + supervised_before))
+    last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
+    (tmp_path / "run_status.json").write_text(json.dumps({"seconds": 1000, "updated": last}))
+    run = RunDirectory(str(tmp_path))
+    run.lock()
+    assert run.idle == (pytest.approx(75, abs=1.1) if idle else 0)
+    assert run.seconds() == pytest.approx(1000 + run.idle + process_seconds(), abs=0.1)

@@ -24,12 +24,20 @@ def signals():
         signal.signal(number, handler)
 
 
-ARGS = dict(save_strategy="steps", max_hours=0.0, max_usd=0.0, usd_per_hour=0.0, save_minutes=0.0, stop_at_step=0)
+ARGS = dict(
+    eval_strategy="steps",
+    save_strategy="steps",
+    max_hours=0.0,
+    max_usd=0.0,
+    usd_per_hour=0.0,
+    save_minutes=0.0,
+    stop_at_step=0,
+)
 
 
-def ask(stopping: Stopping, step: int = 5, rank: int = 0, **options: float) -> TrainerControl:
-    """What the end of a step decides, after Trainer's own callback wanted to validate."""
-    control = TrainerControl(should_evaluate=True)
+def ask(stopping: Stopping, step: int = 5, rank: int = 0, validates: bool = True, **options: object) -> TrainerControl:
+    """What the end of a step decides, after Trainer's own callback."""
+    control = TrainerControl(should_evaluate=validates)
     state = SimpleNamespace(global_step=step, max_steps=10, is_world_process_zero=rank == 0)
     stopping.on_step_end(SimpleNamespace(**ARGS | options), state, control)
     return control
@@ -112,10 +120,11 @@ def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.
     assert not ask(stopping, save_minutes=15.0, save_strategy="no").should_save
 
 
-def test_stop_at_step_logs_its_last_step() -> None:
+def test_stop_at_step_logs_and_validates_its_last_step() -> None:
     stopping = Stopping(StopSignals(), Ranks(), clock=lambda: 0.0)
     assert not ask(stopping, step=4, stop_at_step=5).should_training_stop
-    control = ask(stopping, step=5, stop_at_step=5)
+    assert not ask(stopping, step=5, stop_at_step=5, validates=False, eval_strategy="no").should_evaluate
+    control = ask(stopping, step=5, stop_at_step=5, validates=False)
     assert control.should_save and control.should_training_stop and control.should_log and control.should_evaluate
     assert stopping.reason == "--stop_at_step 5"
 

@@ -1,11 +1,19 @@
 """A tracking service may fail, vanish or be absent: the training goes on."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerCallback
 
-from gpt2_repro.training.tracking import FAILURES_ALLOWED, Guarded, prepare_wandb
+from gpt2_repro.training.tracking import (
+    FAILURES_ALLOWED,
+    Guarded,
+    WandbPage,
+    guard_reporting,
+    prepare_wandb,
+    report_text,
+)
 
 
 class Failing(TrainerCallback):
@@ -35,6 +43,63 @@ def test_every_event_is_guarded() -> None:
     events = [name for name in vars(TrainerCallback) if name.startswith("on_")]
     assert len(events) > 10
     assert all(getattr(Guarded, name) is not getattr(TrainerCallback, name) for name in events)
+
+
+class FakeWandb:
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def define_metric(self, name: str, **options: object) -> None:
+        self.calls.append((name, options))
+
+    def log(self, values: dict) -> None:
+        self.calls.append(("log", values))
+
+    @staticmethod
+    def Html(text: str) -> str:
+        return text
+
+
+class Reporting(TrainerCallback):
+    """As transformers' callback: it has the library, and defines its own axis when the training begins."""
+
+    def __init__(self, wandb: FakeWandb) -> None:
+        self._wandb = wandb
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        self._wandb.define_metric("*", step_metric="train/global_step")
+
+
+Reporting.__module__ = "transformers.integrations.integration_utils"
+
+
+def test_wandb_draws_over_tokens_and_shows_samples() -> None:
+    wandb = FakeWandb()
+    state = SimpleNamespace(is_world_process_zero=True, num_input_tokens_seen=2048)
+    trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[Reporting(wandb), Failing()]), state=state)
+    guard_reporting(trainer)
+    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+    assert kinds == [Guarded, Guarded, Failing]
+    for callback in trainer.callback_handler.callbacks[:2]:
+        callback.on_train_begin(None, state, None)
+    assert wandb.calls == [  # the last word is ours
+        ("*", {"step_metric": "train/global_step"}),
+        ("train/tokens", {}),
+        ("*", {"step_metric": "train/tokens", "step_sync": True}),
+    ]
+    wandb.calls.clear()
+    report_text(trainer, "a <b> c")
+    ((_, values),) = wandb.calls
+    assert values["train/tokens"] == 2048 and "a &lt;b&gt; c" in values["sample"]
+
+
+def test_a_sample_that_wandb_refuses_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    page = Guarded(WandbPage(None))
+    trainer = SimpleNamespace(
+        callback_handler=SimpleNamespace(callbacks=[page]), state=SimpleNamespace(num_input_tokens_seen=1)
+    )
+    report_text(trainer, "text")
+    assert page.failures == 1 and "WandbPage failed in show" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""HellaSwag while a model trains, as llm.c scores it (dev/data/hellaswag.py): completion style, by the loss per token.
+
+An item is a context and four endings. The answer is the ending of the lowest mean loss over its own tokens. The text
+stands as it is; context and endings are tokenized apart, with a space before an ending. evaluate.sh has this score as
+`hellaswag_completion`; the harness's own `hellaswag` rewrites the text and has other numbers.
+"""
+
+import gzip
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpt2_repro.errors import UserError
+
+
+logger = logging.getLogger(__name__)
+
+HUB_ID = "Rowan/hellaswag"
+ENDINGS = 4
+IGNORED = -100  # the label of a position that is no target
+SKIP = "or type --hellaswag_steps 0"
+
+
+class Item(NamedTuple):
+    """A context, its endings and the number of the right one."""
+
+    context: str
+    endings: tuple[str, ...]
+    label: int
+
+
+def read_items(source: str) -> list[Item]:
+    """The items of a local file of JSON lines, .gz or not, or of the validation split of a dataset of the Hub.
+
+    Raises UserError for a file that is not there or whose lines are none of HellaSwag's, and for what the Hub does not
+    give.
+    """
+    path = Path(source)
+    if not path.exists() and (path.suffix in (".jsonl", ".json", ".gz") or source.startswith((".", "/", "~"))):
+        raise UserError(f"there is no --hellaswag_data {source}: name a file of HellaSwag's lines, a Hub id, {SKIP}")
+    items = [_item(row, f"{source}, item {number}") for number, row in enumerate(_rows(source), start=1)]
+    if not items:
+        raise UserError(f"{source} is empty: name HellaSwag's validation split, {SKIP}")
+    return items
+
+
+def _rows(source: str) -> Iterable[Any]:
+    if Path(source).is_file():
+        return _lines(Path(source))
+    import datasets
+
+    try:
+        return datasets.load_dataset(source, split="validation")
+    except Exception as error:  # of a network, a Hub, a cache and a builder there is nothing narrower
+        raise UserError(
+            f"HellaSwag ({source}) does not come from the Hub ({type(error).__name__}: {' '.join(str(error).split())[:200]}): "
+            f"name a local file by --hellaswag_data, {SKIP}"
+        ) from None
+
+
+def _lines(path: Path) -> Iterable[Any]:
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    with opened as lines:
+        try:
+            text = lines.read()
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read ({error}): fetch it again, {SKIP}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            if line.strip():
+                yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number} is not JSON ({error}): fetch it again, {SKIP}") from None
+
+
+def _item(row: Any, where: str) -> Item:
+    if not isinstance(row, Mapping):
+        raise UserError(f"{where} is no object with ctx, endings and label: name HellaSwag's validation split, {SKIP}")
+    for field in ("ctx", "endings", "label"):
+        if field not in row:
+            raise UserError(
+                f"{where} has no field {field!r}: an item has ctx, endings ({ENDINGS}) and label, {SKIP[3:]}"
+            )
+    endings, label = row["endings"], str(row["label"])
+    sound = (
+        isinstance(endings, list | tuple)
+        and len(endings) == ENDINGS
+        and all(isinstance(ending, str) and ending for ending in endings)
+    )
+    if not sound or label not in map(str, range(ENDINGS)) or not row["ctx"]:
+        raise UserError(
+            f"{where} needs a context, {ENDINGS} endings and a label of 0 to {ENDINGS - 1}: name HellaSwag's validation "
+            f"split, {SKIP}"
+        )
+    return Item(row["ctx"], tuple(endings), int(label))
+
+
+class HellaSwag:
+    """The items as rows of ids, an ending each, and what a model says of them.
+
+    Args:
+        tokenizer: of the model.
+        window: positions of the model; of a longer row the beginning is left out.
+
+    Raises UserError where the tokenizer cannot encode an item.
+    """
+
+    def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
+        self.labels = torch.tensor([item.label for item in items])
+        contexts = _encode(tokenizer, [item.context for item in items])
+        endings = _encode(tokenizer, [f" {ending}" for item in items for ending in item.endings])
+        self.rows: list[tuple[list[int], int]] = []  # ids, and how many of them at the end are the ending's
+        for number, ending in enumerate(endings):
+            ids = (contexts[number // ENDINGS] + ending)[-window - 1 :]
+            self.rows.append((ids, min(len(ending), len(ids) - 1)))
+
+    def batches(self, positions: int) -> list[list[int]]:
+        """Row numbers, longest first, in batches of at most `positions` with their padding, or of one row."""
+        batches: list[list[int]] = []
+        longest = 0
+        for number in sorted(range(len(self.rows)), key=lambda row: -len(self.rows[row][0])):
+            if not batches or (len(batches[-1]) + 1) * longest > positions:
+                batches.append([])
+                longest = len(self.rows[number][0]) - 1
+            batches[-1].append(number)
+        return batches
+
+    def losses(
+        self,
+        losses_of: Callable[[Tensor, Tensor], Tensor],
+        *,
+        positions: int,
+        device: torch.device,
+        process: int = 0,
+        processes: int = 1,
+        goes_on: Callable[[], bool] = lambda: True,
+        after_batch: Callable[[], None] = lambda: None,
+    ) -> Tensor:
+        """The mean loss of each ending [items, 4] in nats per token, on the device; 0 for the rows of other processes.
+
+        Args:
+            losses_of: ids and labels [rows, T], -100 where there is no target, to the loss of each target [targets].
+            positions: of one pass at most.
+            goes_on: asked before each pass; where it says no, the rest stays 0.
+        """
+        means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
+        for numbers in self.batches(positions)[process::processes]:
+            if not goes_on():
+                break
+            ids, labels, row_of_target = (part.to(device) for part in self._collate(numbers))
+            sums = torch.zeros(len(numbers), dtype=torch.float64, device=device)
+            sums.index_add_(0, row_of_target, losses_of(ids, labels).double())
+            means[torch.tensor(numbers, device=device)] = sums / row_of_target.bincount()
+            after_batch()
+        return means.view(-1, ENDINGS)
+
+    def _collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids and labels [rows, T], padded on the right, behind all that a row's own positions see; each target's row."""
+        width = len(self.rows[numbers[0]][0]) - 1
+        ids = torch.zeros(len(numbers), width, dtype=torch.int64)
+        labels = torch.full_like(ids, IGNORED)
+        for line, number in enumerate(numbers):
+            row, targets = self.rows[number]
+            ids[line, : len(row) - 1] = torch.tensor(row[:-1])
+            labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
+        return ids, labels, (labels != IGNORED).nonzero()[:, 0]
+
+    def score(self, losses: Tensor) -> dict[str, float]:
+        """`hellaswag_acc` and `hellaswag_items` from the losses of all endings [items, 4]; {} where one is not finite.
+
+        A model that computes NaN would take the first ending each time, and be right a quarter of the time.
+        """
+        if not losses.isfinite().all():
+            logger.warning("HellaSwag is not scored: the loss of an ending is not finite")
+            return {}
+        right = int((losses.argmin(dim=1).cpu() == self.labels).sum())
+        return {"hellaswag_acc": round(right / len(self.labels), 6), "hellaswag_items": len(self.labels)}
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    try:
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
+        raise UserError(f"HellaSwag cannot be encoded by this tokenizer ({error}): type --hellaswag_steps 0") from None
+    if not all(encoded):
+        raise UserError("this tokenizer makes no token of some of HellaSwag's texts: type --hellaswag_steps 0")
+    return encoded

@@ -1,0 +1,1 @@
+"""Before the meter runs: what a card costs."""

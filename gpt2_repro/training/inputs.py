@@ -1,0 +1,42 @@
+"""Everything that a run reads, opened and checked before anything is built."""
+
+import dataclasses
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.prepared import open_dataset
+from gpt2_repro.data.rows import Rows
+from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.model.export import start_ids
+from gpt2_repro.training.arguments import PretrainingArguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a run learns from and what it is measured on.
+
+    Args:
+        validation: sets of rows by name, the main one as "".
+        hellaswag: None where it is never scored.
+    """
+
+    train: Rows
+    validation: dict[str, Rows]
+    tokenizer: PreTrainedTokenizerBase
+    hellaswag: HellaSwag | None
+
+
+def open_inputs(data_args: DataArguments, manifest: dict[str, Any], args: PretrainingArguments) -> Inputs:
+    """Open the prepared folder, and HellaSwag where it is to be scored.
+
+    Raises UserError for a folder that does not fit, a prompt that cannot start a sample, and HellaSwag that is none.
+    """
+    length = data_args.sequence_length
+    train, validation, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
+    if args.sample_steps and args.sample_tokens:
+        start_ids(tokenizer, args.sample_prompt, window=length)
+    validates = args.eval_strategy != "no" and args.hellaswag_steps
+    hellaswag = HellaSwag(read_items(args.hellaswag_data), tokenizer, window=length) if validates else None
+    return Inputs(train, validation, tokenizer, hellaswag)

@@ -1,0 +1,164 @@
+"""HellaSwag while a model trains: the losses of a loop over endings, item by item; bad files told in one line."""
+
+import copy
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.model.pretraining import make_pretraining
+
+
+ROW = {"ctx": "A man sits on a roof. he", "endings": ["sings.", "pulls up old shingles.", "is", "a b c"], "label": "1"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(real_data: Path):
+    return AutoTokenizer.from_pretrained(real_data / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def lines(real_data: Path) -> list[dict]:
+    """Items of all lengths."""
+    with gzip.open(real_data / "hellaswag" / "hellaswag_val.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file][::201]
+
+
+@pytest.fixture(scope="module")
+def source(lines: list[dict], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hellaswag") / "hellaswag.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def stock():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=50_304, n_positions=160, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.transformer.ln_f.weight.mul_(3)  # far from uniform, so that mistakes show
+    return model
+
+
+@pytest.fixture(scope="module")
+def losses_of(stock):
+    model = make_pretraining(copy.deepcopy(stock), vocab_size=50_257)
+    return lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss
+
+
+@torch.no_grad()
+def naive(stock, tokenizer, line: dict, window: int = 160) -> list[float]:
+    """Of each ending, alone in a pass: the mean of -log p over its tokens, by the stock model."""
+    context, means = tokenizer(line["ctx"])["input_ids"], []
+    for ending in line["endings"]:
+        tokens = tokenizer(" " + ending)["input_ids"]
+        ids = torch.tensor([(context + tokens)[-window - 1 :]])
+        logits = stock(ids[:, :-1]).logits[0, :, :50_257].double()
+        each = F.cross_entropy(logits, ids[0, 1:], reduction="none")
+        means.append(each[-len(tokens) :].mean().item())
+    return means
+
+
+def test_losses_and_answers_are_those_of_a_loop_over_endings(stock, losses_of, tokenizer, lines, source) -> None:
+    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
+    losses = scorer.losses(losses_of, positions=2000, device=torch.device("cpu"))
+    expected = torch.tensor([naive(stock, tokenizer, line) for line in lines], dtype=torch.float64)
+    assert losses.shape == (len(lines), 4) and len(lines) == 50
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+    answers = [means.index(min(means)) for means in expected.tolist()]
+    assert losses.argmin(1).tolist() == answers and len(set(answers)) == 4
+    right = sum(answer == int(line["label"]) for answer, line in zip(answers, lines, strict=True))
+    assert scorer.score(losses) == {"hellaswag_acc": right / 50, "hellaswag_items": 50}
+
+
+def test_of_rows_longer_than_the_window_the_beginning_is_left_out(stock, losses_of, tokenizer, lines, source) -> None:
+    scorer = HellaSwag(read_items(str(source))[:10], tokenizer, window=24)
+    losses = scorer.losses(losses_of, positions=1, device=torch.device("cpu"))  # a row a pass
+    cut = [naive(stock, tokenizer, line, window=24) for line in lines[:10]]
+    torch.testing.assert_close(losses, torch.tensor(cut, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_processes_share_the_rows(losses_of, tokenizer, source) -> None:
+    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
+    options = {"positions": 1000, "device": torch.device("cpu")}
+    whole = scorer.losses(losses_of, **options)
+    shares = [scorer.losses(losses_of, process=process, processes=3, **options) for process in range(3)]
+    assert torch.equal(sum(shares), whole)
+    assert all(int((share > 0).sum()) > 40 for share in shares)
+
+
+def test_rows_of_like_length_are_batched(tokenizer, source) -> None:
+    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
+    batches = scorer.batches(2000)
+    assert sorted(row for batch in batches for row in batch) == list(range(200))
+    lengths = [[len(scorer.rows[row][0]) - 1 for row in batch] for batch in batches]
+    padded = [len(batch) * max(batch) for batch in lengths]
+    assert max(padded) <= 2000 and sum(padded) < 1.1 * sum(map(sum, lengths))
+
+
+def test_a_model_of_nan_has_no_score(tokenizer, source, caplog: pytest.LogCaptureFixture) -> None:
+    """The first ending each time would be right in a quarter of the items."""
+    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
+    losses = torch.full((50, 4), torch.nan)
+    assert scorer.score(losses) == {} and "is not finite" in caplog.text
+
+
+def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: Path) -> None:
+    items = read_items(str(source))
+    assert [(item.context, list(item.endings), item.label) for item in items] == [
+        (line["ctx"], line["endings"], int(line["label"])) for line in lines
+    ]
+    packed = tmp_path / "hellaswag.jsonl.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    assert read_items(str(packed)) == items
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    (folder / "validation.jsonl").write_bytes(source.read_bytes())
+    assert read_items(str(folder)) == items  # by datasets.load_dataset, as from the Hub
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *(
+            (
+                json.dumps(ROW) + "\n" + json.dumps({key: ROW[key] for key in ROW if key != field}),
+                f"item 2 has no field '{field}'",
+            )
+            for field in ROW
+        ),
+        (json.dumps(ROW | {"endings": ["a", "b", "c"]}), "needs a context, 4 endings and a label of 0 to 3"),
+        (json.dumps(ROW | {"label": ""}), "needs a context, 4 endings and a label of 0 to 3"),
+        (json.dumps(ROW | {"endings": ["a", "b", "c", ""]}), "needs a context, 4 endings"),
+        (json.dumps(ROW | {"endings": [1, 2, 3, 4]}), "needs a context, 4 endings"),
+        ("[1, 2]", "is no object with ctx, endings and label"),
+        (json.dumps(ROW) + "\n{torn", "line 2 is not JSON"),
+        ("\n", "is empty"),
+    ],
+)
+def test_a_file_that_is_none_is_told_in_a_line(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message) as told:
+        read_items(str(path))
+    assert "--hellaswag_steps 0" in str(told.value) and "\n" not in str(told.value)
+
+
+def test_what_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
+    torn = tmp_path / "torn.jsonl.gz"
+    torn.write_bytes(gzip.compress(json.dumps(ROW).encode() * 100)[:-20])
+    for source, message in (
+        (str(torn), "cannot be read"),
+        (str(tmp_path / "none.jsonl"), "there is no --hellaswag_data"),
+        ("Rowan/hellaswag", "does not come from the Hub"),
+    ):
+        with pytest.raises(UserError, match=message) as told:
+            read_items(source)
+        assert "\n" not in str(told.value)

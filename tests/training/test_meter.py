@@ -1,0 +1,78 @@
+"""Each second of a process on one account, and speed without what is no training."""
+
+import time
+
+import pytest
+
+from gpt2_repro.billing import ACCOUNTS
+from gpt2_repro.training.meter import TRAINING, Meter, meter_of, process_seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_every_second_stands_on_one_account(clock: list[float]) -> None:
+    meter = Meter(flops_per_token=1, peak_flops=None)
+    before = meter.seconds("startup")
+    assert 0 < before <= process_seconds()
+    clock[0] += 5
+    with meter.on("validation"):  # before the first step
+        clock[0] += 2
+        with meter.on("hellaswag"):
+            clock[0] += 3
+        clock[0] += 4
+        meter.move(1.5, to="compile")
+    meter.start(0)
+    clock[0] += 10
+    with meter.on("data_wait"):
+        clock[0] += 1
+    with pytest.raises(KeyError), meter.on("saves"):
+        clock[0] += 7
+        raise KeyError
+    clock[0] += 0.5
+    found = {name: seconds for name, seconds in meter.accounts().items() if seconds}
+    assert found == {
+        "startup": pytest.approx(before + 5, abs=0.01),
+        **{"validation": 4.5, "hellaswag": 3, "compile": 1.5, "steps": 10.5, "data_wait": 1, "saves": 7},
+    }
+    assert meter.seconds(*ACCOUNTS) == pytest.approx(before + clock[0] - 100)
+
+
+def test_an_attempt_goes_on_from_the_accounts_of_those_before(clock: list[float]) -> None:
+    meter = Meter(flops_per_token=1, peak_flops=None)
+    meter.carry({"steps": 100.0, "idle": 7.0}, idle=3.0)
+    meter.start(0)
+    clock[0] += 20
+    assert {name: meter.accounts()[name] for name in ("steps", "idle", "saves")} == {
+        "steps": 120,
+        "idle": 10,
+        "saves": 0,
+    }
+    assert meter.seconds(*TRAINING) == 20
+
+
+def test_speed_is_that_of_training_alone(clock: list[float]) -> None:
+    meter = Meter(flops_per_token=50, peak_flops=100_000)
+    assert meter.read(0) == {}
+    clock[0] += 1000
+    meter.start(5000)
+    clock[0] += 6
+    with meter.on("data_wait"):
+        clock[0] += 2
+    with meter.on("validation"):
+        clock[0] += 1000
+    assert meter.read(13_000) == {"tokens_per_second": 1000.0, "data_wait": 0.25, "mfu": 0.5}
+    clock[0] += 4
+    assert meter.read(15_000) == {"tokens_per_second": 500.0, "data_wait": 0.0, "mfu": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("precision", "peak", "expected"), [("bf16", 1e12, 8e12), ("fp32", 1e12, None), ("bf16", None, None)]
+)
+def test_a_run_in_fp32_has_no_mfu(precision: str, peak: float | None, expected: float | None) -> None:
+    facts = {"accelerator": {"peak_flops": peak}, "plan": {"num_processes": 8}, "flops_per_token": 3}
+    assert meter_of(facts | {"precision": precision}).peak_flops == expected

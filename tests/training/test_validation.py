@@ -1,0 +1,71 @@
+"""What is measured between two steps, and when: HellaSwag and samples in a real run, on one process and on two."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpt2_repro.training.validation import due
+
+
+def test_what_is_rarer_than_validation_is_due_with_one_at_or_behind_its_multiples() -> None:
+    def steps(every: int, eval_steps: int, last: int) -> list[int]:
+        args = SimpleNamespace(eval_steps=eval_steps, last_step=last)
+        validations = [*range(0, last, eval_steps), last]
+        return [step for step in validations if due(step, every, args)]
+
+    assert steps(1000, 250, 3300) == [0, 1000, 2000, 3000, 3300]
+    assert steps(250, 250, 1000) == steps(1, 250, 1000) == [0, 250, 500, 750, 1000]
+    assert steps(1000, 300, 3000) == [0, 1200, 2100, 3000]
+    assert steps(0, 250, 1000) == []
+
+
+@pytest.fixture(scope="module")
+def hellaswag(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hellaswag") / "hellaswag.jsonl"
+    words = ["abc", "de fg", "hij a", "b c d e", "fg"]
+    items = [
+        {
+            "ctx": words[n % 5] * 8 if n == 3 else words[n % 5],
+            "endings": words[: n % 5] + words[n % 5 + 1 :],
+            "label": n % 4,
+        }
+        for n in range(9)
+    ]
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+def test_a_run_scores_and_samples_when_it_is_due(train, events, hellaswag: Path, tmp_path: Path, capfd) -> None:
+    options = ("--max_steps", 6, "--eval_steps", 2, "--hellaswag_steps", 4, "--hellaswag_data", hellaswag)
+    options += ("--sample_steps", 3, "--learning_rate", 1e-30)
+    one = train(tmp_path / "one", *options)
+    two = train(tmp_path / "two", *options, "--per_device_train_batch_size", 4, launcher=("launch", 2))
+    scored = [
+        {event["step"]: event.get("hellaswag_acc") for event in events(run) if "eval_loss" in event}
+        for run in (one, two)
+    ]
+    assert scored[0] == scored[1] and scored[0][0] is not None
+    assert scored[0] == {0: scored[0][0], 2: None, 4: scored[0][0], 6: scored[0][0]}  # no weight has moved
+    assert all(event["hellaswag_items"] == 9 for event in events(one) if "hellaswag_acc" in event)
+    samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [0, 4, 6]
+    status = json.loads((one / "run_status.json").read_text())
+    assert sum(status["accounts"].values()) == pytest.approx(status["seconds"], abs=0.5)
+    assert all(
+        status["accounts"][name] > 0 for name in ("startup", "steps", "validation", "hellaswag", "samples", "saves")
+    )
+
+
+def test_hellaswag_that_is_none_ends_in_a_line_before_anything_is_written(
+    type_warm, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"ctx": "abc", "label": 0}\n')
+    run = tmp_path / "run"
+    for data, message in ((bad, "item 1 has no field 'endings'"), ("Rowan/hellaswag", "does not come from the Hub")):
+        done = type_warm(
+            *("python", "train.py", tiny_recipe, "--output_dir", run, "--hellaswag_steps", 4, "--hellaswag_data", data)
+        )
+        assert done.returncode == 2 and message in done.stderr and not run.exists()
