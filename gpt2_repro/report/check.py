@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from gpt2_repro.reference_band import explained, verdict
 from gpt2_repro.report.facts import duration, facts, progress
-from gpt2_repro.report.read import Run, points
+from gpt2_repro.report.read import Run, is_number, values
 
 
 SILENT_SECONDS = 900  # without a word from a run that says it goes on
@@ -45,7 +45,7 @@ def _losses(run: Run) -> list[Sign]:
         found.append(Sign("✗", f"the loss was not finite at {len(steps)} steps, the last one {steps[-1]:,}"))
     if alarm := run.status.get("alarm"):
         found.append(Sign("✗", f"{alarm}"))
-    if skipped := points(run.training, "updates_skipped")[1]:
+    if skipped := values(run.training, "updates_skipped"):
         found.append(Sign("!", f"{skipped[-1]:,.0f} updates were skipped"))
     return found
 
@@ -54,17 +54,14 @@ def _reference(run: Run) -> list[Sign]:
     """The last validation that has a band."""
     if run.environment.get("reference") is None:
         return []
-    judged = [
-        (int(step), loss)
-        for step, loss in zip(*points(run.validation, "eval_loss"), strict=True)
-        if verdict(int(step), loss)
-    ]
+    measured = [(int(row["step"]), row["eval_loss"]) for row in run.validation if is_number(row.get("eval_loss"))]
+    judged = [(step, loss) for step, loss in measured if verdict(step, loss)]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
 
 
 def _speed(run: Run) -> list[Sign]:
     recent = run.training[-RECENT:]
-    waits, speeds = points(recent, "data_wait")[1], points(recent, "tokens_per_second")[1]
+    waits, speeds = (values(recent, key) for key in ("data_wait", "tokens_per_second"))
     if not speeds:
         return []
     said = f"{statistics.median(speeds):,.0f} tokens/s"

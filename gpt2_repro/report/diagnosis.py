@@ -14,7 +14,9 @@ Z95 = 1.96
 
 
 def diagnosis_figures(diagnosis: Mapping[str, Any]) -> dict[str, Png]:
-    """The figures of a diagnosis.json by the name of their file."""
+    """The figures of a diagnosis.json by the name of their file; none of an empty one."""
+    if not diagnosis:
+        return {}
     names = [model["name"] for model in diagnosis["models"]]
     figures = {}
     for name, axis in (

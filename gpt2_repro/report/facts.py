@@ -5,11 +5,13 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2_repro.report.read import Run, is_number, mapping, points
+from gpt2_repro.baselines import HELLASWAG_ITEMS, baseline_of, published_loss
+from gpt2_repro.report.read import Run, is_number, mapping, values
 
 
 # What the manifest's reference models are called in full.
 REFERENCE_NAMES = {"bigram": "interpolated bigram"}
+OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Facts:
     padding: float | None  # median, a fraction of the positions; None where rows are full
     seconds: float | None
     parameters: int | None
+    hellaswag: float | None  # accuracy, the last one
+    hellaswag_items: int | None
+    usd: float | None
 
     @property
     def seconds_left(self) -> float | None:
@@ -45,11 +50,10 @@ def facts(run: Run) -> Facts:
     last = run.training[-1] if run.training else {}
     max_steps = run.status.get("max_steps", plan.get("max_steps"))
     tokens_per_step = plan.get("tokens_per_step")
-    _, losses = points([run.status, *run.validation], "eval_loss")
-    _, speeds = points(run.training, "tokens_per_second")
-    _, mfus = points(run.training, "mfu")
-    _, paddings = points(run.training, "padding")
-    further = {name: points(run.validation, f"eval_{name}_loss")[1] for name in run.further_sets}
+    losses = values([run.status, *run.validation], "eval_loss")
+    speeds, mfus, paddings = (values(run.training, key) for key in ("tokens_per_second", "mfu", "padding"))
+    further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
+    seconds = run.status.get("seconds")
     return Facts(
         state=run.status.get("state", "unknown"),
         reason=run.status.get("reason"),
@@ -59,13 +63,41 @@ def facts(run: Run) -> Facts:
         tokens=run.status.get("tokens", last.get("tokens")),
         total_tokens=max_steps * tokens_per_step if max_steps and tokens_per_step else None,
         validation_loss=losses[-1] if losses else None,
-        further_losses={name: values[-1] for name, values in further.items() if values},
+        further_losses={name: found[-1] for name, found in further.items() if found},
         tokens_per_second=statistics.median(speeds) if speeds else None,
         mfu=statistics.median(mfus) if mfus else None,
         padding=statistics.median(paddings) if paddings else None,
-        seconds=run.status.get("seconds"),
+        seconds=seconds,
         parameters=run.environment.get("parameters"),
+        hellaswag=run.hellaswag[-1]["hellaswag_acc"] if run.hellaswag else None,
+        hellaswag_items=run.hellaswag[-1].get("hellaswag_items") if run.hellaswag else None,
+        usd=seconds / 3600 * run.usd_per_hour if is_number(seconds) and run.usd_per_hour else None,
     )
+
+
+def baseline_losses(run: Run) -> dict[str, float]:
+    """The loss of the baseline on the run's validation set: measured where there is a diagnosis, else as published.
+
+    A diagnosis scores both models on the same tokens of the set: their difference there, from the run's own loss.
+    """
+    losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
+    if not losses:
+        return {}
+    for domain in run.diagnosis.get("domains", []):
+        if domain["label"] == OWN_TEXT:
+            return {"baseline": losses[-1]["eval_loss"] - domain["difference"]["value"]}
+    baseline = baseline_of(run.environment.get("parameters"))
+    request = mapping(mapping(run.environment.get("data")).get("request"))
+    loss = published_loss(baseline, request, losses[-1].get("eval_tokens"))
+    return {} if loss is None else {baseline.name: loss}
+
+
+def hellaswag_lines(run: Run) -> dict[str, float]:
+    """What GPT-2 and GPT-3 of the nearest size have, where the whole validation split was scored."""
+    baseline = baseline_of(run.environment.get("parameters"))
+    whole = run.hellaswag and run.hellaswag[-1].get("hellaswag_items") == HELLASWAG_ITEMS
+    of_gpt3 = baseline.name.replace("GPT-2", "GPT-3")
+    return {baseline.name: baseline.hellaswag, of_gpt3: baseline.gpt3_hellaswag} if whole else {}
 
 
 def why_losses_do_not_compare(runs: Sequence[Run]) -> list[str]:

@@ -10,11 +10,19 @@ import jinja2
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
+from gpt2_repro.report.diagnosis import diagnosis_figures
 from gpt2_repro.report.facts import why_losses_do_not_compare
-from gpt2_repro.report.plots import Png, overlay_figure, run_figures
+from gpt2_repro.report.paper import Png
+from gpt2_repro.report.plots import overlay_figures, run_figures
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import recipe_differences, run_table
 from gpt2_repro.report.view import view_run
+
+
+HELLASWAG_CAPTION = (
+    "Accuracy while it trained, in llm.c's completion style: the ending of the lowest loss per token. Dashed: OpenAI's models "
+    "of about this size, as llm.c has them. The evaluation's hellaswag rewrites the text and has other numbers."
+)
 
 
 def write_page(runs: Sequence[Run], output: Path) -> None:
@@ -23,10 +31,12 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     views = []
     for run, label in zip(runs, labels, strict=True):
         figures = run_figures(run)
+        diagnosed = {f"diagnosis_{name}": cuts for name, cuts in diagnosis_figures(run.diagnosis).items()}
+        figures |= diagnosed
         for name, cuts in figures.items():
             _write(run.path / "report" / f"{name}.png", cuts["wide"])
         inlined = {name: _figure(cuts) for name, cuts in figures.items()}
-        views.append(view_run(run, label) | {"figures": inlined})
+        views.append(view_run(run, label) | {"figures": inlined, "diagnosed": list(diagnosed)})
     several = len(runs) > 1
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -38,7 +48,8 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     html = environment.get_template("page.html.j2").render(
         title=", ".join(labels),
         runs=views,
-        overlay=_figure(overlay_figure(runs, labels)) if several and any(run.validation for run in runs) else None,
+        overlay={name: _figure(cuts) for name, cuts in overlay_figures(runs, labels).items()} if several else {},
+        hellaswag_caption=HELLASWAG_CAPTION,
         not_comparable=why_losses_do_not_compare(runs),
         run_table=run_table(runs, labels) if several else None,
         differences=recipe_differences(runs, labels) if several else None,

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import EngFormatter
 
 
 SIZES = {"wide": (9.6, 4.2), "narrow": (4.4, 3.9)}  # inches; the page shows them about 900 and 370 pixels wide
@@ -52,13 +52,14 @@ def render(draw: Callable[[Figure], None]) -> Png:
 def finish(
     axes: Axes, ends: list[tuple[float, str, str]], references: dict[str, float], number: str = "{:.3f}"
 ) -> None:
-    """Name the step axis, draw the horizontal references, and label them and the curves' ends at the right edge."""
-    axes.set_xlabel("optimizer step")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    """Name the axis of tokens, draw the horizontal references, and label them and the curves' ends at the right edge."""
+    axes.set_xlabel("tokens trained")
+    axes.xaxis.set_major_formatter(thousands())
     for name, value in references.items():
         axes.axhline(value, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
         ends = [*ends, (value, f"{name} {number.format(value)}", GREY)]
     bottom, top = axes.get_ylim()
+    ends = [end for end in ends if bottom <= end[0] <= top]  # what the frame leaves out has no label
     line_height = 0.06  # of the axes, for the labels' font size in either cut
     lowest = float("-inf")
     for value, text, colour in sorted(ends):
@@ -67,6 +68,13 @@ def finish(
         axes.annotate(
             text, (1, place), (6, 0), "axes fraction", "offset points", va="center", color=colour, fontsize=9
         )
+
+
+def thousands() -> EngFormatter:
+    """Numbers as `200 M` and `1.5 B`: of tokens a billion is no giga."""
+    formatter = EngFormatter(sep=" ")
+    formatter.ENG_PREFIXES = {**EngFormatter.ENG_PREFIXES, 3: "K", 9: "B"}
+    return formatter
 
 
 def marker(values: Sequence[float]) -> str:

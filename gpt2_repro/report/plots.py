@@ -3,14 +3,31 @@
 import statistics
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from gpt2_repro.reference_band import GPT2_LOSS, NAME, band
-from gpt2_repro.report.paper import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Png, finish, marker, render
+from gpt2_repro.reference_band import NAME, band
+from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
+from gpt2_repro.report.paper import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SIZES,
+    SKY,
+    Png,
+    finish,
+    marker,
+    render,
+    thousands,
+)
 from gpt2_repro.report.read import Run, is_number, mapping, points
 
 
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)  # of runs
 FURTHER = (GREEN, PURPLE, RED)  # validation sets beside the main one
 
 
@@ -21,6 +38,8 @@ def run_figures(run: Run) -> dict[str, Png]:
         figures["loss"] = render(lambda figure: _draw_loss(figure, run))
     if compared := _beside_reference(run):
         figures["reference"] = render(lambda figure: _draw_reference(figure, compared))
+    if run.hellaswag:
+        figures["hellaswag"] = render(lambda figure: _draw_hellaswag(figure, [run], [""]))
     if points(run.training, "learning_rate")[0]:
         figures["learning_rate"] = render(lambda figure: _draw_learning_rate(figure, run))
     if points(run.training, "tokens_per_second")[0]:
@@ -28,9 +47,14 @@ def run_figures(run: Run) -> dict[str, Png]:
     return figures
 
 
-def overlay_figure(runs: Sequence[Run], labels: Sequence[str]) -> Png:
-    """The validation losses of several runs over the tokens that they have seen."""
-    return render(lambda figure: _draw_overlay(figure, runs, labels))
+def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Png]:
+    """The validation losses of several runs and their HellaSwag over the tokens that they have seen."""
+    figures = {}
+    if any(run.validation for run in runs):
+        figures["loss"] = render(lambda figure: _draw_overlay(figure, runs, labels))
+    if any(run.hellaswag for run in runs):
+        figures["hellaswag"] = render(lambda figure: _draw_hellaswag(figure, runs, labels))
+    return figures
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -45,46 +69,76 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def _draw_loss(figure: Figure, run: Run) -> None:
     axes = figure.subplots()
-    steps, losses = points(run.training, "loss")
-    if steps:
-        axes.plot(steps, losses, color=SKY, linewidth=0.8, marker=marker(steps), label="training")
-        axes.plot(steps, smooth(losses), color=BLUE, linewidth=1.8, label="smoothed")
+    tokens, losses = points(run.training, "loss")
+    if tokens:
+        axes.plot(tokens, losses, color=SKY, linewidth=0.8, marker=marker(tokens), label="training")
+        axes.plot(tokens, smooth(losses), color=BLUE, linewidth=1.8, label="smoothed")
+    has_band = _draw_band(axes, run)
     ends = []
-    steps, losses = points(run.validation, "eval_loss")
-    if steps:
-        axes.plot(steps, losses, color=ORANGE, marker="o", markersize=4, linewidth=0, label="validation")
+    tokens, losses = points(run.validation, "eval_loss")
+    if tokens:
+        axes.plot(tokens, losses, color=ORANGE, marker="o", markersize=4, linewidth=0, label="validation")
         ends.append((losses[-1], f"validation {losses[-1]:.3f}", ORANGE))
     for number, name in enumerate(run.further_sets):
         colour, label = FURTHER[number % len(FURTHER)], name if len(name) <= 13 else f"{name[:12]}…"
-        steps, losses = points(run.validation, f"eval_{name}_loss")
-        if steps:
+        tokens, losses = points(run.validation, f"eval_{name}_loss")
+        if tokens:
             # Named at the right edge only: the legend has no room for more on a phone.
-            axes.plot(steps, losses, color=colour, marker="s", markersize=3.5, linewidth=0)
+            axes.plot(tokens, losses, color=colour, marker="s", markersize=3.5, linewidth=0)
             ends.append((losses[-1], f"{label} {losses[-1]:.3f}", colour))
     axes.set_ylabel("loss (nats per token)")
-    published = {"GPT-2": GPT2_LOSS} if run.environment.get("reference") else {}
-    finish(axes, ends, run.reference_losses | published)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
+    leave_out_beginning(axes, [points(run.training, "loss"), points(run.validation, "eval_loss")])
+    finish(axes, ends, run.reference_losses | baseline_losses(run))
+    columns = 2 if has_band and figure.get_figwidth() < SIZES["wide"][0] else 4
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
 
 
-def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
-    """Step, validation loss less the middle of the reference's band, half of the band's width; where there is a band."""
+def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> None:
+    """Where curves fall far in their first twentieth, let them come from above the frame: the rest would be a line."""
+    last = max((tokens[-1] for tokens, _ in curves if tokens), default=0)
+    early = [y for tokens, losses in curves for x, y in zip(tokens, losses, strict=True) if x >= last / 20]
+    every = [y for _, losses in curves for y in losses]
+    if early and max(every) - min(every) > 3 * (max(early) - min(every)):
+        axes.set_ylim(min(every) - 0.1 * (max(early) - min(every)), max(early) + 0.2 * (max(early) - min(every)))
+
+
+def _draw_band(axes: Axes, run: Run) -> bool:
+    """Where the reference of a run lies; whether it has one."""
+    if not (limits := _band_of(run)):
+        return False
+    tokens, lows, highs = zip(*limits, strict=True)
+    axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
+    return True
+
+
+def _band_of(run: Run) -> list[tuple[float, float, float]]:
+    """Tokens, lowest and highest loss of the reference at each validation of a run that follows one."""
     if run.environment.get("reference") is None:
         return []
     found = []
-    for step, loss in zip(*points(run.validation, "eval_loss"), strict=True):
-        if limits := band(int(step)):
-            found.append((step, loss - sum(limits) / 2, (limits[1] - limits[0]) / 2))
+    for row in run.validation:
+        if is_number(row.get("tokens")) and (limits := band(int(row["step"]))):
+            found.append((row["tokens"], *limits))
     return found
+
+
+def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
+    """Tokens, validation loss less the middle of the reference's band, half of the band's width; where there is a band."""
+    losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))
+    return [
+        (tokens, losses[tokens] - (low + high) / 2, (high - low) / 2)
+        for tokens, low, high in _band_of(run)
+        if tokens in losses
+    ]
 
 
 def _draw_reference(figure: Figure, compared: Sequence[tuple[float, float, float]]) -> None:
     """The validation losses beside the published runs, on a scale on which their band is wide."""
     axes = figure.subplots()
-    steps, differences, halves = zip(*compared, strict=True)
+    tokens, differences, halves = zip(*compared, strict=True)
     outline = [-half for half in halves], list(halves)
-    axes.fill_between(steps, *outline, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
-    axes.plot(steps, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")
+    axes.fill_between(tokens, *outline, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
+    axes.plot(tokens, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")
     axes.axhline(0, color=GREY, linewidth=1)
     # One loss far outside would make a line of the band.
     widest = 4 * max(halves)
@@ -94,10 +148,33 @@ def _draw_reference(figure: Figure, compared: Sequence[tuple[float, float, float
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
 
 
+def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
+    axes = figure.subplots()
+    ends = []
+    for number, run in enumerate(runs):
+        tokens, accuracies = points(run.hellaswag, "hellaswag_acc")
+        if tokens:
+            axes.plot(
+                tokens,
+                accuracies,
+                _line(number),
+                color=_colour(number),
+                marker="o",
+                markersize=3.5,
+                label=labels[number],
+            )
+            ends.append((accuracies[-1], f"{accuracies[-1]:.4f}", _colour(number)))
+    lines = [hellaswag_lines(run) for run in runs if run.hellaswag]
+    axes.set_ylabel("HellaSwag, accuracy")
+    finish(axes, ends, lines[0] if all(line == lines[0] for line in lines) else {}, "{:.4f}")
+    if len(runs) > 1:
+        _legend(axes, figure, [labels[number] for number, run in enumerate(runs) if run.hellaswag])
+
+
 def _draw_learning_rate(figure: Figure, run: Run) -> None:
-    steps, norms = points(run.training, "grad_norm")
+    tokens, norms = points(run.training, "grad_norm")
     upper, *lower = figure.subplots(
-        2 if steps else 1, sharex=True, height_ratios=[3, 2] if steps else None, squeeze=False
+        2 if tokens else 1, sharex=True, height_ratios=[3, 2] if tokens else None, squeeze=False
     )[:, 0]
     upper.plot(*points(run.training, "learning_rate"), color=BLUE)
     upper.set_ylabel("learning rate")
@@ -106,7 +183,7 @@ def _draw_learning_rate(figure: Figure, run: Run) -> None:
     finish(lower[0] if lower else upper, [], {})
     if not lower:
         return
-    lower[0].plot(steps, norms, color=PURPLE, linewidth=0.8, marker=marker(steps))
+    lower[0].plot(tokens, norms, color=PURPLE, linewidth=0.8, marker=marker(tokens))
     lower[0].set_ylabel("gradient norm")
     if min(norms) > 0:
         lower[0].set_yscale("log")
@@ -128,28 +205,47 @@ def _draw_learning_rate(figure: Figure, run: Run) -> None:
 
 
 def _draw_throughput(figure: Figure, run: Run) -> None:
-    steps, speeds = points(run.training, "tokens_per_second")
+    tokens, speeds = points(run.training, "tokens_per_second")
+    _, shares = points(run.training, "mfu")
     axes = figure.subplots()
-    axes.plot(steps, speeds, color=GREEN, linewidth=0.8, marker=marker(steps))
+    axes.plot(tokens, speeds, color=GREEN, linewidth=0.8, marker=marker(tokens))
     axes.set_ylabel("tokens per second")
-    axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.yaxis.set_major_formatter(thousands())
     axes.set_ylim(bottom=0)
-    finish(axes, [], {"median": statistics.median(speeds)}, "{:,.0f}")
+    median = statistics.median(speeds)
+    ends = [(median, f"MFU {statistics.median(shares):.1%}", GREY)] if shares else []
+    finish(axes, ends, {"median": median}, "{:,.0f}")
 
 
 def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     axes = figure.subplots()
-    room = int(9 * figure.get_figwidth())  # characters of the legend's font in the width of the figure
-    labels = [label if len(label) < room - 6 else f"…{label[7 - room :]}" for label in labels]
-    columns = max(1, min(3, len(runs), room // (max(map(len, labels)) + 6)))
-    colours = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
-    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        tokens, losses = points(run.validation, "eval_loss", x="tokens")
-        line = ("-", "--", ":")[number // len(colours) % 3]
-        axes.plot(tokens, losses, line, color=colours[number % len(colours)], marker="o", markersize=3.5, label=label)
-    references = [run.reference_losses for run in runs]
+    for number, run in enumerate(runs):
+        tokens, losses = points(run.validation, "eval_loss")
+        axes.plot(
+            tokens, losses, _line(number), color=_colour(number), marker="o", markersize=3.5, label=labels[number]
+        )
+    any(_draw_band(axes, run) for run in runs)  # one is enough
+    lines = [run.reference_losses | baseline_losses(run) for run in runs]
+    leave_out_beginning(axes, [points(run.validation, "eval_loss") for run in runs])
     axes.set_ylabel("validation loss (nats per token)")
-    finish(axes, [], references[0] if all(losses == references[0] for losses in references) else {})
-    axes.set_xlabel("tokens seen")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
+    finish(axes, [], lines[0] if all(losses == lines[0] for losses in lines) else {})
+    _legend(axes, figure, labels)
+
+
+def _line(number: int) -> str:
+    return ("-", "--", ":")[number // len(COLOURS) % 3]
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _legend(axes: Axes, figure: Figure, labels: Sequence[str]) -> None:
+    """Names above the axes, each cut at its beginning where the figure has no room for it."""
+    room = int(9 * figure.get_figwidth())  # characters of the legend's font in the width of the figure
+    cut = [label if len(label) < room - 6 else f"…{label[7 - room :]}" for label in labels]
+    columns = max(1, min(3, len(labels), room // (max(map(len, cut)) + 6)))
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(
+        handles, cut + names[len(cut) :], loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2
+    )

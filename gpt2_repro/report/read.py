@@ -30,6 +30,7 @@ class Run:
     validation: list[Row]
     samples: list[Row]
     comparison: dict[str, Any]
+    diagnosis: dict[str, Any]
     broken_lines: int  # of metrics.jsonl, without a last one cut short by a kill
 
     @property
@@ -41,6 +42,22 @@ class Run:
         """Losses of count models on the validation text, in nats per token, by the model's name."""
         losses = mapping(mapping(self.environment.get("data")).get("reference_losses"))
         return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
+
+    @property
+    def hellaswag(self) -> list[Row]:
+        """The validations with which HellaSwag was scored."""
+        return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]
+
+    @property
+    def accounts(self) -> dict[str, float]:
+        """Seconds by what they were for."""
+        return {name: value for name, value in mapping(self.status.get("accounts")).items() if is_number(value)}
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What the machine costs, 0 where nobody has said so."""
+        price = self.environment.get("usd_per_hour")
+        return price if is_number(price) else 0.0
 
     @property
     def non_finite_steps(self) -> list[int]:
@@ -79,6 +96,7 @@ def read_run(path: Path) -> Run:
     events, broken_lines = _read_lines(path / "metrics.jsonl")
     samples, _ = _read_lines(path / "samples.jsonl")
     recipe_file = path / "recipe.yaml"
+    environment = _read_object(path / "environment.json")
     recipe_text = recipe_file.read_text() if recipe_file.is_file() else ""
     try:
         recipe = yaml.safe_load(recipe_text)
@@ -88,12 +106,13 @@ def read_run(path: Path) -> Run:
         path=path,
         recipe_text=recipe_text,
         recipe=mapping(recipe),
-        environment=_read_object(path / "environment.json"),
+        environment=environment,
         status=_read_object(path / "run_status.json"),
-        training=_last_per_step(row for row in events if "loss" in row),
-        validation=_last_per_step(row for row in events if any(key.startswith("eval_") for key in row)),
+        training=_last_per_step((row for row in events if "loss" in row), environment),
+        validation=_last_per_step((row for row in events if any(key.startswith("eval_") for key in row)), environment),
         samples=list({(row.get("step"), row.get("prompt")): row for row in samples}.values()),
         comparison=_read_object(path / "evaluation" / "comparison.json"),
+        diagnosis=_read_object(path / "evaluation" / "diagnosis" / "diagnosis.json"),
         broken_lines=broken_lines,
     )
 
@@ -113,10 +132,15 @@ def mapping(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def points(rows: Sequence[Row], key: str, *, x: str = "step") -> tuple[list[float], list[float]]:
-    """The finite values of `key` and the `x` that they belong to."""
-    pairs = [(row[x], row[key]) for row in rows if is_number(row.get(x)) and is_number(row.get(key))]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+def values(rows: Sequence[Row], key: str) -> list[float]:
+    """The finite values of `key`."""
+    return [row[key] for row in rows if is_number(row.get(key))]
+
+
+def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
+    """The finite values of `key` behind the tokens at which they were measured."""
+    placed = [row for row in rows if is_number(row.get("tokens")) and is_number(row.get(key))]
+    return values(placed, "tokens"), values(placed, key)
 
 
 def _no_run(path: Path) -> str:
@@ -159,10 +183,15 @@ def _read_lines(path: Path) -> tuple[list[Row], int]:
     return rows, sum(number < len(lines) for number in broken)
 
 
-def _last_per_step(rows: Iterable[Row]) -> list[Row]:
-    """One row per step, in order: a resumed run repeats steps, and what it wrote last is what happened."""
+def _last_per_step(rows: Iterable[Row], environment: Row) -> list[Row]:
+    """One row per step, in order: a resumed run repeats steps, and what it wrote last is what happened.
+
+    A row that does not say its tokens has those that the plan in `environment` gives its step.
+    """
     merged: dict[int, Row] = {}
     for row in rows:
         if is_number(row.get("step")):
             merged[row["step"]] = merged.get(row["step"], {}) | row
-    return [merged[step] for step in sorted(merged)]
+    tokens_per_step = mapping(environment.get("plan")).get("tokens_per_step")
+    planned = tokens_per_step if is_number(tokens_per_step) else 0
+    return [({"tokens": step * planned} if planned else {}) | merged[step] for step in sorted(merged)]

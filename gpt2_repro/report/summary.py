@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-from gpt2_repro.report.facts import duration, facts, loss_text, progress, reference_name, where_things_are
+from gpt2_repro.billing import bill_lines
+from gpt2_repro.report.facts import (
+    duration,
+    facts,
+    hellaswag_lines,
+    loss_text,
+    progress,
+    reference_name,
+    where_things_are,
+)
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import aligned, comparison_table
 
@@ -23,8 +32,15 @@ def summary(run: Run, page: Path) -> list[str]:
         )
     for name, loss in numbers.further_losses.items():
         lines.append(f"  validation loss of {name} {loss_text(loss)} nats/token")
+    if numbers.hellaswag is not None:
+        beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
+        lines.append(
+            f"  HellaSwag {numbers.hellaswag:.4f} of {numbers.hellaswag_items:,} items"
+            + (f"; {beside}" if beside else "")
+        )
     if numbers.tokens_per_second is not None:
         lines.append(f"  median {numbers.tokens_per_second:,.0f} tokens/s, {duration(numbers.seconds)} wall time")
+    lines += [f"  {line}" for line in bill_lines(run.accounts, usd_per_hour=run.usd_per_hour)]
     if run.comparison.get("rows"):
         lines += ["", *(f"  {line}" for line in aligned(comparison_table(run.comparison))), ""]
         if run.comparison.get("limit"):

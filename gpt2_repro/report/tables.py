@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gpt2_repro.billing import bill, minutes
 from gpt2_repro.report.facts import count, duration, facts, loss_text
 from gpt2_repro.report.read import Run, is_number, mapping
 
@@ -66,15 +67,37 @@ def validation_table(run: Run) -> Table:
     return Table(["step", *(f"{key} (nats/token)" if key.endswith("loss") else key for key in keys)], rows)
 
 
+def bill_table(run: Run) -> Table:
+    """Where the time went: minutes and seconds, shares and, where the price is known, dollars."""
+    lines = bill(run.accounts, usd_per_hour=run.usd_per_hour)
+    cells = [[line.name, minutes(line.seconds), f"{line.share:.1%}", f"${line.usd or 0:,.2f}"] for line in lines]
+    headers = ["what for", "minutes", "share", "cost"][: 4 if run.usd_per_hour else 3]
+    rows = [[Cell(name), *(Cell(text, "number") for text in texts)] for name, *texts in cells]
+    return Table(headers, [row[: len(headers)] for row in rows])
+
+
+def deviation_table(run: Run) -> Table:
+    """How the recipe deviates from the default one in what is learned, and what that is known to do."""
+    rows = [
+        [Cell(str(its.get(key))) for key in ("field", "run", "recipe", "effect")]
+        for its in run.environment.get("deviations") or []
+    ]
+    return Table(["field", "here", "gpt2_124m", "known effect"], rows)
+
+
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """The key numbers of several runs, one run a row."""
     rows = []
     for label, numbers in zip(labels, map(facts, runs), strict=True):
         speed = f"{numbers.tokens_per_second:,.0f}" if numbers.tokens_per_second is not None else "–"
-        texts = [count(numbers.step), count(numbers.tokens), count(numbers.parameters)]
-        texts += [loss_text(numbers.validation_loss), speed, duration(numbers.seconds)]
+        texts = [count(numbers.parameters), count(numbers.tokens)]
+        score = f"{numbers.hellaswag:.4f}" if numbers.hellaswag is not None else "–"
+        mfu = f"{numbers.mfu:.1%}" if numbers.mfu is not None else "–"
+        cost = f"${numbers.usd:,.2f}" if numbers.usd is not None else "–"
+        texts += [loss_text(numbers.validation_loss), score, speed, mfu, duration(numbers.seconds), cost]
         rows.append([Cell(label), Cell(numbers.state), *(Cell(text, "number") for text in texts)])
-    units = ["step", "tokens", "parameters", "validation loss (nats/token)", "tokens/s (median)", "time"]
+    units = ["parameters", "tokens", "validation loss (nats/token)", "HellaSwag", "tokens/s (median)", "MFU"]
+    units += ["time", "cost"]
     return Table(["run", "state", *units], rows)
 
 

@@ -6,18 +6,29 @@ from typing import Any
 
 from gpt2_repro.report.facts import (
     Facts,
+    baseline_losses,
     count,
     duration,
     facts,
+    hellaswag_lines,
     loss_text,
     progress,
     reference_name,
     where_things_are,
 )
 from gpt2_repro.report.read import Row, Run, is_number, mapping
-from gpt2_repro.report.tables import comparison_table, count_table, flatten, validation_table
+from gpt2_repro.report.tables import (
+    bill_table,
+    comparison_table,
+    count_table,
+    deviation_table,
+    flatten,
+    validation_table,
+)
 
 
+# Parts of environment.json that stand elsewhere on the page, or in a sentence.
+HAVE_PLACES = ("data", "versions", "accelerator", "plan", "deviations")
 STATE_MARKS = {"complete": "✓", "running": "●", "stopped": "■", "failed": "✕"}
 
 
@@ -33,7 +44,8 @@ class Tile:
 def view_run(run: Run, label: str) -> dict[str, Any]:
     """What the template shows of one run."""
     numbers = facts(run)
-    newest = max((row.get("step", 0) for row in run.samples), default=0)
+    samples: list[Row] = [{"prompt": "", "text": ""} | row for row in run.samples if is_number(row.get("step"))]
+    samples.sort(key=lambda row: -row["step"])
     return {
         "label": label,
         "run": run,
@@ -44,8 +56,13 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "tiles": _tiles(run, numbers),
         "references": [(reference_name(name), loss_text(loss)) for name, loss in run.reference_losses.items()],
         "validation": validation_table(run),
-        "samples": [row for row in run.samples if row.get("step", 0) == newest],
-        "samples_step": newest,
+        "samples": samples,
+        "newest": samples[0]["step"] if samples else None,
+        "baselines": _baseline_sentences(run),
+        "captions": _diagnosis_captions(run),
+        "bill": bill_table(run),
+        "price": f"${run.usd_per_hour:,.2f} an hour" if run.usd_per_hour else None,
+        "deviations": deviation_table(run) if "deviations" in run.environment else None,
         "comparison": comparison_table(run.comparison) if run.comparison.get("rows") else None,
         "data": _data_rows(run),
         "counts": count_table(mapping(run.environment.get("data"))),
@@ -67,10 +84,17 @@ def _tiles(run: Run, numbers: Facts) -> list[Tile]:
         if (unigram := run.reference_losses.get("unigram")) is not None:
             note += f"; unigram {loss_text(unigram)}"
         tiles.append(Tile(f"vs {reference_name('bigram')}", f"{loss - bigram:+.3f}".replace("-", "−"), note))
+    if numbers.hellaswag is not None:
+        beside = [f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items()]
+        tiles.append(
+            Tile("HellaSwag", f"{numbers.hellaswag:.4f}", ", ".join(beside) or f"of {numbers.hellaswag_items} items")
+        )
     of = f"of {count(numbers.total_tokens)} planned" if numbers.total_tokens else "tokens"
     tiles.append(Tile("Tokens seen", count(numbers.tokens), of))
     tiles.append(Tile("Parameters", count(numbers.parameters), "as trained"))
     tiles.append(Tile("Time", duration(numbers.seconds), "wall time"))
+    if numbers.usd is not None:
+        tiles.append(Tile("Cost", f"${numbers.usd:,.2f}", f"at ${run.usd_per_hour:,.2f} an hour"))
     if numbers.tokens_per_second is not None:
         tiles.append(Tile("Speed", f"{numbers.tokens_per_second:,.0f}", "tokens/s, median"))
     if numbers.mfu is not None:
@@ -78,6 +102,29 @@ def _tiles(run: Run, numbers: Facts) -> list[Tile]:
     if numbers.padding is not None:
         tiles.append(Tile("Padding", f"{numbers.padding:.1%}", "of the computed positions, median"))
     return tiles
+
+
+def _baseline_sentences(run: Run) -> list[str]:
+    return [
+        f"Dashed, baseline: {run.diagnosis['models'][1]['name']}, by the difference that the diagnosis measured."
+        if name == "baseline"
+        else f"Dashed, {name}: OpenAI's model on this validation set, as published (gpt2_repro/baselines.py)."
+        for name in baseline_losses(run)
+    ]
+
+
+def _diagnosis_captions(run: Run) -> dict[str, str]:
+    """What each figure of a diagnosis shows."""
+    if not run.diagnosis:
+        return {}
+    name, baseline = (model["name"] for model in run.diagnosis["models"][:2])
+    same = f"{name} and {baseline} on the same tokens"
+    return {
+        "diagnosis_domains": f"{same}, by domain; below, the difference with its 95 % interval.",
+        "diagnosis_positions": f"{same}, by position in the window.",
+        "diagnosis_frequencies": f"{same}, by how often a token stands in {run.diagnosis['frequencies_of']}.",
+        "diagnosis_document_start": f"{same}, behind the start of a document; dotted: without a start token.",
+    }
 
 
 def _data_rows(run: Run) -> list[Row]:
@@ -90,7 +137,7 @@ def _data_rows(run: Run) -> list[Row]:
 def _environment_rows(run: Run) -> list[Row]:
     """Everything in environment.json but the data; accelerator and plan as a sentence, then the versions."""
     environment = run.environment
-    rows = {key: value for key, value in environment.items() if key not in ("data", "versions", "accelerator", "plan")}
+    rows = {key: value for key, value in environment.items() if key not in HAVE_PLACES}
     if "flops_per_token" in rows:
         rows["flops_per_token"] = count(rows["flops_per_token"])
     rows |= {"accelerator": _accelerator(mapping(environment.get("accelerator")))}

@@ -15,10 +15,10 @@ def test_the_last_value_of_a_step_wins(run_folder: Path) -> None:
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "tokens": 57344, "loss": 1.5}\n{"step": 40, "tokens": 327680, "eval_loss": 4.0}\n')
     run = read_run(run_folder)
-    steps, losses = points(run.training, "loss")
-    assert steps == list(range(1, 41))
+    tokens, losses = points(run.training, "loss")
+    assert tokens == [8192 * step for step in range(1, 41)]
     assert losses[6] == 1.5
-    assert points(run.validation, "eval_loss") == ([20, 40], [4.6, 4.0])
+    assert points(run.validation, "eval_loss") == ([20 * 8192, 40 * 8192], [4.6, 4.0])
     assert facts(run).validation_loss == 4.0
 
 
@@ -36,7 +36,7 @@ def test_a_line_broken_by_a_kill_and_written_on_is_counted(run_folder: Path) -> 
         file.write('{"step": 41, "tok{"step": 41, "loss": 4.0}\n{"step": 42, "loss": 3.9}\n')
     run = read_run(run_folder)
     assert run.broken_lines == 1
-    assert run.training[-1] == {"step": 42, "loss": 3.9}
+    assert run.training[-1] == {"step": 42, "loss": 3.9, "tokens": 42 * 8192}  # by the plan, where it was not said
 
 
 def test_a_sample_keeps_its_odd_line_ends(run_folder: Path) -> None:
