@@ -49,8 +49,8 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.resuming import choose_start
     from gpt2_repro.training.run_directory import RunDirectory
 
-    length, name = data_args.sequence_length, recipe.path.stem
-    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, run_name=name, manifest=manifest)
+    length, names = data_args.sequence_length, {"stem": recipe.path.stem, "title": recipe.title}
+    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, manifest=manifest, **names)
     main_process = args.process_index == 0
     run = RunDirectory(str(args.output_dir))
     trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])

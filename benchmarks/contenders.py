@@ -97,6 +97,7 @@ def trainer(setup: Setup, watch: Stopwatch) -> None:
 
     from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.training.arguments import PretrainingArguments
+    from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
     from gpt2_repro.training.run_directory import RunDirectory
     from gpt2_repro.training.trainer import PretrainingTrainer
@@ -122,7 +123,7 @@ def trainer(setup: Setup, watch: Stopwatch) -> None:
         sections={"training": PretrainingArguments},
     )
     args, plan = resolve_arguments(
-        recipe.values["training"], sequence_length=setup.model["sequence_length"], run_name="benchmark"
+        recipe.values["training"], sequence_length=setup.model["sequence_length"], stem="benchmark"
     )
 
     class Watched(TrainerCallback):
@@ -134,14 +135,13 @@ def trainer(setup: Setup, watch: Stopwatch) -> None:
         "accelerator": {"peak_flops": None},
         "precision": "bf16" if setup.bf16 else "fp32",
         "flops_per_token": 0,
+        "plan": dataclasses.asdict(plan),
         "data": {"request": {"packing": "concat"}},
     }
     training = PretrainingTrainer(
         model=our_model(setup),
         args=args,
-        train_dataset=data,
-        eval_dataset=data,
-        processing_class=None,
+        inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
         plan=plan,
         run=RunDirectory(str(args.output_dir)),
         environment=environment,

@@ -1,6 +1,10 @@
 """What a run would be, without running it: `train.py --dry_run`."""
 
-from gpt2_repro.compute import checkpoint_bytes, gpt2_parameters
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from gpt2_repro.compute import checkpoint_bytes, forward_share, gpt2_parameters
 from gpt2_repro.compute import flops_per_token as count_flops
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import read_manifest
@@ -10,6 +14,10 @@ from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.plan import BY_LENGTH, check_strategy, plan_run
 from gpt2_repro.recipe import ParsedRecipe
+
+
+# GPT-2's tokens of HellaSwag's 40,168 rows, with the padding of passes of 65,536 positions (tests/evaluation/test_hellaswag.py).
+HELLASWAG_TOKENS = 3_034_080
 
 
 def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArguments) -> None:
@@ -66,8 +74,22 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
     tokens = steps * training["tokens_per_step"]
     bound = "at most " if data_args.packing == "wrap" and not by_length else ""
     print(f"steps             {steps:,} = {bound}{tokens:,} tokens")
+    if training["eval_strategy"] != "no" and (between := _between(training)):
+        print(f"between steps     {', '.join(between)} of their time: a third of their FLOPs a token")
     print(f"FLOPs             {flops / 1e6:,.1f} M a token (6N + 12LCT), {flops * tokens:.3g} in all")
     hours = flops * tokens / (0.5 * PEAK_FLOPS["H100"]) / 3600
     print(f"                  {hours:.1f} hours on one H100 at 50 % of its peak: arithmetic, not a measurement")
     print(f"checkpoint        {checkpoint_bytes(trained, bf16=training['bf16']) / 1e9:.2f} GB each")
     print(f"final             {parameters * 4 / 1e9:.2f} GB in fp32")
+
+
+def _between(training: Mapping[str, Any]) -> list[str]:
+    """What is measured between steps, with its share in their time."""
+    forward = functools.partial(forward_share, tokens_per_step=training["tokens_per_step"])
+    shares = {"validation": (training["eval_tokens"], training["eval_steps"])}
+    shares["HellaSwag"] = (HELLASWAG_TOKENS, training["hellaswag_steps"])
+    return [
+        f"{name} {forward(tokens, every_steps=steps):.2%}"
+        for name, (tokens, steps) in shares.items()
+        if tokens and steps
+    ]

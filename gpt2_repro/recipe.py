@@ -20,6 +20,7 @@ from gpt2_repro.errors import UserError, did_you_mean
 
 
 SECTIONS = ("data", "model", "training", "evaluation")
+PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # change no run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,13 @@ class ParsedRecipe:
     values: dict[str, dict[str, Any]]  # by section: every field of its dataclass
     typed: frozenset[str]  # the fields that the user typed on the command line
     extras: argparse.Namespace  # options that belong to the command, not to the recipe
+
+    @property
+    def title(self) -> str:
+        """The recipe and what was typed to change it: `gpt2_124m learning_rate=0.0003 seed=43`."""
+        values = {key: value for section in self.values.values() for key, value in section.items()}
+        typed = [f"{key}={values[key]}" for key in sorted(self.typed & values.keys()) if key not in PLACES]
+        return " ".join([self.path.stem, *typed])
 
     def resolved(self) -> dict[str, dict[str, Any]]:
         """What a reader needs to run it again: each section's own fields, and inherited ones that were changed."""

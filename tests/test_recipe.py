@@ -114,3 +114,11 @@ def test_help_shows_own_options_first(recipe: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert stop.value.code == 0
     assert "--num_layers" in shown and "(default: 2)" in shown and "--owned" not in shown
+
+
+def test_a_run_is_named_by_the_recipe_and_what_was_typed(recipe: Path) -> None:
+    def title(*argv: object) -> str:
+        return parse_recipe([str(word) for word in argv], sections={"model": Shape}).title
+
+    assert title(recipe) == "run"
+    assert title(recipe, "--tokens", "1_000", "--kind=square") == "run kind=square tokens=1000"

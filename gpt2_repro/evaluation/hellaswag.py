@@ -152,16 +152,16 @@ class HellaSwag:
         for numbers in self.batches(positions)[process::processes]:
             if not goes_on():
                 break
-            ids, labels, row_of_target = (part.to(device) for part in self._collate(numbers))
+            ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
             sums = torch.zeros(len(numbers), dtype=torch.float64, device=device)
             sums.index_add_(0, row_of_target, losses_of(ids, labels).double())
             means[torch.tensor(numbers, device=device)] = sums / row_of_target.bincount()
             after_batch()
         return means.view(-1, ENDINGS)
 
-    def _collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids and labels [rows, T], padded on the right, behind all that a row's own positions see; each target's row."""
-        width = len(self.rows[numbers[0]][0]) - 1
+    def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows by their numbers: ids and labels [rows, T], padded on the right, behind all that a row's own positions see; each target's row."""
+        width = max(len(self.rows[number][0]) for number in numbers) - 1
         ids = torch.zeros(len(numbers), width, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED)
         for line, number in enumerate(numbers):

@@ -61,7 +61,7 @@ class PretrainingArguments(TrainingArguments):
     save_strategy: Literal["steps", "no"] = _field(
         "steps", "Save by steps and minutes (steps), or only when the run is stopped (no)."
     )
-    save_steps: int = _field(1000, "Steps between checkpoints.")
+    save_steps: int = _field(2000, "Steps between checkpoints.")
     save_minutes: float = _field(
         15.0, "Minutes after which a checkpoint is due whatever the step; 0 counts steps only."
     )

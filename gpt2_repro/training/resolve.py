@@ -20,14 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_arguments(
-    asked: dict[str, Any], *, sequence_length: int, run_name: str, manifest: dict[str, Any] | None = None
+    asked: dict[str, Any], *, sequence_length: int, stem: str, title: str = "", manifest: dict[str, Any] | None = None
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """The arguments with everything derived, and the plan they follow.
 
     Args:
         asked: every field of PretrainingArguments as the recipe and the command line say it.
         sequence_length: targets of a row.
-        run_name: names the run directory where none is asked for.
+        stem: names the run directory where none is asked for.
+        title: names the run for tracking services where no other name is asked for.
         manifest: of the prepared folder; None for full rows, as many as it takes.
 
     Raises UserError for a device that is not there or cannot be used, more processes than GPUs, tokens per step that
@@ -50,7 +51,8 @@ def resolve_arguments(
     compile_asked = False if plan.by_length else asked["torch_compile"]
     compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
-        "output_dir": asked["output_dir"] or f"runs/{run_name}",
+        "output_dir": asked["output_dir"] or f"runs/{stem}",
+        "run_name": asked["run_name"] or title or stem,
         "use_cpu": use_cpu,
         "bf16": bf16,
         "max_steps": plan.max_steps,

@@ -10,9 +10,14 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+from gpt2_repro.baselines import HELLASWAG_ITEMS
+from gpt2_repro.compute import forward_share
+from gpt2_repro.dry_run import HELLASWAG_TOKENS
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.recipe import parse_recipe
+from gpt2_repro.training.arguments import PretrainingArguments
 
 
 ROW = {"ctx": "A man sits on a roof. he", "endings": ["sings.", "pulls up old shingles.", "is", "a b c"], "label": "1"}
@@ -162,3 +167,26 @@ def test_what_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message) as told:
             read_items(source)
         assert "\n" not in str(told.value)
+
+
+def test_what_all_of_it_costs_is_what_a_dry_run_says(tokenizer, real_data: Path) -> None:
+    items = read_items(str(real_data / "hellaswag" / "hellaswag_val.jsonl.gz"))
+    assert len(items) == HELLASWAG_ITEMS
+    scorer = HellaSwag(items, tokenizer, window=1024)
+    batches = scorer.batches(64 * 1024)
+    positions = sum(len(batch) * (len(scorer.rows[batch[0]][0]) - 1) for batch in batches)
+    assert positions == HELLASWAG_TOKENS < 1.03 * sum(len(row) - 1 for row, _ in scorer.rows)
+
+
+@pytest.mark.parametrize(("tokens_per_second", "save", "sample"), [(1.75e6, 2.0, 0.6), (3.5e6, 2.0, 0.6)])
+def test_at_the_default_cadence_all_but_steps_stays_under_4_percent_on_8_gpus(
+    tokens_per_second: float, save: float, sample: float
+) -> None:
+    """8 x A100 by llm.c's published 300 ms a step, and twice as fast; seconds of a save and of a sample are assumed."""
+    training = parse_recipe([], sections={"training": PretrainingArguments}).values["training"]
+    tokens = training["tokens_per_step"]
+    share = forward_share(training["eval_tokens"], every_steps=training["eval_steps"], tokens_per_step=tokens)
+    share += forward_share(HELLASWAG_TOKENS, every_steps=training["hellaswag_steps"], tokens_per_step=tokens)
+    for seconds, steps in ((save, training["save_steps"]), (sample, training["sample_steps"])):
+        share += seconds / (steps * tokens / tokens_per_second)
+    assert 0.03 < share < 0.04

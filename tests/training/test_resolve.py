@@ -15,7 +15,7 @@ def resolve(tiny_recipe: Path, tmp_path: Path):
     def run(*options: str, manifest: dict | None = None):
         words = [str(tiny_recipe), "--output_dir", str(tmp_path / "run"), *options]
         asked = parse_recipe(words, sections={"training": PretrainingArguments}, options=("training",)).values
-        return resolve_arguments(asked["training"], sequence_length=32, run_name="tiny", manifest=manifest)
+        return resolve_arguments(asked["training"], sequence_length=32, stem="tiny", manifest=manifest)
 
     return run
 

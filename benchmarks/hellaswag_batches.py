@@ -1,0 +1,87 @@
+"""HellaSwag as this project scores it while a model trains, beside the ways that people write it, on one device.
+
+python benchmarks/hellaswag_batches.py --data hellaswag_val.jsonl.gz --tokenizer openai-community/gpt2 --items 32
+python benchmarks/hellaswag_batches.py --data Rowan/hellaswag --tokenizer openai-community/gpt2          all, on a GPU
+
+A GPT-2 of 124M with untrained weights, bf16 on a GPU; the contenders take turns, and must choose the same endings.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
+from gpt2_repro.model.pretraining import make_pretraining
+
+
+VOCABULARY = 50_257
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="HellaSwag's validation split: a file or a Hub id.")
+    parser.add_argument("--tokenizer", required=True, help="GPT-2's: a folder or a Hub id.")
+    parser.add_argument("--items", type=int, help="Evenly spread ones; default all.")
+    parser.add_argument("--positions", type=int, help="Of a pass; default 65,536 on a GPU, 2,048 on a CPU.")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    device, dtype = (torch.device("cuda"), torch.bfloat16) if cuda else (torch.device("cpu"), torch.float32)
+    positions = options.positions or (65_536 if cuda else 2048)
+    tokenizer, items = AutoTokenizer.from_pretrained(options.tokenizer), read_items(options.data)
+    items = items[:: max(1, len(items) // (options.items or len(items)))]
+    scorer = HellaSwag(items, tokenizer, window=1024)
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=50_304, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="causal_sdpa").to(device).eval()
+    model = make_pretraining(model, vocab_size=VOCABULARY)
+
+    def by_length() -> torch.Tensor:
+        losses = scorer.losses(
+            lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
+            positions=positions,
+            device=device,
+        )
+        return losses.argmin(1)
+
+    @torch.no_grad()
+    def in_groups(size: int) -> torch.Tensor:
+        """`size` endings a pass, padded to the longest, with all logits: 4 is an item of build-nanogpt's hellaswag.py."""
+        means = []
+        for first in range(0, len(scorer.rows), size):
+            ids, labels, _ = (part.to(device) for part in scorer.collate(range(first, first + size)))
+            logits = model(input_ids=ids).logits.float()
+            each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+            means.append(each.sum(1) / (labels >= 0).sum(1))
+        return torch.cat(means).view(-1, 4).argmin(1)
+
+    contenders: dict[str, Callable[[], torch.Tensor]] = {
+        "this project": by_length,
+        "an item a pass, as build-nanogpt": lambda: in_groups(4),
+        "an ending a pass": lambda: in_groups(1),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    answers = {name: contend() for name, contend in contenders.items()}  # and warm
+    for _ in range(options.rounds):
+        for name, contend in contenders.items():
+            began = time.perf_counter()
+            contend().cpu()
+            seconds[name].append(time.perf_counter() - began)
+    ours = statistics.median(seconds["this project"])
+    tokens = sum(len(row) - 1 for row, _ in scorer.rows)
+    print(
+        f"{len(items):,} items, {tokens:,} tokens, {positions:,} positions a pass, {device}, {dtype}, torch {torch.__version__}\n"
+    )
+    print("| contender | seconds, median | times as long | same answers |\n| --- | ---: | ---: | ---: |")
+    for name, times in seconds.items():
+        same = (answers[name] == answers["this project"]).float().mean().item()
+        print(f"| {name} | {statistics.median(times):.2f} | {statistics.median(times) / ours:.2f} | {same:.1%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The notebooks run from their first cell to their last, on a small recorded run and on a tiny real one."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from nbclient import NotebookClient
+
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.sources import shakespeare
+
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+@pytest.fixture
+def execute() -> Callable[..., tuple[str, list[str]]]:
+    """Runs a notebook where it lies, with other parameters; returns its text and the kinds of its outputs."""
+
+    def run(name: str, parameters: str) -> tuple[str, list[str]]:
+        notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+        cell.source = parameters
+        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        kinds = [kind for output in outputs for kind in output.get("data", {})]
+        return "".join(output.get("text", "") for output in outputs), kinds
+
+    return run
+
+
+def test_the_report_in_a_notebook(execute, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two", learning_rate=2e-3)
+    (two / "metrics.jsonl").open("a").write('{"step": 41, "los')  # killed while it wrote
+    shutil.rmtree(two / "evaluation")
+    text, kinds = execute("run_report", f"RUNS = {[str(one), str(two)]}")
+    assert kinds.count("image/png") == 2 * 3 + 1 + 1  # figures of each, the overlay, the plot of one's own
+    assert "validation loss (nats/token)" in text and "one: evaluation" in text
+    assert "two: Not evaluated yet" in text and "one, step 40: Once there was" in text
+
+
+def test_shakespeare_from_text_to_samples(
+    execute, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text())
+    monkeypatch.setattr(shakespeare, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
+    prepare(DataArguments(**recipe["data"] | {"dataset_dir": str(tmp_path / "data")}), PreparationOptions(num_proc=1))
+    options = "--max_steps 30 --eval_steps 30 --eval_tokens 6400"
+    parameters = f'DATA, RUN, OPTIONS = "{tmp_path}/data", "{tmp_path}/run", "{options}"'
+    text, kinds = execute("shakespeare", parameters)
+    assert kinds.count("image/png") == 3
+    assert "run: complete, step 30 of 30" in text and "where the minutes went" in text
+    assert json.loads((tmp_path / "run" / "run_status.json").read_text())["eval_loss"] < 4
+    assert text.count("ROMEO:") > 3
