@@ -14,6 +14,7 @@ ACCOUNTS = {
     "hellaswag": "HellaSwag",
     "samples": "samples",
     "saves": "saving",
+    "unknown": "not booked",  # of attempts that did not say, or died before they could
     "idle": "idle",  # between two attempts of a supervised run, in which the machine is paid and nothing runs
 }
 

@@ -87,7 +87,11 @@ def _between(training: Mapping[str, Any]) -> list[str]:
     """What is measured between steps, with its share in their time."""
     forward = functools.partial(forward_share, tokens_per_step=training["tokens_per_step"])
     shares = {"validation": (training["eval_tokens"], training["eval_steps"])}
-    shares["HellaSwag"] = (HELLASWAG_TOKENS, training["hellaswag_steps"])
+    # With a validation, so never more often than one.
+    shares["HellaSwag"] = (
+        HELLASWAG_TOKENS,
+        training["hellaswag_steps"] and max(training["hellaswag_steps"], training["eval_steps"]),
+    )
     return [
         f"{name} {forward(tokens, every_steps=steps):.2%}"
         for name, (tokens, steps) in shares.items()

@@ -41,7 +41,7 @@ def peak_flops(name: str) -> float | None:
 
 def is_part_or_kin(name: str) -> bool:
     """Whether this is a part of a GPU that tables know, or only named like one."""
-    return any(word in name for word in ("MIG", "Laptop", "4090 D"))
+    return any(word in name for word in ("MIG", "Laptop", "4090 D", "GH200"))
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:

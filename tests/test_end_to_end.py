@@ -39,7 +39,7 @@ def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -
     assert environment["plan"]["total_tokens"] == 8 * 256
     assert environment["data"]["counts"]["train"]["rows"] > 0
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert [sample["step"] for sample in samples] == [0, 4, 8] and samples[-1]["text"]
+    assert [sample["step"] for sample in samples] == [0, 8] and samples[-1]["text"]
     training = [event for event in events(run) if "loss" in event]
     assert all(event["tokens_per_second"] > 0 and 0 <= event["data_wait"] < 1 for event in training)
 
@@ -179,6 +179,7 @@ def test_two_steps_of_the_real_model_on_real_text(real_data: Path, type_command,
         OMP_NUM_THREADS="2",
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "HellaSwag is not scored" in done.stdout  # the recipe asks for it, and there is no network
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert events[0]["step"] == 0 and events[0]["eval_loss"] == pytest.approx(10.98, abs=0.1)
     assert [event["step"] for event in events if "loss" in event] == [1, 2]

@@ -8,6 +8,7 @@ stands as it is; context and endings are tokenized apart, with a space before an
 import gzip
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import RunFailed, UserError
 
 
 logger = logging.getLogger(__name__)
 
 HUB_ID = "Rowan/hellaswag"
 ENDINGS = 4
+LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies, text in others
 IGNORED = -100  # the label of a position that is no target
 SKIP = "or type --hellaswag_steps 0"
 
@@ -37,11 +39,10 @@ class Item(NamedTuple):
 def read_items(source: str) -> list[Item]:
     """The items of a local file of JSON lines, .gz or not, or of the validation split of a dataset of the Hub.
 
-    Raises UserError for a file that is not there or whose lines are none of HellaSwag's, and for what the Hub does not
-    give.
+    Raises UserError for a file that is not there or whose lines are none of HellaSwag's, and for a dataset that the Hub
+    does not have; RunFailed where the Hub is out of reach.
     """
-    path = Path(source)
-    if not path.exists() and (path.suffix in (".jsonl", ".json", ".gz") or source.startswith((".", "/", "~"))):
+    if source.endswith((".jsonl", ".json", ".gz")) and not Path(source).is_file():
         raise UserError(f"there is no --hellaswag_data {source}: name a file of HellaSwag's lines, a Hub id, {SKIP}")
     items = [_item(row, f"{source}, item {number}") for number, row in enumerate(_rows(source), start=1)]
     if not items:
@@ -50,31 +51,31 @@ def read_items(source: str) -> list[Item]:
 
 
 def _rows(source: str) -> Iterable[Any]:
-    if Path(source).is_file():
+    if source.endswith((".jsonl", ".json", ".gz")):
         return _lines(Path(source))
     import datasets
 
     try:
         return datasets.load_dataset(source, split="validation")
     except Exception as error:  # of a network, a Hub, a cache and a builder there is nothing narrower
-        raise UserError(
+        kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
+        raise kind(
             f"HellaSwag ({source}) does not come from the Hub ({type(error).__name__}: {' '.join(str(error).split())[:200]}): "
             f"name a local file by --hellaswag_data, {SKIP}"
         ) from None
 
 
 def _lines(path: Path) -> Iterable[Any]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
-        try:
-            text = lines.read()
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read ({error}): fetch it again, {SKIP}") from None
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({error}): fetch it again, {SKIP}") from None
     for number, line in enumerate(text.split("\n"), start=1):
         try:
             if line.strip():
                 yield json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} is not JSON ({error}): fetch it again, {SKIP}") from None
 
 
@@ -86,18 +87,15 @@ def _item(row: Any, where: str) -> Item:
             raise UserError(
                 f"{where} has no field {field!r}: an item has ctx, endings ({ENDINGS}) and label, {SKIP[3:]}"
             )
-    endings, label = row["endings"], str(row["label"])
-    sound = (
-        isinstance(endings, list | tuple)
-        and len(endings) == ENDINGS
-        and all(isinstance(ending, str) and ending for ending in endings)
-    )
-    if not sound or label not in map(str, range(ENDINGS)) or not row["ctx"]:
+    context, endings, label = row["ctx"], row["endings"], row["label"]
+    texts = [context, *endings] if isinstance(endings, list | tuple) else []
+    sound = len(texts) == 1 + ENDINGS and all(isinstance(text, str) and text for text in texts)
+    if not sound or label not in LABELS:
         raise UserError(
             f"{where} needs a context, {ENDINGS} endings and a label of 0 to {ENDINGS - 1}: name HellaSwag's validation "
             f"split, {SKIP}"
         )
-    return Item(row["ctx"], tuple(endings), int(label))
+    return Item(context, tuple(endings), int(label))
 
 
 class HellaSwag:

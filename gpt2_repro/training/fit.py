@@ -27,15 +27,14 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     if start.checkpoint is not None:
         trainer.take_up(start.manifest)
         # What was cut short, or not come to, before the checkpoint was saved.
-        due = start.step % args.eval_steps == 0 or start.step == trainer.plan.max_steps
-        args.eval_on_start = args.eval_strategy != "no" and due and start.manifest["eval_loss"] is None
+        owed = start.step % args.eval_steps == 0 or start.step == args.last_step
+        args.eval_on_start = args.eval_strategy != "no" and owed and start.manifest["eval_loss"] is None
     if trainer.is_world_process_zero():
         checkpoints.sweep(run.path)
         # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
         _announce(start, checkpoints.set_aside(run.path, after=start.step))
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
         trainer.alarm.replay()
-        trainer.meter.carry(run.read_status().get("accounts", {}), idle=run.idle)
         told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
         run.write_status("running", **told, **run.last_validation(), alarm=trainer.alarm.trend.alarm)
     if args.local_process_index == 0:
@@ -56,7 +55,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         finish(trainer)
         judge(trainer)
         if trainer.is_world_process_zero():
-            lines = bill_lines(trainer.meter.accounts(), usd_per_hour=args.usd_per_hour)
+            lines = bill_lines(run.accounts(), usd_per_hour=args.usd_per_hour)
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
     except BaseException as error:
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))

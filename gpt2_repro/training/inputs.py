@@ -1,6 +1,7 @@
 """Everything that a run reads, opened and checked before anything is built."""
 
 import dataclasses
+import logging
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -8,9 +9,14 @@ from transformers import PreTrainedTokenizerBase
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import open_dataset
 from gpt2_repro.data.rows import Rows
+from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.model.export import start_ids
 from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.ranks import Ranks
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +43,22 @@ def open_inputs(data_args: DataArguments, manifest: dict[str, Any], args: Pretra
     train, validation, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
     if args.sample_steps and args.sample_tokens:
         start_ids(tokenizer, args.sample_prompt, window=length)
-    validates = args.eval_strategy != "no" and args.hellaswag_steps
-    hellaswag = HellaSwag(read_items(args.hellaswag_data), tokenizer, window=length) if validates else None
-    return Inputs(train, validation, tokenizer, hellaswag)
+    return Inputs(train, validation, tokenizer, _open_hellaswag(args, tokenizer, window=length))
+
+
+def _open_hellaswag(
+    args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
+) -> HellaSwag | None:
+    """HellaSwag, or None where it is not asked for or the Hub is out of reach: a training needs no network."""
+    if not args.hellaswag_steps:
+        return None
+    if args.eval_strategy == "no":
+        logger.warning("HellaSwag is scored with validations: --eval_strategy no leaves it out")
+        return None
+    items = []
+    try:
+        items = read_items(args.hellaswag_data)
+    except RunFailed as error:
+        logger.warning("HellaSwag is not scored: %s", error)
+    # All ranks score it or none does.
+    return None if Ranks().largest(int(not items)) else HellaSwag(items, tokenizer, window=window)

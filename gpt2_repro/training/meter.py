@@ -31,7 +31,6 @@ class Meter:
         self._seconds = dict.fromkeys(ACCOUNTS, 0.0)
         self._seconds["startup"] = process_seconds()
         self._account, self._mark = "startup", time.perf_counter()
-        self._earlier: Mapping[str, float] = {}
         self._since: tuple[int, float, float] | None = None
         self._step_tokens = self._targets = self._positions = 0
 
@@ -66,13 +65,9 @@ class Meter:
         self._book(self._account)
         return sum(self._seconds[account] for account in accounts)
 
-    def carry(self, earlier: Mapping[str, float], *, idle: float) -> None:
-        """Take up what stood on the accounts when the attempt before last said so; `idle`: seconds since then."""
-        self._earlier = {**earlier, "idle": earlier.get("idle", 0.0) + idle}
-
     def accounts(self) -> dict[str, float]:
-        """Seconds on each account, in all attempts of the run."""
-        return {name: round(self._earlier.get(name, 0.0) + self.seconds(name), 2) for name in ACCOUNTS}
+        """Seconds on each account, of this process."""
+        return {name: self.seconds(name) for name in ACCOUNTS}
 
     def count(self, targets: int, positions: int) -> None:
         """Add a step whose rows are padded: its targets, and the positions that are computed for them."""

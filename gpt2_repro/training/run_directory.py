@@ -4,15 +4,18 @@ import datetime
 import fcntl
 import json
 import logging
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
+from gpt2_repro.billing import ACCOUNTS
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sync, write_whole
 from gpt2_repro.supervision import SINCE, noted
@@ -38,10 +41,9 @@ class RunDirectory:
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self._lock: TextIO | None = None
-        self._earlier = self._written = 0.0
-        self.idle = (
-            0.0  # seconds between the attempt before and this one, where a supervisor waited on the same machine
-        )
+        self._earlier: dict[str, float] = {}  # seconds on each account before this process
+        self._written = 0.0
+        self.book: Callable[[], dict[str, float]] = lambda: {"startup": process_seconds()}  # those of this process
 
     def lock(self) -> None:
         """Hold the directory until this process ends. Raises UserError where another job holds it."""
@@ -62,9 +64,7 @@ class RunDirectory:
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
         self._lock = lock
-        before = self.read_status()
-        self.idle = _idle_seconds(before.get("updated"))
-        self._earlier = before.get("seconds", 0.0) + self.idle
+        self._earlier = _accounts_before(self.read_status())
 
     def claim(self, recipe: str) -> None:
         """Hold the directory as `lock` does, and write down what is run in it."""
@@ -74,7 +74,12 @@ class RunDirectory:
 
     def seconds(self) -> float:
         """What the run has taken so far, from the start of this process and in the attempts before: all of it was paid."""
-        return self._earlier + process_seconds()
+        return sum(self._earlier.values()) + process_seconds()
+
+    def accounts(self) -> dict[str, float]:
+        """The same seconds by what they were for, by the names of `billing.ACCOUNTS`."""
+        booked = self.book()
+        return {name: round(self._earlier.get(name, 0.0) + booked.get(name, 0.0), 2) for name in ACCOUNTS}
 
     def is_finished(self, steps: int) -> bool:
         """Whether the run is complete up to this step and its final/ is there."""
@@ -113,7 +118,10 @@ class RunDirectory:
 
     def write_status(self, state: str, **values: Any) -> None:
         """Record the state: running, complete, stopped, failed or diverged. Values of earlier calls stay."""
-        status = self.read_status() | values | {"state": state, "seconds": round(self.seconds(), 1), "updated": now()}
+        accounts = self.accounts()
+        seconds = round(sum(accounts.values()), 2)
+        told = {"state": state, "seconds": seconds, "accounts": accounts, "updated": now()}
+        status = self.read_status() | values | told
         self._written = time.monotonic()
         try:
             self.write_json(STATUS, status)
@@ -147,13 +155,19 @@ class RunDirectory:
             logger.warning("%s: an event of step %s is lost (%s)", self.path / name, event.get("step"), error.strerror)
 
 
-def _idle_seconds(updated: str | None) -> float:
-    """From the last sign of an attempt to the beginning of this process, where a supervisor has been there all the time."""
-    since = noted(SINCE)
-    if updated is None or since is None:
-        return 0.0
-    last = datetime.datetime.fromisoformat(updated).timestamp()
-    return max(0.0, time.time() - process_seconds() - last) if last >= float(since) else 0.0
+def _accounts_before(status: dict[str, Any]) -> dict[str, float]:
+    """What stands on each account when this process begins, by the status of the attempts before.
+
+    Where a supervisor has been there since the last sign of them, the wait until now was paid too.
+    """
+    accounts = dict(status.get("accounts") or {})
+    unsaid = round(status.get("seconds", 0.0) - sum(accounts.values()), 2)
+    accounts["unknown"] = accounts.get("unknown", 0.0) + max(0.0, unsaid)
+    since, updated = noted(SINCE), status.get("updated")
+    last = datetime.datetime.fromisoformat(updated).timestamp() if updated else -math.inf
+    if since is not None and last >= float(since):
+        accounts["idle"] = accounts.get("idle", 0.0) + max(0.0, time.time() - process_seconds() - last)
+    return accounts
 
 
 def _stays(line: str, step: int, validates_again: bool) -> bool:

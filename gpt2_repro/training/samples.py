@@ -1,10 +1,10 @@
 """Text that the model writes now and then, on the screen, in samples.jsonl and in wandb."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from gpt2_repro.model.export import start_ids
@@ -12,8 +12,6 @@ from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.validation import due
 
-
-logger = logging.getLogger(__name__)
 
 SHOWN = 200  # characters on the screen
 
@@ -40,10 +38,9 @@ class TextSampler(TrainerCallback):
             return
         with self.meter.on("samples"):
             text = self._sample(args, state.global_step, model)
-        self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
-        line = " ".join(text.split())
-        logger.info("sample: %s", line if len(line) <= SHOWN else f"{line[:SHOWN]}…")
-        self.report(text)
+            self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
+            tqdm.write(f"sample: {_on_one_line(text)}")
+            self.report(text)
 
     def _sample(self, args: Any, step: int, model: Any) -> str:
         window = model.config.max_position_embeddings
@@ -61,3 +58,11 @@ class TextSampler(TrainerCallback):
                 pad_token_id=self.tokenizer.eos_token_id,
             )
         return self.tokenizer.decode(written[0], skip_special_tokens=True)
+
+
+def _on_one_line(text: str) -> str:
+    """The beginning of a text for the terminal, which a model's characters must not steer."""
+    line = "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split())
+    )
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"

@@ -99,6 +99,7 @@ class PretrainingTrainer(Trainer):
         self.trajectory = trajectory
         self.full_rows = environment["data"]["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
+        run.book = self.meter.accounts
         self.validation = Validation(
             inputs, self.args, length=plan.sequence_length, meter=self.meter, accelerator=self.accelerator
         )
@@ -244,28 +245,26 @@ class PretrainingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Mean negative log-likelihood per target of each validation set, exact for any number of processes.
-
-        With HellaSwag's accuracy where that is due.
-        """
-        require_same_weights(self.model, self.ranks, step=self.state.global_step)
-        metrics_of_all = self.validation.measure(
-            self.model.eval(),
-            self.validation.sets if eval_dataset is None else {"": eval_dataset},
-            step=self.state.global_step,
-            prefix=metric_key_prefix,
-            # A validation that a signal cuts short is made up for when the run goes on.
-            goes_on=lambda: self.stopping.interruption() == NOTHING,
-            after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
-        )
-        if interruption := self.ranks.largest(self.stopping.interruption()):
-            self.stopping.stop(interruption, self.args, self.control)
-            return {}
-        metrics = metrics_of_all()
-        self.log(metrics | {"tokens": self.tokens_trained})
-        losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
-        self.eval_losses = losses | {"step": self.state.global_step}
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        """Mean negative log-likelihood per target of each set, exact for any number of processes; HellaSwag where due."""
+        with self.meter.on("validation"):
+            require_same_weights(self.model, self.ranks, step=self.state.global_step)
+            metrics_of_all = self.validation.measure(
+                self.model.eval(),
+                self.validation.sets if eval_dataset is None else {"": eval_dataset},
+                step=self.state.global_step,
+                prefix=metric_key_prefix,
+                # A validation that a signal cuts short is made up for when the run goes on.
+                goes_on=lambda: self.stopping.interruption() == NOTHING,
+                after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
+            )
+            if interruption := self.ranks.largest(self.stopping.interruption()):
+                self.stopping.stop(interruption, self.args, self.control)
+                return {}
+            metrics = metrics_of_all()
+            self.log(metrics | {"tokens": self.tokens_trained})
+            losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
+            self.eval_losses = losses | {"step": self.state.global_step}
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -296,5 +295,4 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             # Before the checkpoint is loaded Trainer is at step 0, and the run is not.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
-            told = self.eval_losses | far | {"accounts": self.meter.accounts(), "alarm": self.alarm.trend.alarm}
-            self.run.write_status(state, **told | values)
+            self.run.write_status(state, **self.eval_losses | far | {"alarm": self.alarm.trend.alarm} | values)

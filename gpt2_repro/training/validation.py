@@ -67,10 +67,10 @@ class Validation:
         They are asked for on all processes or on none: a part of a validation is no number. `sets`: by name.
         """
         sums = functools.partial(sum_losses, model, device=self.args.device, after_batch=after_batch)
-        with self.meter.on("validation"):
-            mine = torch.stack(
-                [sums(itertools.takewhile(lambda batch: goes_on(), self._share(rows))) for rows in sets.values()]
-            )
+        mine = torch.stack(
+            [sums(itertools.takewhile(lambda batch: goes_on(), self._share(rows))) for rows in sets.values()]
+        )
+        mine.sum().item()  # wait for the device: what follows has an account of its own
         endings: Tensor | None = None
         if self.hellaswag is not None and due(step, self.args.hellaswag_steps, self.args):
             with self.meter.on("hellaswag"):
@@ -83,6 +83,7 @@ class Validation:
                     goes_on=goes_on,
                     after_batch=after_batch,
                 )
+                endings.sum().item()
 
         def metrics() -> dict[str, float]:
             reduced = self.accelerator.reduce(mine, reduction="sum").tolist()

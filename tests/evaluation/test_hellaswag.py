@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 from gpt2_repro.baselines import HELLASWAG_ITEMS
 from gpt2_repro.compute import forward_share
 from gpt2_repro.dry_run import HELLASWAG_TOKENS
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.model.pretraining import make_pretraining
 from gpt2_repro.recipe import parse_recipe
@@ -143,6 +143,9 @@ def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: P
         (json.dumps(ROW | {"label": ""}), "needs a context, 4 endings and a label of 0 to 3"),
         (json.dumps(ROW | {"endings": ["a", "b", "c", ""]}), "needs a context, 4 endings"),
         (json.dumps(ROW | {"endings": [1, 2, 3, 4]}), "needs a context, 4 endings"),
+        (json.dumps(ROW | {"ctx": 5}), "needs a context, 4 endings"),
+        (json.dumps(ROW)[:-4] + "9" * 5000 + "}", "line 1 is not JSON"),
+        ("[" * 100_000, "line 1 is not JSON"),
         ("[1, 2]", "is no object with ctx, endings and label"),
         (json.dumps(ROW) + "\n{torn", "line 2 is not JSON"),
         ("\n", "is empty"),
@@ -157,16 +160,26 @@ def test_a_file_that_is_none_is_told_in_a_line(content: str, message: str, tmp_p
 
 
 def test_what_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
-    torn = tmp_path / "torn.jsonl.gz"
-    torn.write_bytes(gzip.compress(json.dumps(ROW).encode() * 100)[:-20])
+    packed = gzip.compress(json.dumps(ROW).encode() * 100)
+    torn, flipped, text = (tmp_path / f"{name}.jsonl.gz" for name in ("torn", "flipped", "text"))
+    torn.write_bytes(packed[:-20])
+    flipped.write_bytes(packed[:12] + bytes([packed[12] ^ 255]) + packed[13:])
+    text.write_text(json.dumps(ROW))
+    (tmp_path / "folder.json").mkdir()
     for source, message in (
-        (str(torn), "cannot be read"),
+        *((str(path), "cannot be read") for path in (torn, flipped, text)),
         (str(tmp_path / "none.jsonl"), "there is no --hellaswag_data"),
-        ("Rowan/hellaswag", "does not come from the Hub"),
+        (str(tmp_path / "folder.json"), "there is no --hellaswag_data"),
     ):
         with pytest.raises(UserError, match=message) as told:
             read_items(source)
         assert "\n" not in str(told.value)
+
+
+def test_a_hub_out_of_reach_is_no_mistake() -> None:
+    with pytest.raises(RunFailed, match="does not come from the Hub") as told:
+        read_items("Rowan/hellaswag")
+    assert "\n" not in str(told.value)
 
 
 def test_what_all_of_it_costs_is_what_a_dry_run_says(tokenizer, real_data: Path) -> None:

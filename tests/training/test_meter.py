@@ -5,7 +5,7 @@ import time
 import pytest
 
 from gpt2_repro.billing import ACCOUNTS
-from gpt2_repro.training.meter import TRAINING, Meter, meter_of, process_seconds
+from gpt2_repro.training.meter import Meter, meter_of, process_seconds
 
 
 @pytest.fixture
@@ -40,19 +40,6 @@ def test_every_second_stands_on_one_account(clock: list[float]) -> None:
         **{"validation": 4.5, "hellaswag": 3, "compile": 1.5, "steps": 10.5, "data_wait": 1, "saves": 7},
     }
     assert meter.seconds(*ACCOUNTS) == pytest.approx(before + clock[0] - 100)
-
-
-def test_an_attempt_goes_on_from_the_accounts_of_those_before(clock: list[float]) -> None:
-    meter = Meter(flops_per_token=1, peak_flops=None)
-    meter.carry({"steps": 100.0, "idle": 7.0}, idle=3.0)
-    meter.start(0)
-    clock[0] += 20
-    assert {name: meter.accounts()[name] for name in ("steps", "idle", "saves")} == {
-        "steps": 120,
-        "idle": 10,
-        "saves": 0,
-    }
-    assert meter.seconds(*TRAINING) == 20
 
 
 def test_speed_is_that_of_training_alone(clock: list[float]) -> None:

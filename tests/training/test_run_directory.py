@@ -115,9 +115,9 @@ class Full:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(("supervised_before", "idle"), [(None, False), (-100, True), (-50, False)])
+@pytest.mark.parametrize(("supervised_before", "idle"), [(None, 0), (-100, 75), (-50, 0)])
 def test_the_wait_of_a_supervised_run_is_paid_too(
-    supervised_before: float | None, idle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supervised_before: float | None, idle: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the last sign of an attempt to the next process, on the same machine."""
     notes = tmp_path / "notes"
@@ -127,8 +127,24 @@ def test_the_wait_of_a_supervised_run_is_paid_too(
         monkeypatch.setenv(FOLDER, str(notes))
         (notes / SINCE).write_text(str(began + supervised_before))
     last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
-    (tmp_path / "run_status.json").write_text(json.dumps({"seconds": 1000, "updated": last}))
+    before = {"seconds": 1000, "updated": last, "accounts": {"steps": 900, "idle": 40}}
+    (tmp_path / "run_status.json").write_text(json.dumps(before))
     run = RunDirectory(str(tmp_path))
     run.lock()
-    assert run.idle == (pytest.approx(75, abs=1.1) if idle else 0)
-    assert run.seconds() == pytest.approx(1000 + run.idle + process_seconds(), abs=0.1)
+    accounts = run.accounts()
+    assert accounts["idle"] == pytest.approx(40 + idle, abs=1.1)
+    assert (accounts["steps"], accounts["unknown"]) == (900, 60)  # 60 s of which nobody said what they were for
+    assert run.seconds() == pytest.approx(sum(accounts.values()), abs=0.2)
+
+
+def test_what_dies_early_is_booked_and_the_next_attempt_takes_it_up(tmp_path: Path) -> None:
+    (tmp_path / "run_status.json").write_text('{"state": "stopped", "seconds": 100}')  # of before there were accounts
+    for attempt in (1, 2):
+        run = RunDirectory(str(tmp_path))
+        run.claim("recipe")  # and the process dies
+        status = run.read_status()
+        assert status["seconds"] == pytest.approx(sum(status["accounts"].values()), abs=0.2)
+        assert status["accounts"]["unknown"] == 100
+        assert status["accounts"]["startup"] == pytest.approx(attempt * process_seconds(), rel=0.1)
+        assert run._lock is not None
+        run._lock.close()

@@ -5,7 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from gpt2_repro.training.meter import Meter
+from gpt2_repro.training.trainer import PretrainingTrainer
 from gpt2_repro.training.validation import due
 
 
@@ -63,9 +66,41 @@ def test_hellaswag_that_is_none_ends_in_a_line_before_anything_is_written(
 ) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"ctx": "abc", "label": 0}\n')
-    run = tmp_path / "run"
-    for data, message in ((bad, "item 1 has no field 'endings'"), ("Rowan/hellaswag", "does not come from the Hub")):
-        done = type_warm(
-            *("python", "train.py", tiny_recipe, "--output_dir", run, "--hellaswag_steps", 4, "--hellaswag_data", data)
-        )
-        assert done.returncode == 2 and message in done.stderr and not run.exists()
+    words = ("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", "--hellaswag_steps", 4)
+    done = type_warm(*words, "--hellaswag_data", bad)
+    assert done.returncode == 2 and "item 1 has no field 'endings'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_needs_no_hub(train, events, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "--hellaswag_steps", 4, "--max_steps", 4)
+    assert [event["step"] for event in events(run) if "eval_loss" in event] == [0, 4]
+    assert not any("hellaswag_acc" in event for event in events(run))
+
+
+def test_the_wait_for_a_slow_rank_is_validation_and_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes behind the loop over batches, sums over processes say, belongs to the validation."""
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    meter = Meter(flops_per_token=1, peak_flops=None)
+    clock[0] += 1
+    meter.start(0)
+    ranks = SimpleNamespace(largest=lambda number: clock.__setitem__(0, clock[0] + 5) or number)
+    measured = SimpleNamespace(sets={}, measure=lambda *args, **kwargs: lambda: {"eval_loss": 1.0})
+    trainer = SimpleNamespace(
+        meter=meter,
+        ranks=ranks,
+        validation=measured,
+        model=torch.nn.Linear(1, 1),
+        stopping=SimpleNamespace(interruption=lambda: 0),
+        state=SimpleNamespace(global_step=4),
+        args=None,
+        control=None,
+        tokens_trained=0,
+        log=lambda logs: clock.__setitem__(0, clock[0] + 2),
+        callback_handler=SimpleNamespace(on_evaluate=lambda *args: None),
+    )
+    monkeypatch.setattr("gpt2_repro.training.trainer.require_same_weights", lambda *args, **kwargs: None)
+    assert PretrainingTrainer.evaluate(trainer) == {"eval_loss": 1.0}
+    clock[0] += 3
+    assert (meter.seconds("validation"), meter.seconds("steps")) == (7, 3)
