@@ -15,13 +15,13 @@ from gpt2_repro.commandline import CommandParser
 from gpt2_repro.entry import run as run_story
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import signs
-from gpt2_repro.report.facts import why_losses_do_not_compare
+from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.read import read_run
 from gpt2_repro.report.summary import summary
 
 
 def main(argv: list[str]) -> None:
-    """Read the runs, write the page and each run's figures, say the outcome."""
+    """Read the runs, write the page and its figures, say the outcome."""
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, the --output_dir of train.py")
     parser.add_argument(
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     write_page(runs, output)
     for run in runs:
         print("\n".join(summary(run, output)))
-    print("".join(f"{reason}\n" for reason in why_losses_do_not_compare(runs)), end="")
+    print("".join(f"{reason}\n" for reason in why_not_comparable(runs)), end="")
 
 
 if __name__ == "__main__":

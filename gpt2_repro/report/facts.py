@@ -1,9 +1,11 @@
 """The key numbers of a run, and numbers as a person reads them, with their units."""
 
 import dataclasses
+import datetime
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gpt2_repro.baselines import HELLASWAG_ITEMS, baseline_of, published_loss
 from gpt2_repro.report.read import Run, is_number, mapping, values
@@ -48,19 +50,20 @@ def facts(run: Run) -> Facts:
     """Gather the key numbers, from run_status.json where it has them, otherwise from the last events."""
     plan = mapping(run.environment.get("plan"))
     last = run.training[-1] if run.training else {}
-    max_steps = run.status.get("max_steps", plan.get("max_steps"))
-    tokens_per_step = plan.get("tokens_per_step")
+    max_steps = _number(run.status.get("max_steps"), plan.get("max_steps"))
+    tokens_per_step = _number(plan.get("tokens_per_step"))
     losses = values([run.status, *run.validation], "eval_loss")
     speeds, mfus, paddings = (values(run.training, key) for key in ("tokens_per_second", "mfu", "padding"))
     further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
-    seconds = run.status.get("seconds")
+    seconds = _number(run.status.get("seconds"))
+    scored = run.hellaswag[-1] if run.hellaswag else {}
     return Facts(
-        state=run.status.get("state", "unknown"),
+        state=str(run.status.get("state", "unknown")),
         reason=run.status.get("reason"),
-        updated=run.status.get("updated"),
-        step=run.status.get("step", last.get("step")),
+        updated=_date(run.status.get("updated")),
+        step=_number(run.status.get("step"), last.get("step")),
         max_steps=max_steps,
-        tokens=run.status.get("tokens", last.get("tokens")),
+        tokens=_number(run.status.get("tokens"), last.get("tokens")),
         total_tokens=max_steps * tokens_per_step if max_steps and tokens_per_step else None,
         validation_loss=losses[-1] if losses else None,
         further_losses={name: found[-1] for name, found in further.items() if found},
@@ -68,11 +71,25 @@ def facts(run: Run) -> Facts:
         mfu=statistics.median(mfus) if mfus else None,
         padding=statistics.median(paddings) if paddings else None,
         seconds=seconds,
-        parameters=run.environment.get("parameters"),
-        hellaswag=run.hellaswag[-1]["hellaswag_acc"] if run.hellaswag else None,
-        hellaswag_items=run.hellaswag[-1].get("hellaswag_items") if run.hellaswag else None,
-        usd=seconds / 3600 * run.usd_per_hour if is_number(seconds) and run.usd_per_hour else None,
+        parameters=_number(run.environment.get("parameters")),
+        hellaswag=scored.get("hellaswag_acc"),
+        hellaswag_items=_number(scored.get("hellaswag_items")),
+        usd=seconds / 3600 * run.usd_per_hour if seconds is not None and run.usd_per_hour else None,
     )
+
+
+def _number(*candidates: object) -> Any:
+    """The first that is a number, None where none is."""
+    return next((value for value in candidates if is_number(value)), None)
+
+
+def _date(value: object) -> str | None:
+    """A date in ISO form as it is written; None for anything else."""
+    try:
+        datetime.datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return str(value)
 
 
 def baseline_losses(run: Run) -> dict[str, float]:
@@ -86,7 +103,7 @@ def baseline_losses(run: Run) -> dict[str, float]:
     for domain in run.diagnosis.get("domains", []):
         if domain["label"] == OWN_TEXT:
             return {"baseline": losses[-1]["eval_loss"] - domain["difference"]["value"]}
-    baseline = baseline_of(run.environment.get("parameters"))
+    baseline = baseline_of(_number(run.environment.get("parameters")))
     request = mapping(mapping(run.environment.get("data")).get("request"))
     loss = published_loss(baseline, request, losses[-1].get("eval_tokens"))
     return {} if loss is None else {baseline.name: loss}
@@ -94,14 +111,14 @@ def baseline_losses(run: Run) -> dict[str, float]:
 
 def hellaswag_lines(run: Run) -> dict[str, float]:
     """What GPT-2 and GPT-3 of the nearest size have, where the whole validation split was scored."""
-    baseline = baseline_of(run.environment.get("parameters"))
+    baseline = baseline_of(_number(run.environment.get("parameters")))
     whole = run.hellaswag and run.hellaswag[-1].get("hellaswag_items") == HELLASWAG_ITEMS
     of_gpt3 = baseline.name.replace("GPT-2", "GPT-3")
     return {baseline.name: baseline.hellaswag, of_gpt3: baseline.gpt3_hellaswag} if whole else {}
 
 
-def why_losses_do_not_compare(runs: Sequence[Run]) -> list[str]:
-    """Sentences on what makes validation losses of these runs numbers of different things; as far as the runs say."""
+def why_not_comparable(runs: Sequence[Run]) -> list[str]:
+    """Sentences on what makes numbers of these runs numbers of different things; as far as the runs say."""
     data = [mapping(run.environment.get("data")) for run in runs]
     reasons = []
     if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
@@ -111,6 +128,8 @@ def why_losses_do_not_compare(runs: Sequence[Run]) -> list[str]:
         )
     elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
         reasons.append("The runs validate on different rows: their losses do not compare, but scores of tasks do.")
+    if len({items for run in runs if (items := facts(run).hellaswag_items)}) > 1:
+        reasons.append("The runs were scored on different items of HellaSwag: their accuracies do not compare.")
     return reasons
 
 

@@ -11,7 +11,7 @@ import jinja2
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 from gpt2_repro.report.diagnosis import diagnosis_figures
-from gpt2_repro.report.facts import why_losses_do_not_compare
+from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.paper import Png
 from gpt2_repro.report.plots import overlay_figures, run_figures
 from gpt2_repro.report.read import Run
@@ -20,13 +20,17 @@ from gpt2_repro.report.view import view_run
 
 
 HELLASWAG_CAPTION = (
-    "Accuracy while it trained, in llm.c's completion style: the ending of the lowest loss per token. Dashed: OpenAI's models "
-    "of about this size, as llm.c has them. The evaluation's hellaswag rewrites the text and has other numbers."
+    "Accuracy while it trained, in llm.c's completion style: the ending of the lowest loss per token. The evaluation's "
+    "hellaswag rewrites the text and has other numbers."
 )
 
 
 def write_page(runs: Sequence[Run], output: Path) -> None:
-    """Write the page to `output` and each run's figures to its folder `report/`, each file whole or not at all."""
+    """Write the page to `output` and the figures to the folder of its name beside it, each file whole or not at all.
+
+    `runs/demo/report.html` has `runs/demo/report/loss.png`; of several runs each has a folder in there.
+    """
+    folder = output.with_suffix("") if output.suffix else output.with_name(f"{output.name}-figures")
     labels = label_runs(runs)
     views = []
     for run, label in zip(runs, labels, strict=True):
@@ -34,10 +38,13 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
         diagnosed = {f"diagnosis_{name}": cuts for name, cuts in diagnosis_figures(run.diagnosis).items()}
         figures |= diagnosed
         for name, cuts in figures.items():
-            _write(run.path / "report" / f"{name}.png", cuts["wide"])
+            _write(folder / (label if len(runs) > 1 else "") / f"{name}.png", cuts["wide"])
         inlined = {name: _figure(cuts) for name, cuts in figures.items()}
         views.append(view_run(run, label) | {"figures": inlined, "diagnosed": list(diagnosed)})
     several = len(runs) > 1
+    overlaid = overlay_figures(runs, labels) if several else {}
+    for name, cuts in overlaid.items():
+        _write(folder / f"{name}.png", cuts["wide"])
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -48,9 +55,9 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     html = environment.get_template("page.html.j2").render(
         title=", ".join(labels),
         runs=views,
-        overlay={name: _figure(cuts) for name, cuts in overlay_figures(runs, labels).items()} if several else {},
+        overlay={name: _figure(cuts) for name, cuts in overlaid.items()},
         hellaswag_caption=HELLASWAG_CAPTION,
-        not_comparable=why_losses_do_not_compare(runs),
+        not_comparable=why_not_comparable(runs),
         run_table=run_table(runs, labels) if several else None,
         differences=recipe_differences(runs, labels) if several else None,
         written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),

@@ -55,6 +55,8 @@ def finish(
     """Name the axis of tokens, draw the horizontal references, and label them and the curves' ends at the right edge."""
     axes.set_xlabel("tokens trained")
     axes.xaxis.set_major_formatter(thousands())
+    if axes.dataLim.x1 <= 0:  # of a run that was only validated before its first step
+        axes.set_xlim(0, 1)
     for name, value in references.items():
         axes.axhline(value, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
         ends = [*ends, (value, f"{name} {number.format(value)}", GREY)]

@@ -94,12 +94,14 @@ def _draw_loss(figure: Figure, run: Run) -> None:
 
 
 def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> None:
-    """Where curves fall far in their first twentieth, let them come from above the frame: the rest would be a line."""
-    last = max((tokens[-1] for tokens, _ in curves if tokens), default=0)
-    early = [y for tokens, losses in curves for x, y in zip(tokens, losses, strict=True) if x >= last / 20]
+    """Where long curves fall far in their first twentieth, let them come from above the frame: the rest would be a line."""
+    later: list[float] = []
+    for tokens, losses in curves:
+        later += [y for x, y in zip(tokens, losses, strict=True) if x >= tokens[-1] / 20]
     every = [y for _, losses in curves for y in losses]
-    if early and max(every) - min(every) > 3 * (max(early) - min(every)):
-        axes.set_ylim(min(every) - 0.1 * (max(early) - min(every)), max(early) + 0.2 * (max(early) - min(every)))
+    is_long = max((len(losses) for _, losses in curves), default=0) >= 20
+    if is_long and max(every) - min(every) > 3 * (height := max(later) - min(later)):
+        axes.set_ylim(min(every) - 0.1 * height, max(later) + 0.2 * height)
 
 
 def _draw_band(axes: Axes, run: Run) -> bool:
@@ -150,10 +152,11 @@ def _draw_reference(figure: Figure, compared: Sequence[tuple[float, float, float
 
 def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     axes = figure.subplots()
-    ends = []
+    ends, drawn = [], []
     for number, run in enumerate(runs):
         tokens, accuracies = points(run.hellaswag, "hellaswag_acc")
         if tokens:
+            drawn.append(number)
             axes.plot(
                 tokens,
                 accuracies,
@@ -164,11 +167,19 @@ def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) 
                 label=labels[number],
             )
             ends.append((accuracies[-1], f"{accuracies[-1]:.4f}", _colour(number)))
-    lines = [hellaswag_lines(run) for run in runs if run.hellaswag]
     axes.set_ylabel("HellaSwag, accuracy")
-    finish(axes, ends, lines[0] if all(line == lines[0] for line in lines) else {}, "{:.4f}")
+    finish(axes, ends, common([hellaswag_lines(runs[number]) for number in drawn]), "{:.4f}")
     if len(runs) > 1:
-        _legend(axes, figure, [labels[number] for number, run in enumerate(runs) if run.hellaswag])
+        _legend(axes, figure, [labels[number] for number in drawn])
+
+
+def common(lines: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The horizontal lines that all runs have."""
+    return (
+        {name: value for name, value in lines[0].items() if all(its.get(name) == value for its in lines)}
+        if lines
+        else {}
+    )
 
 
 def _draw_learning_rate(figure: Figure, run: Run) -> None:
@@ -211,7 +222,7 @@ def _draw_throughput(figure: Figure, run: Run) -> None:
     axes.plot(tokens, speeds, color=GREEN, linewidth=0.8, marker=marker(tokens))
     axes.set_ylabel("tokens per second")
     axes.yaxis.set_major_formatter(thousands())
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(speeds))
     median = statistics.median(speeds)
     ends = [(median, f"MFU {statistics.median(shares):.1%}", GREY)] if shares else []
     finish(axes, ends, {"median": median}, "{:,.0f}")
@@ -225,10 +236,10 @@ def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) ->
             tokens, losses, _line(number), color=_colour(number), marker="o", markersize=3.5, label=labels[number]
         )
     any(_draw_band(axes, run) for run in runs)  # one is enough
-    lines = [run.reference_losses | baseline_losses(run) for run in runs]
+    lines = common([run.reference_losses | baseline_losses(run) for run in runs])
     leave_out_beginning(axes, [points(run.validation, "eval_loss") for run in runs])
     axes.set_ylabel("validation loss (nats per token)")
-    finish(axes, [], lines[0] if all(losses == lines[0] for losses in lines) else {})
+    finish(axes, [], lines)
     _legend(axes, figure, labels)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,24 @@ from gpt2_repro.errors import UserError, did_you_mean
 
 RECORD_FILES = ("metrics.jsonl", "run_status.json", "environment.json", "recipe.yaml")
 Row = dict[str, Any]
+# What the report shows of what other commands have written.
+COMPARISON = {
+    "models": [{"name": str}],
+    "baseline": object,
+    "limit": object,
+    "rows": [{"task": str, "metric": str, "values": dict, "higher_is_better": object}],
+}
+BUCKET = {"label": str, "ours": float, "theirs": float, "difference": {"value": float, "stderr": object}}
+DIAGNOSIS = {
+    "models": [{"name": str}],
+    "conclusion": str,
+    "frequencies_of": str,
+    "start_token": object,
+    "domains": [BUCKET],
+    "positions": [BUCKET],
+    "frequencies": [BUCKET],
+}
+LARGEST = 1e30  # what is larger is a slip, and matplotlib has no axis for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +97,9 @@ class Run:
             "samples": (self.samples, "No samples are written yet (samples.jsonl)."),
             "evaluation": (
                 self.comparison.get("rows"),
-                evaluate if final.is_dir() else "There is no final/ to evaluate yet; it is written when the run ends.",
+                evaluate
+                if final.is_dir()
+                else "There is no final/ to evaluate; it is written when the last step is done.",
             ),
             "recipe": (self.recipe_text, "There is no recipe.yaml."),
             "environment": (self.environment, "There is no environment.json."),
@@ -97,10 +116,10 @@ def read_run(path: Path) -> Run:
     samples, _ = _read_lines(path / "samples.jsonl")
     recipe_file = path / "recipe.yaml"
     environment = _read_object(path / "environment.json")
-    recipe_text = recipe_file.read_text() if recipe_file.is_file() else ""
     try:
+        recipe_text = recipe_file.read_text() if recipe_file.is_file() else ""
         recipe = yaml.safe_load(recipe_text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{recipe_file} is not YAML, mend or delete it: {' '.join(str(error).split())}") from None
     return Run(
         path=path,
@@ -110,9 +129,11 @@ def read_run(path: Path) -> Run:
         status=_read_object(path / "run_status.json"),
         training=_last_per_step((row for row in events if "loss" in row), environment),
         validation=_last_per_step((row for row in events if any(key.startswith("eval_") for key in row)), environment),
-        samples=list({(row.get("step"), row.get("prompt")): row for row in samples}.values()),
-        comparison=_read_object(path / "evaluation" / "comparison.json"),
-        diagnosis=_read_object(path / "evaluation" / "diagnosis" / "diagnosis.json"),
+        samples=_samples(samples),
+        comparison=_read_written(path / "evaluation" / "comparison.json", COMPARISON, "bash evaluate.sh"),
+        diagnosis=_read_written(
+            path / "evaluation" / "diagnosis" / "diagnosis.json", DIAGNOSIS, "python -m gpt2_repro.diagnose"
+        ),
         broken_lines=broken_lines,
     )
 
@@ -124,7 +145,7 @@ def is_run(path: Path) -> bool:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite number; a null or NaN in the record is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
 def mapping(value: object) -> dict[str, Any]:
@@ -161,8 +182,36 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         return mapping(json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON, mend or delete it: {error}") from None
+
+
+def _read_written(path: Path, shape: object, command: str) -> dict[str, Any]:
+    """A document of another command, {} where there is none. Raises UserError for one that lacks what is shown of it."""
+    document = _read_object(path)
+    if document and not _fits(document, shape):
+        raise UserError(f"{path} is none of this version: type {command} again, or delete it")
+    return document
+
+
+def _fits(value: object, shape: object) -> bool:
+    """Whether a value has the keys and kinds of a shape: mappings, lists of one kind, a type, or object for anything."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(key in value and _fits(value[key], its) for key, its in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
+    return is_number(value) if shape is float else isinstance(value, shape)  # type: ignore[arg-type]
+
+
+def _samples(rows: Iterable[Row]) -> list[Row]:
+    """Those that say at which step they were written, and what; the last of a step and a prompt."""
+    texts: dict[tuple[float, str], Row] = {}
+    for row in rows:
+        if is_number(row.get("step")) and isinstance(row.get("text"), str):
+            prompt = row.get("prompt")
+            sample = row | {"prompt": prompt if isinstance(prompt, str) else ""}
+            texts[sample["step"], sample["prompt"]] = sample
+    return list(texts.values())
 
 
 def _read_lines(path: Path) -> tuple[list[Row], int]:
@@ -178,7 +227,7 @@ def _read_lines(path: Path) -> tuple[list[Row], int]:
             continue
         try:
             rows.append(mapping(json.loads(line)))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             broken.append(number)
     return rows, sum(number < len(lines) for number in broken)
 

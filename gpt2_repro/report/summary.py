@@ -33,11 +33,9 @@ def summary(run: Run, page: Path) -> list[str]:
     for name, loss in numbers.further_losses.items():
         lines.append(f"  validation loss of {name} {loss_text(loss)} nats/token")
     if numbers.hellaswag is not None:
+        of = f" of {numbers.hellaswag_items:,} items" if numbers.hellaswag_items else ""
         beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
-        lines.append(
-            f"  HellaSwag {numbers.hellaswag:.4f} of {numbers.hellaswag_items:,} items"
-            + (f"; {beside}" if beside else "")
-        )
+        lines.append(f"  HellaSwag {numbers.hellaswag:.4f}{of}" + (f"; {beside}" if beside else ""))
     if numbers.tokens_per_second is not None:
         lines.append(f"  median {numbers.tokens_per_second:,.0f} tokens/s, {duration(numbers.seconds)} wall time")
     lines += [f"  {line}" for line in bill_lines(run.accounts, usd_per_hour=run.usd_per_hour)]

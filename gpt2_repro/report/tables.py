@@ -79,7 +79,7 @@ def bill_table(run: Run) -> Table:
 def deviation_table(run: Run) -> Table:
     """How the recipe deviates from the default one in what is learned, and what that is known to do."""
     rows = [
-        [Cell(str(its.get(key))) for key in ("field", "run", "recipe", "effect")]
+        [Cell(str(mapping(its).get(key, "–"))) for key in ("field", "run", "recipe", "effect")]
         for its in run.environment.get("deviations") or []
     ]
     return Table(["field", "here", "gpt2_124m", "known effect"], rows)

@@ -28,8 +28,8 @@ from gpt2_repro.report.tables import (
 
 
 # Parts of environment.json that stand elsewhere on the page, or in a sentence.
-HAVE_PLACES = ("data", "versions", "accelerator", "plan", "deviations")
-STATE_MARKS = {"complete": "✓", "running": "●", "stopped": "■", "failed": "✕"}
+HAVE_PLACES = ("data", "versions", "accelerator", "plan", "deviations", "trajectory")
+STATE_MARKS = {"complete": "✓", "running": "●", "stopped": "■", "failed": "✕", "diverged": "✕"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Tile:
 def view_run(run: Run, label: str) -> dict[str, Any]:
     """What the template shows of one run."""
     numbers = facts(run)
-    samples: list[Row] = [{"prompt": "", "text": ""} | row for row in run.samples if is_number(row.get("step"))]
-    samples.sort(key=lambda row: -row["step"])
+    samples = sorted(run.samples, key=lambda row: -row["step"])
     return {
         "label": label,
         "run": run,
@@ -58,11 +57,12 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "validation": validation_table(run),
         "samples": samples,
         "newest": samples[0]["step"] if samples else None,
+        "has_hellaswag_lines": bool(hellaswag_lines(run)),
         "baselines": _baseline_sentences(run),
         "captions": _diagnosis_captions(run),
         "bill": bill_table(run),
         "price": f"${run.usd_per_hour:,.2f} an hour" if run.usd_per_hour else None,
-        "deviations": deviation_table(run) if "deviations" in run.environment else None,
+        "deviations": deviation_table(run) if isinstance(run.environment.get("deviations"), list) else None,
         "comparison": comparison_table(run.comparison) if run.comparison.get("rows") else None,
         "data": _data_rows(run),
         "counts": count_table(mapping(run.environment.get("data"))),
@@ -86,9 +86,8 @@ def _tiles(run: Run, numbers: Facts) -> list[Tile]:
         tiles.append(Tile(f"vs {reference_name('bigram')}", f"{loss - bigram:+.3f}".replace("-", "−"), note))
     if numbers.hellaswag is not None:
         beside = [f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items()]
-        tiles.append(
-            Tile("HellaSwag", f"{numbers.hellaswag:.4f}", ", ".join(beside) or f"of {numbers.hellaswag_items} items")
-        )
+        of = f"of {numbers.hellaswag_items:,} items" if numbers.hellaswag_items else "accuracy"
+        tiles.append(Tile("HellaSwag", f"{numbers.hellaswag:.4f}", ", ".join(beside) or of))
     of = f"of {count(numbers.total_tokens)} planned" if numbers.total_tokens else "tokens"
     tiles.append(Tile("Tokens seen", count(numbers.tokens), of))
     tiles.append(Tile("Parameters", count(numbers.parameters), "as trained"))

@@ -130,3 +130,13 @@ def test_a_steep_beginning_lies_above_the_frame_and_a_gentle_one_in_it() -> None
         leave_out_beginning(axes, [(tokens, losses), ([], [])])
         bottom, top = axes.get_ylim()
         assert bool(top < max(losses)) == cut and bottom < min(losses) and top > losses[5]
+
+
+def test_a_short_run_beside_a_long_one_stays_in_the_frame() -> None:
+    long = [float(n) for n in range(101)], [11 / (1 + n) + 3 for n in range(101)]
+    short = [0.0, 1.0, 2.0], [14.0, 9.0, 7.0]
+    axes = Figure().subplots()
+    for curve in (long, short):
+        axes.plot(*curve)
+    leave_out_beginning(axes, [long, short])
+    assert axes.get_ylim()[1] > 9
