@@ -105,6 +105,7 @@ def parse_recipe(
     options: Sequence[str] | None = None,
     default: Path = Path("recipes/gpt2_124m.yaml"),
     description: str | None = None,
+    prog: str | None = None,
     extras: Mapping[str, dict[str, Any]] | None = None,
     leave_others: bool = False,
 ) -> ParsedRecipe:
@@ -117,6 +118,7 @@ def parse_recipe(
         options: the sections whose fields are also flags of this command; all of `sections` by default.
         default: the recipe where none is named.
         description: shown by --help, usually the command's docstring.
+        prog: how the command is typed, where that is not the name of its file.
         extras: further flags of the command itself, by name, with the keywords of `add_argument`.
         leave_others: pass over flags that are none of these sections': a first look, before the whole is parsed.
 
@@ -126,6 +128,7 @@ def parse_recipe(
     path, flags = (Path(argv[0]), list(argv[1:])) if named else (default, list(argv))
     offered = {name: sections[name] for name in (sections if options is None else options)}
     parser = _build_parser(offered, description, extras or {}, default)
+    parser.prog = prog or parser.prog
     if "--help" in flags or "-h" in flags:
         parser.parse_args(["--help"])
 

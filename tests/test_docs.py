@@ -114,7 +114,7 @@ def allowed_in(code: str) -> list[tuple[str, set[str]]]:
         return [(code, set(options_of(named[1])))]
     if code.startswith("bash evaluate.sh"):
         return [(code, set(options_of("gpt2_repro.evaluation")))]
-    modules = ("diagnose", "evaluation", "export", "generate", "report", "supervise")
+    modules = ("diagnose", "evaluation", "export", "generate", "preflight", "report", "supervise")
     commands = ("train.py", "prepare_data.py", *(f"gpt2_repro.{module}" for module in modules))
     return [(code, ACCELERATE.union(*(options_of(command) for command in commands)))]
 

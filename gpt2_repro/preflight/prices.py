@@ -1,16 +1,17 @@
-"""What a card costs an hour: list prices, each with its date and source, in gpu_prices.yaml."""
+"""What a card costs an hour, and how fast it is: tables in YAML, each row with its source."""
 
 import dataclasses
 import datetime
 import functools
 from pathlib import Path
+from typing import Any, TypeVar
 
 import yaml
 
 from gpt2_repro.hardware import is_part_or_kin
 
 
-TABLE = Path(__file__).with_name("gpu_prices.yaml")
+OLD_DAYS = 60  # after which a list price is told to be looked up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +28,64 @@ class Price:
     def __str__(self) -> str:
         return f"{self.provider}'s list price of {self.date}"
 
+    def aged(self, today: datetime.date) -> str:
+        """The date with its age, and what to do where that is much."""
+        days = (today - self.date).days
+        return f"{self.date}, {days} days old" + (": look it up" if days > OLD_DAYS else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What one card is known to do with GPT-2 124M.
+
+    Args:
+        name: a part of what the driver calls it.
+        tokens_per_second: of training, rows of 1,024 tokens.
+        speed: whose measurement that is.
+        micro_batch: rows of a pass to start from.
+        micro_batch_is: measured or estimated.
+    """
+
+    card: str
+    name: str
+    memory_gb: int
+    tokens_per_second: float
+    speed: str
+    micro_batch: int
+    micro_batch_is: str = "estimated"
+
 
 @functools.cache
 def price_table() -> tuple[Price, ...]:
     """All rows, in the order in which they count."""
-    return tuple(Price(**row) for row in yaml.safe_load(TABLE.read_text()))
+    return tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
+
+
+@functools.cache
+def card_table() -> tuple[Card, ...]:
+    """All rows, in the order in which they count."""
+    return tuple(Card(**row) for row in _rows("cards.yaml"))
 
 
 def price_of(name: str) -> Price | None:
-    """The price of a card by the name that its driver reports; None for one that is not in the table."""
-    return None if is_part_or_kin(name) else next((price for price in price_table() if price.name in name), None)
+    """The price of a card by its name, the driver's or the table's; None for one that is not in the table."""
+    return _find(name, price_table())
+
+
+def card_of(name: str) -> Card | None:
+    """What is known of a card by its name, the driver's or the table's; None for one that is not in the table."""
+    return _find(name, card_table())
+
+
+Row = TypeVar("Row", Price, Card)
+
+
+def _find(name: str, rows: tuple[Row, ...]) -> Row | None:
+    if is_part_or_kin(name):
+        return None
+    asked = name.lower()
+    return next((row for row in rows if row.name in name or row.card.lower().startswith(asked)), None)
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text())

@@ -1,0 +1,136 @@
+"""What a run takes in hours and dollars, on the machine that is there and on every card that has a price."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+
+Basis = Literal["arithmetic", "published", "typed", "assumed"]
+TEN_BILLION = 10_000_000_000
+# Minutes of a rented machine around the training, by the reports of others; a first start installs and compiles.
+BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
+SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
+SYNC_BYTES_PER_SECOND = 50e6
+NETWORK_BYTES_PER_SECOND = 100e6
+# Lambda's cpu_4x_general (skypilot-catalog v8).
+CPU_MACHINE_CORES, CPU_MACHINE_USD_PER_HOUR = 4, 0.20
+
+
+class Entry(NamedTuple):
+    """A part of what is paid, in minutes, and what the number rests on."""
+
+    name: str
+    minutes: float
+    basis: Basis
+
+
+class Ranked(NamedTuple):
+    """What 10B tokens cost on one kind of card."""
+
+    card: str
+    provider: str
+    usd: float
+    hours: float  # of one card
+    usd_per_hour: float
+    priced: str  # when and by whom
+    speed: str  # whose measurement
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a run has to do.
+
+    Args:
+        tokens, steps: of the training.
+        eval_tokens: of one validation; eval_steps between two, 0 for none.
+        hellaswag_tokens: of one pass over HellaSwag; hellaswag_steps between two, 0 for none.
+        save_steps, sample_steps: between two, 0 for none.
+        checkpoint_bytes, final_bytes: of a checkpoint, and of the model in fp32.
+    """
+
+    tokens: int
+    steps: int
+    eval_tokens: int
+    eval_steps: int
+    hellaswag_tokens: int
+    hellaswag_steps: int
+    save_steps: int
+    sample_steps: int
+    checkpoint_bytes: int
+    final_bytes: int
+
+
+def hours(tokens: float, tokens_per_second: float) -> float:
+    """Of steps alone: 10e9 tokens at 1.59e6 a second are 1.75."""
+    return tokens / tokens_per_second / 3600
+
+
+def budget(work: Work, tokens_per_second: float, *, basis: Basis, compiles: bool = True) -> list[Entry]:
+    """Everything that is paid from the start of a machine to its stop, in the order in which it comes.
+
+    `tokens_per_second`: of all cards in a step; a forward pass has a third of a step's FLOPs. `basis`: of that speed.
+    """
+    measured = _times(work.steps, work.eval_steps) * work.eval_tokens
+    scored = _times(work.steps, work.hellaswag_steps) * work.hellaswag_tokens
+    entries = [
+        Entry("boot", BOOT, "assumed"),
+        Entry("environment", ENVIRONMENT, "assumed"),
+        *([Entry("compiling", COMPILING, "assumed")] if compiles else []),
+        Entry("training steps", 60 * hours(work.tokens, tokens_per_second), basis),
+        Entry("validation", 60 * hours(measured / 3, tokens_per_second), basis),
+        Entry("HellaSwag", 60 * hours(scored / 3, tokens_per_second), basis),
+        Entry("samples", _times(work.steps, work.sample_steps) * SAMPLE_SECONDS / 60, "assumed"),
+        Entry("saving", _times(work.steps, work.save_steps) * SAVE_SECONDS / 60, "assumed"),
+        Entry("evaluation", EVALUATION, "assumed"),
+        Entry("sync", (work.checkpoint_bytes + work.final_bytes) / SYNC_BYTES_PER_SECOND / 60, "assumed"),
+    ]
+    return [entry for entry in entries if entry.minutes]
+
+
+def _times(steps: int, every: int) -> int:
+    """How often something is done that is done before the first step, every so many, and after the last."""
+    return 0 if not every else 1 + -(-steps // every)
+
+
+def disk_bytes(work: Work, *, data_bytes: int, keep_checkpoints: int) -> int:
+    """What the run and its data take at most: the checkpoints that are kept, the best one, and the one being written."""
+    return data_bytes + (keep_checkpoints + 2) * work.checkpoint_bytes + work.final_bytes
+
+
+class Preparing(NamedTuple):
+    """What preparing the data costs on the machine with the cards, and on a cheap one without."""
+
+    hours_there: float
+    usd_there: float
+    hours_apart: float
+    usd_apart: float
+    usd_copying: float  # of the machine with the cards, while it waits for the copy; none where both mount one volume
+
+
+def preparing(
+    *, text_bytes: float, download_bytes: float, data_bytes: float, text_rate: float, cores: int, usd_per_hour: float
+) -> Preparing:
+    """The two ways compared.
+
+    Args:
+        text_rate: bytes a second of one worker; a machine has a worker a core, and 100 MB/s of network.
+        cores: of the machine with the cards, which costs `usd_per_hour`.
+    """
+
+    def took(workers: int) -> float:
+        return max(download_bytes / NETWORK_BYTES_PER_SECOND, text_bytes / text_rate / workers) / 3600
+
+    copying = data_bytes / SYNC_BYTES_PER_SECOND / 3600
+    apart = took(CPU_MACHINE_CORES)
+    return Preparing(
+        hours_there=took(cores),
+        usd_there=took(cores) * usd_per_hour,
+        hours_apart=apart,
+        usd_apart=apart * CPU_MACHINE_USD_PER_HOUR,
+        usd_copying=copying * usd_per_hour,
+    )
+
+
+def ranked(offers: Sequence[Ranked]) -> list[Ranked]:
+    """The cheapest first."""
+    return sorted(offers, key=lambda offer: offer.usd)

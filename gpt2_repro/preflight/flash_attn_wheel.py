@@ -1,0 +1,57 @@
+"""Which prebuilt flash-attn wheels may fit this Python and torch: their addresses, the likeliest first.
+
+    python -m gpt2_repro.preflight.flash_attn_wheel
+
+A wheel is for one minor version of torch, one major of CUDA, one C++ ABI, one Python and one machine; its name says so (flash-attn,
+setup.py). Of torch 2.11 and 2.12 the wheel of 2.10 loads, and none of 2.13 (unslothai/unsloth, pull request 7495): whoever installs one
+imports it before trusting it.
+"""
+
+import platform
+import sys
+
+
+RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download"
+VERSIONS = ("2.8.3.post2", "2.8.3.post1", "2.8.3")
+BUILT_FOR = ((2, 6), (2, 7), (2, 8), (2, 9), (2, 10))  # minor versions of torch (.github/workflows/publish.yml)
+LOADS_WHEEL_OF = {(2, 11): (2, 10), (2, 12): (2, 10)}
+
+
+def wheels(*, torch: str, cuda: str | None, cxx11_abi: bool, python: tuple[int, int], machine: str) -> list[str]:
+    """Addresses of the wheels that may fit, [] where none does.
+
+    Args:
+        torch: its version, `2.9.1+cu128`.
+        cuda: that torch was built for, `12.8`; None for none.
+        cxx11_abi: whether torch was built with the C++11 ABI.
+        machine: x86_64 or aarch64.
+    """
+    major, minor = (int(part) for part in torch.split("+")[0].split(".")[:2])
+    built_for = LOADS_WHEEL_OF.get((major, minor), (major, minor))
+    if cuda is None or built_for not in BUILT_FOR or not (3, 10) <= python <= (3, 13):
+        return []
+    abi = "TRUE" if cxx11_abi else "FALSE"
+    tag = f"cp{python[0]}{python[1]}"
+    cuda_major, of_torch = cuda.split(".")[0], f"{built_for[0]}.{built_for[1]}"
+    return [
+        f"{RELEASES}/v{version}/flash_attn-{version}%2Bcu{cuda_major}torch{of_torch}cxx11abi{abi}-{tag}-{tag}-linux_{machine}.whl"
+        for version in VERSIONS
+    ]
+
+
+def main() -> None:
+    """Write the addresses for this machine, one a line."""
+    import torch
+
+    found = wheels(
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        cxx11_abi=torch.compiled_with_cxx11_abi(),
+        python=sys.version_info[:2],
+        machine=platform.machine(),
+    )
+    sys.stdout.write("".join(f"{wheel}\n" for wheel in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Set up a pod, on every start, from the volume. It never fails the container: a start command that ends with an error
+# restarts it, and the meter runs on. As the pod's start command:
+#   bash -c 'bash /workspace/gpt2/runpod/on_start.sh & exec /start.sh'
+# What it does, each part once and again only where something has changed:
+#   POD_HOURS=H   arm the deadline first: after so many hours of this start the pod is stopped
+#   the environment on the volume, keyed by the image's Python, torch and CUDA and by requirements.txt; its torch is the image's
+#   flash-attn from a wheel that fits, never compiled; else attention is torch's SDPA
+#   caches: those that cost much on the volume, those that are many small files in the container
+#   python -m gpt2_repro.preflight, into the log
+#   AUTO_RUN="…"  a command in a tmux session named run; best runpod/run_and_stop.sh …
+# The log is $WORKSPACE/logs/on_start.log; `. $WORKSPACE/gpt2.env` in a shell has the same environment.
+set -uo pipefail # no -e: what fails is told, and the rest goes on
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+workspace=${WORKSPACE:-${RP_WORKSPACE:-/workspace}}
+log=$workspace/logs/on_start.log
+
+say() { echo "$(date -u +%FT%TZ) $*"; }
+
+arm_deadline() {
+  local marker
+  [[ -n ${POD_HOURS:-} ]] || return 0
+  marker=/tmp/pod-deadline-${RUNPOD_POD_ID:-here} # in the container: gone with it, as the sleeper is
+  if [[ -e $marker ]] && kill -0 "$(cat "$marker")" 2>/dev/null; then return 0; fi
+  # shellcheck disable=SC2016,SC2094  # the inner shell's own words; the log's name is only shown
+  setsid bash -c 'sleep "$1"; exec bash "$2"' deadline "$(awk -v h="$POD_HOURS" 'BEGIN { printf "%.0f", h * 3600 }')" \
+    "$repository/runpod/stop_pod.sh" "$log" </dev/null >>"$log" 2>&1 &
+  echo $! >"$marker"
+  say "the pod is stopped in $POD_HOURS hours at the latest"
+}
+
+fingerprint() {
+  local image
+  image=$(python -c 'import sys, torch; print("py%d%d-torch%s-cu%s" % (*sys.version_info[:2], torch.__version__.split("+")[0], torch.version.cuda))' 2>/dev/null) || image=no-torch
+  echo "$image-$(sha256sum "$repository/requirements.txt" | cut -c1-12)"
+}
+
+set_up_environment() {
+  local folder=$workspace/venvs/$1
+  venv=$folder
+  [[ -e $folder/.ok ]] && return 0
+  say "installing the environment $1"
+  rm -rf "$folder"
+  python -m venv --system-site-packages "$folder" || return 1
+  # An installed torch is kept, whatever the requirements allow.
+  "$folder/bin/python" -c 'import torch; print("torch==" + torch.__version__)' >"$folder/constraints.txt" 2>/dev/null || : >"$folder/constraints.txt"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$folder/constraints.txt" \
+    --requirement "$repository/requirements.txt" || return 1
+  touch "$folder/.ok" # written last: an interrupted installation is made anew
+}
+
+set_up_flash_attn() {
+  [[ -e $venv/.flash-attn ]] && return 0
+  local wheel
+  if "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then
+    say "flash-attn is here"
+  else
+    while read -r wheel; do
+      if "$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check "$wheel" 2>/dev/null &&
+        "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then
+        say "flash-attn: $wheel"
+        break
+      fi
+    done < <(cd "$repository" && "$venv/bin/python" -m gpt2_repro.preflight.flash_attn_wheel)
+    "$venv/bin/python" -c 'import flash_attn' 2>/dev/null || say "no flash-attn wheel fits: attention is torch's SDPA"
+  fi
+  touch "$venv/.flash-attn"
+}
+
+write_settings() {
+  {
+    echo "export HF_HOME=\${HF_HOME:-$workspace/.cache/huggingface}"
+    echo "export HF_DATASETS_CACHE=\${HF_DATASETS_CACHE:-/root/.cache/huggingface/datasets}"
+    echo "export TORCHINDUCTOR_CACHE_DIR=\${TORCHINDUCTOR_CACHE_DIR:-$workspace/.cache/inductor}"
+    echo "export PATH=$venv/bin:\$PATH"
+    echo "cd $repository"
+  } >"$workspace/gpt2.env"
+}
+
+start() {
+  arm_deadline
+  local settings=$workspace/gpt2.env
+  if ! set_up_environment "$(fingerprint)"; then
+    say "THE ENVIRONMENT COULD NOT BE INSTALLED: see above; the pod is up and paid"
+    return
+  fi
+  set_up_flash_attn
+  write_settings
+  # shellcheck source=/dev/null
+  . "$settings"
+  if [[ ! -e $venv/.preflight ]]; then
+    python -m gpt2_repro.preflight && touch "$venv/.preflight"
+  fi
+  if [[ -n ${AUTO_RUN:-} ]] && ! tmux has-session -t run 2>/dev/null; then
+    tmux new-session -d -s run "bash -c '. $settings; $AUTO_RUN' 2>&1 | tee -a $workspace/logs/run.log"
+    say "started in tmux (tmux attach -t run): $AUTO_RUN"
+  fi
+  say "ready: . $settings"
+}
+
+mkdir -p "$workspace/logs" 2>/dev/null
+start >>"$log" 2>&1
+exit 0

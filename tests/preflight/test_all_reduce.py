@@ -1,0 +1,50 @@
+"""A sum over real processes (gloo): right, hanging, wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.preflight import all_reduce
+from gpt2_repro.preflight.all_reduce import check_all_reduce
+
+
+ABSENT = """
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(600)  # a process that never joins
+from gpt2_repro.preflight.all_reduce import measure
+measure()
+"""
+WRONG = """
+import os
+import torch.distributed as dist
+from gpt2_repro.preflight import all_reduce
+honest = dist.all_reduce
+def corrupt(numbers):
+    honest(numbers)
+    if os.environ["RANK"] == "1":
+        numbers[5] += 1
+dist.all_reduce = corrupt
+all_reduce.measure()
+"""
+
+
+def test_processes_that_reach_each_other() -> None:
+    found = check_all_reduce(2, seconds=120)
+    assert found.mark == "✓" and found.words.endswith("GB/s, every number right")
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "words"),
+    [
+        (ABSENT, 15, "nothing came back in 15 s"),
+        (WRONG, 120, "rank 1 has 1 wrong numbers"),
+        ("raise SystemExit(4)", 120, "no answer"),
+    ],
+)
+def test_what_goes_wrong_is_told(script: str, seconds: float, words: str, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "worker.py"
+    path.write_text(script)
+    monkeypatch.setenv("PYTHONPATH", str(Path(all_reduce.__file__).parents[2]))
+    found = check_all_reduce(2, seconds=seconds, command=[str(path)])
+    assert found.mark == "✗" and words in found.words

@@ -1,0 +1,109 @@
+"""Hours and dollars: the figures of the published runs come out."""
+
+import datetime
+import re
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.preflight.cost import TEN_BILLION, Work, budget, disk_bytes, hours, preparing
+from gpt2_repro.preflight.plan import plan_lines, plan_on
+from gpt2_repro.preflight.prices import Price, card_of, card_table, price_table
+
+
+STEPS, TOKENS = 18_865, 524_288
+WORK = Work(
+    tokens=STEPS * TOKENS,
+    steps=STEPS,
+    eval_tokens=10_485_760,
+    eval_steps=250,
+    hellaswag_tokens=3_034_080,
+    hellaswag_steps=1000,
+    save_steps=2000,
+    sample_steps=1000,
+    checkpoint_bytes=1_991_614_464,
+    final_bytes=497_759_232,
+)
+
+
+def test_the_reference_figures_come_out() -> None:
+    # llm.c: 18,865 steps of 300 ms are 94 minutes, about $22 at $14 an hour.
+    minutes = 60 * hours(STEPS * TOKENS, TOKENS / 0.3)
+    assert minutes == pytest.approx(94.3, abs=0.1) and minutes / 60 * 14 == pytest.approx(22, abs=0.1)
+    # 1.59 M tokens a second over 10B tokens: 1 h 45 min. 138.9 K on one RTX 4090: 20 h.
+    assert hours(TEN_BILLION, 1.59e6) == pytest.approx(1.75, abs=0.01)
+    assert hours(TEN_BILLION, 138_900) == pytest.approx(20, abs=0.05)
+
+
+def test_a_budget_has_everything_that_is_paid() -> None:
+    entries = {entry.name: entry for entry in budget(WORK, 8 * 218_500, basis="published")}
+    assert entries["training steps"].minutes == pytest.approx(94.3, abs=0.1)
+    assert entries["training steps"].basis == "published" and entries["boot"].basis == "assumed"
+    # 77 validations of a third of 10,485,760 tokens each; 20 passes over HellaSwag.
+    assert entries["validation"].minutes == pytest.approx(77 * 10_485_760 / 3 / (8 * 218_500) / 60)
+    assert entries["HellaSwag"].minutes == pytest.approx(20 * 3_034_080 / 3 / (8 * 218_500) / 60)
+    without = {entry.name for entry in budget(WORK, 1e6, basis="typed", compiles=False)}
+    assert "compiling" not in without
+    assert disk_bytes(WORK, data_bytes=100, keep_checkpoints=2) == 100 + 4 * 1_991_614_464 + 497_759_232
+
+
+def test_a_machine_that_is_not_there_yet() -> None:
+    planned = plan_on(WORK, "A100 SXM", 8, usd_per_hour=14.0, tokens_per_second=None)
+    assert planned["machine"] == {
+        "card": "A100 SXM 80 GB",
+        "cards": 8,
+        "tokens_per_second": 8 * 218_500,
+        "usd_per_hour": 14.0,
+    }
+    text = "\n".join(plan_lines(planned))
+    assert "training steps      94.3 min  published" in text and "at $14.00 an hour (as typed)" in text
+    costs = [offer["usd"] for offer in planned["ranking"]]
+    assert costs == sorted(costs) and len(costs) == len(price_table())
+    one = [offer for offer in planned["ranking"] if offer["card"] == "RTX 4090"]
+    assert min(offer["usd"] for offer in one) < 10  # one rented card does 10B tokens for less
+
+
+def test_a_card_that_nobody_has_measured_has_no_hours() -> None:
+    planned = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.0, tokens_per_second=None)
+    assert planned["budget"] == [] and any("nobody has measured this card" in line for line in plan_lines(planned))
+    typed = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.5, tokens_per_second=20_000.0)
+    assert typed["speed"] == "as typed" and {entry["basis"] for entry in typed["budget"]} == {"typed", "assumed"}
+
+
+def test_an_old_price_is_shown_with_its_age() -> None:
+    price = Price("H100", "H100", "RunPod", 3.0, datetime.date(2026, 1, 1), "somebody")
+    assert price.aged(datetime.date(2026, 2, 1)) == "2026-01-01, 31 days old"
+    assert price.aged(datetime.date(2026, 4, 1)) == "2026-01-01, 90 days old: look it up"
+
+
+def test_every_card_has_its_source_and_every_price_its_card() -> None:
+    for card in card_table():
+        assert card.speed and card.micro_batch_is in ("measured", "estimated")
+        assert 50_000 < card.tokens_per_second < 2e6 and card.memory_gb >= 24
+    assert all(card_of(price.card) is not None for price in price_table())
+
+
+def test_preparing_elsewhere_pays_on_a_volume_that_both_mount() -> None:
+    sizes = {"text_bytes": 47e9, "download_bytes": 30.64e9, "data_bytes": 20.7e9, "text_rate": 45e6}
+    dear = preparing(**sizes, cores=8, usd_per_hour=14)
+    # 47 GB at 45 MB/s a core: 131 s on 8 cores, but 306 s for the network; on 4 cores 306 s too.
+    assert dear.hours_there == pytest.approx(30.64e9 / 100e6 / 3600) and dear.hours_apart == dear.hours_there
+    assert dear.usd_there == pytest.approx(dear.hours_there * 14)
+    assert dear.usd_apart == pytest.approx(dear.hours_apart * 0.2)
+    # Twenty gigabytes at 50 MB/s make the cards wait longer than the download did: only a shared volume saves.
+    assert dear.usd_apart < dear.usd_there < dear.usd_apart + dear.usd_copying
+
+
+def test_the_page_has_the_cheapest_price_of_each_card() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
+    rows = re.findall(
+        r"^\| ([\w ]+) \| ([\d.]+) \| ([\w ]+), \$([\d.]+)[\w ]* \| ([\d.]+) \| (.+) \|$", page, flags=re.MULTILINE
+    )
+    best: dict[str, dict] = {}
+    for offer in plan_on(WORK, "none", 1, usd_per_hour=0, tokens_per_second=None)["ranking"]:
+        best.setdefault(offer["card"], offer)
+    assert [row[0] for row in rows] == list(best)
+    for card, hours_of_one, provider, price, dollars, _ in rows:
+        offer = best[card]
+        assert (float(hours_of_one), float(dollars)) == (round(offer["hours"], 1), round(offer["usd"], 2))
+        assert provider == offer["provider"] and float(price) == offer["usd_per_hour"]
