@@ -3,14 +3,16 @@
 torchrun --nproc_per_node 8 -m gpt2_repro.preflight.all_reduce      what `preflight --dist` starts
 """
 
+import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+
+import psutil
 
 from gpt2_repro.preflight.findings import Finding
 
@@ -92,12 +94,14 @@ def _attempt(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,
     ) as group:
         try:
             said, _ = group.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(group.pid, signal.SIGKILL)
+            # The launcher's workers have sessions of their own.
+            for process in [*psutil.Process(group.pid).children(recursive=True), group]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             group.communicate()
             return None, f"nothing came back in {seconds:.0f} s: the processes do not reach each other"
     answers = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
