@@ -133,7 +133,9 @@ def test_wandb_records_offline_never_asks_and_cannot_end_a_training(type_command
         if name == "unreachable":
             assert "WandbCallback failed in on_train_begin" in done.stdout
         else:
-            assert list((run / "wandb").glob("offline-run-*/run-*.wandb")), name
+            (record,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+            assert b"train/tokens" in record.read_bytes(), name  # the axis
+            assert list((run / "wandb").glob("offline-run-*/files/media/html/sample*.html")), name
         assert not any("0" * 40 in path.read_text(errors="ignore") for path in run.glob("*.json*"))
 
 

@@ -8,20 +8,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import train
 from gpt2_repro import entry
-from gpt2_repro.training import fit
-from gpt2_repro.training.trainer import PretrainingTrainer
+from gpt2_repro.training.progress import ProgressBar
 
 
-original = PretrainingTrainer._after_validation_batch
+original = ProgressBar.on_prediction_step
 
 
-def slowly(self) -> None:
-    (Path(self.args.output_dir).parent / "validating").touch()
+def slowly(self, args, *rest, **more) -> None:
+    (Path(args.output_dir).parent / "validating").touch()
     time.sleep(0.5)
-    original(self)
+    original(self, args, *rest, **more)
 
 
 if __name__ == "__main__":
-    PretrainingTrainer._after_validation_batch = slowly
-    assert fit.PretrainingTrainer is PretrainingTrainer
+    ProgressBar.on_prediction_step = slowly
     entry.run(train.main)

@@ -44,9 +44,6 @@ def test_a_restarted_run_goes_on_in_the_same_one(start, tmp_path: Path) -> None:
         assert command.end() == 0, command.text()
     recorded = {path.name.removesuffix(".wandb") for path in run.glob("wandb/offline-run-*/run-*.wandb")}
     assert len(list(run.glob("wandb/offline-run-*"))) == 2 and len(recorded) == 1
-    for record in run.glob("wandb/offline-run-*/run-*.wandb"):
-        assert b"train/tokens" in record.read_bytes()  # the axis
-    assert list(run.glob("wandb/offline-run-*/files/media/html/sample*.html"))
 
 
 def test_a_full_disk_of_the_service_costs_no_line_of_the_log(start, golden, small_disk: Path, tmp_path: Path) -> None:
