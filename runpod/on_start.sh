@@ -93,7 +93,8 @@ start() {
     python -m gpt2_repro.preflight && touch "$venv/.preflight"
   fi
   if [[ -n ${AUTO_RUN:-} ]] && ! tmux has-session -t run 2>/dev/null; then
-    tmux new-session -d -s run "bash -c '. $settings; $AUTO_RUN' 2>&1 | tee -a $workspace/logs/run.log"
+    printf '. %q\n%s\n' "$settings" "$AUTO_RUN" >"$workspace/auto_run.sh"
+    tmux new-session -d -s run "bash $workspace/auto_run.sh 2>&1 | tee -a $workspace/logs/run.log"
     say "started in tmux (tmux attach -t run): $AUTO_RUN"
   fi
   say "ready: . $settings"

@@ -146,7 +146,12 @@ def _links(file: str | None) -> list[Finding]:
         text = subprocess.run([command, "topo", "-m"], capture_output=True, text=True, timeout=20, check=False).stdout
     else:
         return []
-    sound, sentence = topology.advice(topology.parse_topology(text))
+    try:
+        sound, sentence = topology.advice(topology.parse_topology(text))
+    except UserError as error:
+        if file:
+            raise
+        sound, sentence = False, f"nvidia-smi does not say how the cards hang together ({error})"
     return [Finding("✓" if sound else "!", "links", sentence)]
 
 

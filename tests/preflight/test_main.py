@@ -71,3 +71,16 @@ def test_data_that_is_not_there_is_no_probe(look, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(preflight, "_look", lambda *args: [])
     _, out = look("--memory", "--dataset_dir", "data/none")
     assert "! memory" in out and "data/none is not prepared yet" in out
+
+
+def test_a_container_whose_nvidia_smi_says_nothing_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stub = tmp_path / "nvidia-smi"
+    stub.write_text("#!/bin/sh\necho Failed to initialize NVML\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: str(stub))
+    (found,) = preflight._links(None)
+    assert found.mark == "!" and "does not say" in found.words
+    with pytest.raises(UserError, match="no output of"):
+        preflight._links(str(stub))

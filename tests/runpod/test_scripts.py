@@ -281,9 +281,10 @@ def test_the_deadline_is_armed_first_and_once(pod) -> None:
 
 
 def test_a_command_is_started_in_tmux_once(pod) -> None:
-    pod.run("on_start.sh", AUTO_RUN="bash runpod/run_and_stop.sh --hours 4", STUB_tmux="1")
+    pod.run("on_start.sh", AUTO_RUN="bash runpod/run_and_stop.sh --hours 4 'a b'", STUB_tmux="1")
     (new,) = [call for call in pod.calls() if call.startswith("tmux new-session -d -s run")]
-    assert "run_and_stop.sh --hours 4" in new
+    script = pod.folder / "workspace" / "auto_run.sh"
+    assert str(script) in new and script.read_text().splitlines()[1] == "bash runpod/run_and_stop.sh --hours 4 'a b'"
     before = len(pod.calls())
     pod.run("on_start.sh", AUTO_RUN="bash runpod/run_and_stop.sh --hours 4")  # the session is there
     assert not any("new-session" in call for call in pod.calls()[before:])
