@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
-from gpt2_repro.compute import checkpoint_bytes, gpt2_parameters
+from gpt2_repro.compute import checkpoint_bytes, flops_per_token, gpt2_parameters
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.presets import PRESETS, TEXT_RATE
 from gpt2_repro.data.tokenizer import expected_vocab_size
@@ -42,7 +42,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     },
     "dist": {
         "action": "store_true",
-        "help": "Sum over all cards, timed and checked: finds links that hang, in a minute.",
+        "help": "Sum over all cards, timed and checked: finds links that hang, in half a minute.",
     },
     "memory": {
         "action": "store_true",
@@ -55,7 +55,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     },
     "json": {"action": "store_true", "help": "Print everything as one JSON object."},
 }
-DIST_SECONDS = 60.0
+DIST_SECONDS = 30.0
 PROBE_SECONDS = 600.0
 CORES_A_CARD = 16  # of a rented machine, assumed
 
@@ -79,6 +79,12 @@ def main(argv: list[str]) -> None:
     findings = [] if options.gpu else _look(recipe, work, cards if here.kind == "cuda" else 2)
     planned = plan_on(
         work, name, cards, usd_per_hour=training["usd_per_hour"], tokens_per_second=options.tokens_per_second
+    )
+    data_bytes = 2 * (
+        PRESETS[source].tokens if (source := recipe.values["data"]["source"]) in PRESETS else work.tokens
+    )
+    planned["disk_bytes"] = cost.disk_bytes(
+        work, data_bytes=int(data_bytes), keep_checkpoints=training["keep_checkpoints"]
     )
     planned["preparing"] = _preparing(recipe, planned["machine"], here_cores=None if options.gpu else os.cpu_count())
     if options.memory and not options.gpu:
@@ -165,11 +171,18 @@ def _work(recipe: ParsedRecipe) -> cost.Work:
         "n_positions": recipe.values["data"]["sequence_length"],
     }
     parameters = gpt2_parameters(**shape, vocab_size=expected_vocab_size(recipe.values["data"]["tokenizer"]) or 50_257)
+    a_token = flops_per_token(
+        parameters=parameters - shape["n_positions"] * shape["n_embd"],
+        n_layer=shape["n_layer"],
+        n_embd=shape["n_embd"],
+        sequence_length=shape["n_positions"],
+    )
     validates = training["eval_strategy"] != "no"
     scored = validates and training["hellaswag_steps"]
     return cost.Work(
         tokens=steps * training["tokens_per_step"],
         steps=steps,
+        flops=float(steps * training["tokens_per_step"] * a_token),
         eval_tokens=training["eval_tokens"],
         eval_steps=training["eval_steps"] if validates else 0,
         hellaswag_tokens=HELLASWAG_TOKENS,

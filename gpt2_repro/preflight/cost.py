@@ -41,7 +41,7 @@ class Work:
     """What a run has to do.
 
     Args:
-        tokens, steps: of the training.
+        tokens, steps: of the training; flops: of all of its tokens.
         eval_tokens: of one validation; eval_steps between two, 0 for none.
         hellaswag_tokens: of one pass over HellaSwag; hellaswag_steps between two, 0 for none.
         save_steps, sample_steps: between two, 0 for none.
@@ -50,6 +50,7 @@ class Work:
 
     tokens: int
     steps: int
+    flops: float
     eval_tokens: int
     eval_steps: int
     hellaswag_tokens: int

@@ -61,6 +61,13 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
         paid = machine["usd_per_hour"]
         dollars = f", ${minutes / 60 * paid:,.2f} at ${paid:,.2f} an hour ({planned['price']})" if paid else ""
         lines += [f"  {'in all':<16} {minutes:>7.1f} min{dollars}", f"  speed: {planned['speed']}"]
+    lines.append(
+        f"  {work['flops']:.3g} FLOPs; a checkpoint {work['checkpoint_bytes'] / 1e9:.2f} GB, final {work['final_bytes'] / 1e9:.2f} GB"
+    )
+    if "disk_bytes" in planned:
+        lines.append(
+            f"  disk: {planned['disk_bytes'] / 1e9:.0f} GB for the data, the checkpoints that are kept and one that is written"
+        )
     if data := planned.get("preparing"):
         lines += [
             "",

@@ -28,6 +28,7 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     assert code == 0 and "✓" not in out  # no machine is looked at
     assert "18,865 steps, 9.89B tokens on 8 x A100 SXM 80 GB" in out
     assert "training steps      94.3 min  published" in out and "at $14.00 an hour (as typed)" in out
+    assert "8.46e+18 FLOPs; a checkpoint 1.99 GB, final 0.50 GB" in out and "disk: 29 GB" in out
     assert "preparing the data:" in out and "on a volume that both mount" in out and "RTX 4090" in out
 
 

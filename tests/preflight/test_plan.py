@@ -15,6 +15,7 @@ STEPS, TOKENS = 18_865, 524_288
 WORK = Work(
     tokens=STEPS * TOKENS,
     steps=STEPS,
+    flops=8.46e18,
     eval_tokens=10_485_760,
     eval_steps=250,
     hellaswag_tokens=3_034_080,

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import Accelerator
 from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.resolve import resolve_arguments
+from gpt2_repro.training.resolve import _list_price, resolve_arguments
 
 
 @pytest.fixture
@@ -50,3 +51,22 @@ def test_rows_by_length_are_not_compiled(resolve, caplog: pytest.LogCaptureFixtu
 def test_never_validating_means_not_at_the_start_either(resolve) -> None:
     assert resolve()[0].eval_on_start
     assert not resolve("--eval_strategy", "no")[0].eval_on_start
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 0.0, 8 * 1.79),
+        ("NVIDIA A100-SXM4-80GB", 14.0, 14.0),
+        ("Tesla T4", 0.0, 0.0),
+    ],
+)
+def test_the_price_is_typed_or_that_of_the_cards(
+    name: str, typed: float, expected: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    card = Accelerator("cuda", name, 8, None, None)
+    monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda **options: card)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert (typed or _list_price(use_cpu=False)) == pytest.approx(expected)
+    assert ("A100 SXM 80 GB, RunPod secure's list price of 2026-11-09" in caplog.text) == (not typed and expected > 0)
