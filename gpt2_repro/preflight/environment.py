@@ -1,5 +1,7 @@
 """Whether a machine can do what a run will ask of it: versions, driver, memory for sharing, files, disks, secrets."""
 
+import contextlib
+import functools
 import os
 import platform
 import re
@@ -92,11 +94,8 @@ def check_room(name: str, folder: Path, needed: int, *, volume_bytes: int | None
     if volume_bytes is None:
         free, how = shutil.disk_usage(there).free, "free"
     else:
-        used = sum(
-            path.stat().st_size for path in _mount(there).rglob("*") if path.is_file() and not path.is_symlink()
-        )
-        free, how = volume_bytes - used, f"left of the volume's {volume_bytes / 1e9:.0f}"
-    said = f"{free / 1e9:.0f} GB {how} at {folder}, {needed / 1e9:.1f} GB to come"
+        free, how = volume_bytes - _used_bytes(_mount(there)), f"left of the volume's {volume_bytes / 1e9:.0f}"
+    said = f"{max(0, free) / 1e9:.0f} GB {how} at {folder}, {needed / 1e9:.1f} GB to come"
     return (
         Finding("✓", name, said)
         if free >= needed
@@ -106,6 +105,25 @@ def check_room(name: str, folder: Path, needed: int, *, volume_bytes: int | None
 
 def _mount(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.is_mount())
+
+
+@functools.cache
+def _used_bytes(mount: Path) -> int:
+    """Bytes of all files of a file system that this process may see, without what is mounted inside it."""
+    device, total = mount.stat().st_dev, 0
+    for folder, folders, files in os.walk(mount):
+        folders[:] = [name for name in folders if _of(device, Path(folder, name))]
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += Path(folder, name).lstat().st_size
+    return total
+
+
+def _of(device: int, folder: Path) -> bool:
+    try:
+        return folder.lstat().st_dev == device
+    except OSError:
+        return False
 
 
 def check_speed(name: str, folder: Path) -> Finding:

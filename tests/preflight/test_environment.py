@@ -49,10 +49,14 @@ def test_room_is_that_of_the_disk_or_of_the_rented_volume(tmp_path: Path, monkey
     assert check_room("disk", tmp_path, 10**18).mark == "✗"
     (tmp_path / "data.bin").write_bytes(b"x" * 3_000_000)
     monkeypatch.setattr(environment, "_mount", lambda path: tmp_path)
+    environment._used_bytes.cache_clear()
     # The disk has room for it, the volume as it was rented has not.
     small = check_room("disk", tmp_path, 8_000_000, volume_bytes=10_000_000)
     assert small.mark == "✗" and "rent a larger one" in small.words
     assert check_room("disk", tmp_path, 6_000_000, volume_bytes=10_000_000).mark == "✓"
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    assert environment._used_bytes(tmp_path) == pytest.approx(3_000_000, abs=1000)
+    assert not environment._of(Path("/proc").stat().st_dev, tmp_path) and not environment._of(0, tmp_path / "nothing")
 
 
 def test_speed_is_measured_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
