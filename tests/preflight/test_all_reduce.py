@@ -37,7 +37,7 @@ def test_processes_that_reach_each_other() -> None:
 @pytest.mark.parametrize(
     ("script", "seconds", "words"),
     [
-        (ABSENT, 15, "nothing came back in 15 s"),
+        (ABSENT, 10, "nothing came back in 10 s"),
         (WRONG, 120, "rank 1 has 1 wrong numbers"),
         ("raise SystemExit(4)", 120, "no answer"),
     ],
