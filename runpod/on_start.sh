@@ -21,7 +21,7 @@ say() { echo "$(date -u +%FT%TZ) $*"; }
 arm_deadline() {
   local marker
   [[ -n ${POD_HOURS:-} ]] || return 0
-  marker=/tmp/pod-deadline-${RUNPOD_POD_ID:-here} # in the container: gone with it, as the sleeper is
+  marker=${TMPDIR:-/tmp}/pod-deadline-${RUNPOD_POD_ID:-here} # in the container: gone with it, as the sleeper is
   if [[ -e $marker ]] && kill -0 "$(cat "$marker")" 2>/dev/null; then return 0; fi
   # shellcheck disable=SC2016,SC2094  # the inner shell's own words; the log's name is only shown
   setsid bash -c 'sleep "$1"; exec bash "$2"' deadline "$(awk -v h="$POD_HOURS" 'BEGIN { printf "%.0f", h * 3600 }')" \
@@ -71,7 +71,7 @@ set_up_flash_attn() {
 write_settings() {
   {
     echo "export HF_HOME=\${HF_HOME:-$workspace/.cache/huggingface}"
-    echo "export HF_DATASETS_CACHE=\${HF_DATASETS_CACHE:-/root/.cache/huggingface/datasets}"
+    echo "export HF_DATASETS_CACHE=\${HF_DATASETS_CACHE:-\$HOME/.cache/huggingface/datasets}"
     echo "export TORCHINDUCTOR_CACHE_DIR=\${TORCHINDUCTOR_CACHE_DIR:-$workspace/.cache/inductor}"
     echo "export PATH=$venv/bin:\$PATH"
     echo "cd $repository"

@@ -52,6 +52,7 @@ def pod(tmp_path: Path):
     environment = {
         "PATH": f"{stubs}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
         "CALLS": str(calls),
         "PYTHON": "python",
         "WORKSPACE": str(tmp_path / "workspace"),
@@ -264,20 +265,15 @@ def test_a_start_that_fails_does_not_fail_the_container(pod) -> None:
 
 
 def test_the_deadline_is_armed_first_and_once(pod) -> None:
-    marker = Path("/tmp/pod-deadline-test-deadline")
-    marker.unlink(missing_ok=True)
-    variables = {"POD_HOURS": "0.0004", "RUNPOD_POD_ID": "test-deadline"}
-    try:
-        assert pod.run("on_start.sh", NO_VENV="1", **variables)[0] == 0
-        assert pod.run("on_start.sh", NO_VENV="1", **variables)[0] == 0
-        assert log(pod).count("the pod is stopped in 0.0004 hours at the latest") == 1
-        assert log(pod).index("at the latest") < log(pod).index("COULD NOT BE INSTALLED")
-        deadline = time.monotonic() + 20
-        while "runpodctl pod stop test-deadline" not in pod.calls() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert "runpodctl pod stop test-deadline" in pod.calls()
-    finally:
-        marker.unlink(missing_ok=True)
+    variables = {"POD_HOURS": "0.0004", "RUNPOD_POD_ID": "pod2"}
+    assert pod.run("on_start.sh", NO_VENV="1", **variables)[0] == 0
+    assert pod.run("on_start.sh", NO_VENV="1", **variables)[0] == 0
+    assert log(pod).count("the pod is stopped in 0.0004 hours at the latest") == 1
+    assert log(pod).index("at the latest") < log(pod).index("COULD NOT BE INSTALLED")
+    deadline = time.monotonic() + 20
+    while "runpodctl pod stop pod2" not in pod.calls() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "runpodctl pod stop pod2" in pod.calls()
 
 
 def test_a_command_is_started_in_tmux_once(pod) -> None:
