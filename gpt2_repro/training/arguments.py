@@ -52,7 +52,11 @@ class PretrainingArguments(TrainingArguments):
     hellaswag_data: str = _field(
         "Rowan/hellaswag", "HellaSwag's validation split: a Hub id, or a file of JSON lines, .gz or not."
     )
-    sample_steps: int = _field(1000, "Write a sample as often: to the screen, samples.jsonl and wandb; 0 never does.")
+    sample_steps: int = _field(
+        1000,
+        "Write a sample to the screen, samples.jsonl and wandb, with the first validation at or behind every so many "
+        "steps, before the first step and after the last; 0 never does.",
+    )
     sample_tokens: int = _field(64, "Tokens of a sample; 0 writes none.")
     sample_prompt: str = _field("", "What samples continue; empty starts a document.")
     logging_steps: int = _field(10, "Steps between lines of metrics.jsonl.")

@@ -53,20 +53,19 @@ def test_never_validating_means_not_at_the_start_either(resolve) -> None:
     assert not resolve("--eval_strategy", "no")[0].eval_on_start
 
 
-@pytest.mark.parametrize(
-    ("name", "typed", "expected"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 0.0, 8 * 1.79),
-        ("NVIDIA A100-SXM4-80GB", 14.0, 14.0),
-        ("Tesla T4", 0.0, 0.0),
-    ],
-)
-def test_the_price_is_typed_or_that_of_the_cards(
-    name: str, typed: float, expected: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("name", "expected"), [("NVIDIA A100-SXM4-80GB", 8 * 1.79), ("Tesla T4", 0.0)])
+def test_the_list_price_is_that_of_all_processes_cards(
+    name: str, expected: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     card = Accelerator("cuda", name, 8, None, None)
     monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda **options: card)
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert (typed or _list_price(use_cpu=False)) == pytest.approx(expected)
-    assert ("A100 SXM 80 GB, RunPod secure's list price of 2026-11-09" in caplog.text) == (not typed and expected > 0)
+    assert _list_price(use_cpu=False) == pytest.approx(expected)
+    assert ("A100 SXM 80 GB, RunPod secure's list price of 2026-11-09" in caplog.text) == (expected > 0)
+
+
+def test_a_typed_price_outweighs_the_list(resolve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt2_repro.training.resolve._list_price", lambda **options: 14.32)
+    assert resolve()[0].usd_per_hour == 14.32
+    assert resolve("--usd_per_hour", "9.5")[0].usd_per_hour == 9.5
