@@ -11,9 +11,22 @@ from gpt2_repro.preflight.prices import card_of, price_of, price_table
 def plan_on(
     work: cost.Work, name: str, cards: int, *, usd_per_hour: float, tokens_per_second: float | None
 ) -> dict[str, Any]:
-    """Hours and dollars on this machine, and of 10B tokens on every card of the tables."""
+    """Hours and dollars on this machine, and of 10B tokens of GPT-2 124M on every card of the tables.
+
+    The table's speeds are of that model; another one is taken to be slower or faster by its FLOPs a token.
+    """
     card, price = card_of(name), price_of(name)
-    speed = tokens_per_second or (card.tokens_per_second * cards if card else None)
+    ratio = work.flops / work.tokens / cost.GPT2_FLOPS_PER_TOKEN
+    another = abs(ratio - 1) > 0.02
+    listed = card.tokens_per_second * cards / (ratio if another else 1) if card else None
+    basis: cost.Basis = "published"
+    speed, source = listed, card.speed if card else None
+    if card and another:
+        basis, source = "estimated", f"{card.speed}, by this model's FLOPs a token"
+    elif card and card.is_estimated:
+        basis = "estimated"
+    if tokens_per_second:
+        speed, basis, source = tokens_per_second, "typed", "as typed"
     paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
     today = datetime.datetime.now(datetime.UTC).date()
     offers = [
@@ -29,7 +42,7 @@ def plan_on(
         for row in price_table()
         if (found := card_of(row.card))
     ]
-    entries = cost.budget(work, speed, basis="typed" if tokens_per_second else "published") if speed else []
+    entries = cost.budget(work, speed, basis=basis) if speed else []
     return {
         "machine": {
             "card": card.card if card else name,
@@ -37,7 +50,7 @@ def plan_on(
             "tokens_per_second": speed,
             "usd_per_hour": paid,
         },
-        "speed": "as typed" if tokens_per_second else card.speed if card else None,
+        "speed": source,
         "price": "as typed" if usd_per_hour else price.aged(today) + f", {price.source}" if price else None,
         "work": dataclasses.asdict(work),
         "budget": [entry._asdict() for entry in entries],
@@ -75,7 +88,7 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
             f"${data['usd_there']:.2f}; {60 * data['hours_apart']:.0f} min on {cost.CPU_MACHINE_CORES} cores without cards, "
             f"${data['usd_apart']:.2f} on a volume that both mount, ${data['usd_apart'] + data['usd_copying']:.2f} where it is copied",
         ]
-    lines += ["", "10B tokens, steps alone, the cheapest card first:"]
+    lines += ["", "10B tokens of GPT-2 124M, steps alone, the cheapest card first:"]
     for offer in planned["ranking"]:
         lines.append(
             f"  ${offer['usd']:>6.2f}  {offer['hours']:>5.1f} h of one  {offer['card']:<15} {offer['provider']:<17} "

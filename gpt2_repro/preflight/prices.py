@@ -54,6 +54,11 @@ class Card:
     micro_batch: int
     micro_batch_is: str = "estimated"
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether nobody has measured its speed."""
+        return self.speed.startswith("estimated")
+
 
 @functools.cache
 def price_table() -> tuple[Price, ...]:

@@ -1,5 +1,6 @@
 """Hours and dollars: the figures of the published runs come out."""
 
+import dataclasses
 import datetime
 import re
 from pathlib import Path
@@ -43,8 +44,6 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     # 77 validations of a third of 10,485,760 tokens each; 20 passes over HellaSwag.
     assert entries["validation"].minutes == pytest.approx(77 * 10_485_760 / 3 / (8 * 218_500) / 60)
     assert entries["HellaSwag"].minutes == pytest.approx(20 * 3_034_080 / 3 / (8 * 218_500) / 60)
-    without = {entry.name for entry in budget(WORK, 1e6, basis="typed", compiles=False)}
-    assert "compiling" not in without
     assert disk_bytes(WORK, data_bytes=100, keep_checkpoints=2) == 100 + 4 * 1_991_614_464 + 497_759_232
 
 
@@ -69,6 +68,20 @@ def test_a_card_that_nobody_has_measured_has_no_hours() -> None:
     assert planned["budget"] == [] and any("nobody has measured this card" in line for line in plan_lines(planned))
     typed = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.5, tokens_per_second=20_000.0)
     assert typed["speed"] == "as typed" and {entry["basis"] for entry in typed["budget"]} == {"typed", "assumed"}
+
+
+def test_what_nobody_measured_is_called_an_estimate() -> None:
+    def plan(work: Work, card: str) -> dict:
+        return plan_on(work, card, 1, usd_per_hour=0, tokens_per_second=None)
+
+    def basis(planned: dict) -> str:
+        return next(entry["basis"] for entry in planned["budget"] if entry["name"] == "training steps")
+
+    assert basis(plan(WORK, "H100 SXM")) == "published" and basis(plan(WORK, "H100 PCIe")) == "estimated"
+    # A model of three times the FLOPs a token trains a third of the tokens in the same time.
+    larger = plan(dataclasses.replace(WORK, flops=3 * 855e6 * WORK.tokens), "H100 SXM")
+    assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 / 3) and basis(larger) == "estimated"
+    assert larger["speed"].endswith("by this model's FLOPs a token")
 
 
 def test_an_old_price_is_shown_with_its_age() -> None:
