@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -12,13 +13,18 @@ from pathlib import Path
 from gpt2_repro.errors import UserError
 
 
-# Dense bf16 peaks in FLOP/s from NVIDIA's data sheets, by a part of the name that the driver reports; first match wins.
+# Dense bf16 peaks in FLOP/s, sums in fp32, from NVIDIA's data sheets, by a part of the name that the driver reports; first match wins.
 PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200 NVL": 835.5e12,
     "H200": 989.4e12,
     "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H100": 989.4e12,
     "A100": 312e12,
+    "L40S": 362.05e12,
+    "A40": 149.7e12,
+    "RTX 5090": 209.5e12,
     "RTX 4090": 165.2e12,
 }
 
@@ -36,12 +42,14 @@ class Accelerator:
 
 def peak_flops(name: str) -> float | None:
     """Dense bf16 FLOP/s of a GPU by its name, None for one that is not in the table, or only a part or kin of one."""
-    return None if is_part_or_kin(name) else next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    return next((peak for part, peak in PEAK_FLOPS.items() if is_named(part, name)), None)
 
 
-def is_part_or_kin(name: str) -> bool:
-    """Whether this is a part of a GPU that tables know, or only named like one."""
-    return any(word in name for word in ("MIG", "Laptop", "4090 D", "GH200"))
+def is_named(part: str, name: str) -> bool:
+    """Whether a GPU of this name is what tables know by a part of it: no slice of it, and none that is only named like it."""
+    if any(word in name for word in ("MIG", "Laptop", "4090 D", "5090 D", "GH200", "GB200")):
+        return False
+    return re.search(rf"\b{re.escape(part)}\b", name) is not None
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:

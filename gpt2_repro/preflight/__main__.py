@@ -7,6 +7,7 @@
 A line for each thing: ✓ as it should be, ! to be known, ✗ in the way of the run; exit code 1 where there is one of the last.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -55,6 +56,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     },
     "json": {"action": "store_true", "help": "Print everything as one JSON object."},
 }
+REPOSITORY = Path(__file__).parents[2]
 DIST_SECONDS = 30.0
 PROBE_SECONDS = 600.0
 CORES_A_CARD = 16  # of a rented machine, assumed
@@ -88,7 +90,7 @@ def main(argv: list[str]) -> None:
     )
     planned["preparing"] = _preparing(recipe, planned["machine"], here_cores=None if options.gpu else os.cpu_count())
     if options.memory and not options.gpu:
-        findings += _probe(recipe, name)
+        findings += _probe(recipe, name, cards)
     if options.json:
         document = {"findings": [finding._asdict() for finding in findings], **planned}
         print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
@@ -108,7 +110,7 @@ def _look(recipe: ParsedRecipe, work: cost.Work, processes: int) -> list[Finding
     options, training = recipe.extras, recipe.values["training"]
     driver = hardware.nvidia_driver()
     findings = [
-        *environment.check_python(Path(__file__).parents[2] / "requirements.txt"),
+        *environment.check_python(REPOSITORY / "requirements.txt"),
         environment.check_driver(driver, torch.version.cuda),
     ]
     usable = torch.cuda.is_available()
@@ -211,42 +213,45 @@ def _preparing(recipe: ParsedRecipe, machine: dict[str, Any], *, here_cores: int
     return {"cores": cores, **found._asdict()}
 
 
-def _probe(recipe: ParsedRecipe, name: str) -> list[Finding]:
+def _probe(recipe: ParsedRecipe, name: str, cards: int) -> list[Finding]:
     """The largest micro-batch that fits, with the recipe's own command on the prepared data."""
     data, training = recipe.values["data"], recipe.values["training"]
     if not Path(data["dataset_dir"], "manifest.json").is_file():
         return [Finding("!", "memory", f"it is probed with the data, and {data['dataset_dir']} is not prepared yet")]
     card, length = card_of(name), data["sequence_length"]
-    wanted = training["per_device_train_batch_size"]
-    start = min(wanted, card.micro_batch) if card else wanted
-    rows = training["tokens_per_step"] // length
+    most = training["per_device_train_batch_size"]
+    rows = training["tokens_per_step"] // length // cards
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    say(
+        "looking for the largest micro-batch that fits, a fresh process an attempt; 2 to 3 minutes with compiling, assumed"
+    )
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(cards)]
+    launcher += ["--config_file", str(REPOSITORY / "accelerate_configs" / "zero1.yaml")]
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
-        path = Path(scratch, "probe.yaml")
-        path.write_text(recipe.to_yaml(output_dir=str(Path(scratch, "run")), eval_strategy="no", save_strategy="no"))
+        run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
+        path.write_text(recipe.to_yaml(output_dir=str(run), eval_strategy="no", save_strategy="no", report_to="none"))
 
         def attempt(rung: memory.Rung) -> memory.Outcome:
-            print(f"probing {' '.join(rung.options)} …", file=sys.stderr, flush=True)
-            tokens = [
-                "--tokens_per_step",
-                str(2 * rung.micro_batch * length),
-                "--max_steps",
-                "2",
-                "--warmup_steps",
-                "1",
-            ]
-            command = [sys.executable, "train.py", str(path), *tokens, "--disable_tqdm", "true"]
-            shutil.rmtree(Path(scratch, "run"), ignore_errors=True)
-            return memory.attempt_command(command, rung, seconds=PROBE_SECONDS)
+            # Two steps, the second with the optimizer's states there, of two passes each.
+            step = str(2 * rung.micro_batch * length * cards)
+            steps = ["--tokens_per_step", step, "--max_steps", "2", "--warmup_steps", "1", "--disable_tqdm", "true"]
+            command = [*launcher, str(REPOSITORY / "train.py"), str(path), *steps]
+            shutil.rmtree(run, ignore_errors=True)
+            outcome = memory.attempt_command(command, rung, seconds=PROBE_SECONDS)
+            say(f"  {' '.join(rung.options)}: {outcome.result}")
+            return outcome
 
-        outcomes = memory.largest_that_fits(
-            memory.ladder(start, lambda rows_of_pass: rows % rows_of_pass == 0), attempt
+        outcomes = memory.find_largest(
+            min(most, card.micro_batch if card else most), most, lambda rows_of_pass: rows % rows_of_pass == 0, attempt
         )
-    last = outcomes[-1]
-    if last.result == "fits":
-        return [Finding("✓", "memory", f"fits: {' '.join(last.rung.options)}")]
-    if last.result == "failed":
-        return [Finding("✗", "memory", f"the probe of {' '.join(last.rung.options)} failed: {last.said}")]
-    return [Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")]
+    if outcomes[-1].result == "failed":
+        return [
+            Finding("✗", "memory", f"the probe of {' '.join(outcomes[-1].rung.options)} failed: {outcomes[-1].said}")
+        ]
+    found = memory.best(outcomes)
+    if found is None:
+        return [Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")]
+    return [Finding("✓", "memory", f"fits: {' '.join(found.options)}")]
 
 
 if __name__ == "__main__":

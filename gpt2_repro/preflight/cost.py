@@ -107,6 +107,10 @@ class Preparing(NamedTuple):
     hours_apart: float
     usd_apart: float
     usd_copying: float  # of the machine with the cards, while it waits for the copy; none where both mount one volume
+    # A machine with cards that costs more than this an hour had better not prepare: where both mount one volume, and where the data
+    # is copied, None where that never pays.
+    break_even: float
+    break_even_copied: float | None
 
 
 def preparing(
@@ -123,13 +127,16 @@ def preparing(
         return max(download_bytes / NETWORK_BYTES_PER_SECOND, text_bytes / text_rate / workers) / 3600
 
     copying = data_bytes / SYNC_BYTES_PER_SECOND / 3600
-    apart = took(CPU_MACHINE_CORES)
+    there, apart = took(cores), took(CPU_MACHINE_CORES)
+    usd_apart = apart * CPU_MACHINE_USD_PER_HOUR
     return Preparing(
-        hours_there=took(cores),
-        usd_there=took(cores) * usd_per_hour,
+        hours_there=there,
+        usd_there=there * usd_per_hour,
         hours_apart=apart,
-        usd_apart=apart * CPU_MACHINE_USD_PER_HOUR,
+        usd_apart=usd_apart,
         usd_copying=copying * usd_per_hour,
+        break_even=usd_apart / there,
+        break_even_copied=usd_apart / (there - copying) if there > copying else None,
     )
 
 

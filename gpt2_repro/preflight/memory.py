@@ -1,16 +1,20 @@
-"""The largest micro-batch that fits, found with the real command in a fresh process, down the field's ladder.
+"""The largest micro-batch that fits, found with the real command in a fresh process, along the field's ladder (llm.c, discussion 481).
 
-As it is; with activation checkpointing; half of it without; and so on (llm.c, discussion 481). Tokens per step stay as they are:
-accumulation makes up for it.
+Tokens per step stay as they are: accumulation makes up for it.
 """
 
 import dataclasses
+import itertools
+import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 
-OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "can't allocate memory", "not enough memory", "MemoryError")
+OUT_OF_MEMORY = (
+    *("OutOfMemoryError", "CUDA out of memory", "can't allocate memory", "not enough memory", "MemoryError"),
+    "Signal 9 (SIGKILL)",  # what a launcher says of a process that the kernel has killed
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,23 +40,43 @@ class Outcome:
     said: str = ""
 
 
-def ladder(micro_batch: int, divides: Callable[[int], bool]) -> Iterator[Rung]:
-    """From a micro-batch down to one row; only those of which `divides` says that they divide the tokens of a step."""
-    while micro_batch:
-        if divides(micro_batch):
-            yield Rung(micro_batch)
-            yield Rung(micro_batch, checkpointing=True)
-        micro_batch //= 2
+def find_largest(
+    start: int, most: int, divides: Callable[[int], bool], attempt: Callable[[Rung], Outcome]
+) -> list[Outcome]:
+    """Attempt rungs until it is known what fits, or one fails for another reason than memory.
 
+    From `start` up by doubling, to `most` at the most; or down: with activation checkpointing, half of it, and so on. Once one fits
+    with checkpointing the search goes on without, because checkpointing costs a third of the speed.
 
-def largest_that_fits(rungs: Iterator[Rung], attempt: Callable[[Rung], Outcome]) -> list[Outcome]:
-    """Attempt the rungs until one fits, or one fails for another reason than memory."""
-    outcomes = []
-    for rung in rungs:
+    Args:
+        divides: whether so many rows of a pass divide the tokens of a step; others are not attempted.
+    """
+    outcomes: list[Outcome] = []
+
+    def fits(rung: Rung) -> bool:
+        if outcomes and outcomes[-1].result == "failed":
+            return False
         outcomes.append(attempt(rung))
-        if outcomes[-1].result != "out of memory":
+        return outcomes[-1].result == "fits"
+
+    sizes = [start >> halvings for halvings in range(start.bit_length()) if divides(start >> halvings)]
+    rows = sizes[0]
+    if fits(Rung(rows)):
+        while 2 * rows <= most and divides(2 * rows) and fits(Rung(2 * rows)):
+            rows *= 2
+        return outcomes
+    checkpointed = False
+    for rows, half in itertools.zip_longest(sizes, sizes[1:]):
+        checkpointed = checkpointed or fits(Rung(rows, checkpointing=True))
+        if half and fits(Rung(half)):
             break
     return outcomes
+
+
+def best(outcomes: Sequence[Outcome]) -> Rung | None:
+    """The largest that fits without checkpointing, else the largest with it; None where none fits."""
+    fitting = [outcome.rung for outcome in outcomes if outcome.result == "fits"]
+    return max(fitting, key=lambda rung: (not rung.checkpointing, rung.micro_batch), default=None)
 
 
 def attempt_command(command: Sequence[str], rung: Rung, *, seconds: float) -> Outcome:
@@ -67,4 +91,7 @@ def attempt_command(command: Sequence[str], rung: Rung, *, seconds: float) -> Ou
     # The kernel kills what takes all of the machine's memory.
     if done.returncode in (-9, 137) or any(sign in text for sign in OUT_OF_MEMORY):
         return Outcome(rung, "out of memory")
-    return Outcome(rung, "failed", (text.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)] or [f"exit code {done.returncode}"]
+    # A launcher writes a traceback of its own behind the line that says what was wrong.
+    telling = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
+    return Outcome(rung, "failed", (telling or lines[-1:])[0])

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 from typing import Any
 
+from gpt2_repro.data.sources.presets import size
 from gpt2_repro.preflight import cost
 from gpt2_repro.preflight.prices import card_of, price_of, price_table
 
@@ -63,7 +64,7 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
     work, machine = planned["work"], planned["machine"]
     lines = [
         "",
-        f"{work['steps']:,} steps, {work['tokens'] / 1e9:.2f}B tokens on {machine['cards']} x {machine['card']}",
+        f"{work['steps']:,} steps, {_tokens(work['tokens'])} tokens on {machine['cards']} x {machine['card']}",
     ]
     if not planned["budget"]:
         lines.append("  nobody has measured this card: type --tokens_per_second, or --gpu CARD for another machine")
@@ -75,23 +76,31 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
         dollars = f", ${minutes / 60 * paid:,.2f} at ${paid:,.2f} an hour ({planned['price']})" if paid else ""
         lines += [f"  {'in all':<16} {minutes:>7.1f} min{dollars}", f"  speed: {planned['speed']}"]
     lines.append(
-        f"  {work['flops']:.3g} FLOPs; a checkpoint {work['checkpoint_bytes'] / 1e9:.2f} GB, final {work['final_bytes'] / 1e9:.2f} GB"
+        f"  {work['flops']:.3g} FLOPs; a checkpoint {size(work['checkpoint_bytes'])}, final {size(work['final_bytes'])}"
     )
     if "disk_bytes" in planned:
         lines.append(
-            f"  disk: {planned['disk_bytes'] / 1e9:.0f} GB for the data, the checkpoints that are kept and one that is written"
+            f"  disk: {size(planned['disk_bytes'])} for the data, the checkpoints that are kept and one that is written"
         )
     if data := planned.get("preparing"):
+        copied = f", from ${data['break_even_copied']:.2f}" if data["break_even_copied"] else ", never"
         lines += [
             "",
             f"preparing the data: {60 * data['hours_there']:.0f} min on {data['cores']} cores of this machine, "
             f"${data['usd_there']:.2f}; {60 * data['hours_apart']:.0f} min on {cost.CPU_MACHINE_CORES} cores without cards, "
             f"${data['usd_apart']:.2f} on a volume that both mount, ${data['usd_apart'] + data['usd_copying']:.2f} where it is copied",
+            f"  break-even: elsewhere is cheaper from ${data['break_even']:.2f} an hour of this machine where both mount one volume{copied} "
+            "where it is copied",
         ]
     lines += ["", "10B tokens of GPT-2 124M, steps alone, the cheapest card first:"]
     for offer in planned["ranking"]:
+        guessed = "; speed estimated" if offer["speed"].startswith("estimated") else ""
         lines.append(
             f"  ${offer['usd']:>6.2f}  {offer['hours']:>5.1f} h of one  {offer['card']:<15} {offer['provider']:<17} "
-            f"${offer['usd_per_hour']:.2f} an hour, {offer['priced']}"
+            f"${offer['usd_per_hour']:.2f} an hour, {offer['priced']}{guessed}"
         )
     return lines
+
+
+def _tokens(count: int) -> str:
+    return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count:,}"

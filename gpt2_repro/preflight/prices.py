@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gpt2_repro.hardware import is_part_or_kin
+from gpt2_repro.hardware import is_named
 
 
 OLD_DAYS = 60  # after which a list price is told to be looked up
@@ -31,7 +31,7 @@ class Price:
     def aged(self, today: datetime.date) -> str:
         """The date with its age, and what to do where that is much."""
         days = (today - self.date).days
-        return f"{self.date}, {days} days old" + (": look it up" if days > OLD_DAYS else "")
+        return f"{self.date}, {days} day{'' if days == 1 else 's'} old" + (": look it up" if days > OLD_DAYS else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +86,8 @@ Row = TypeVar("Row", Price, Card)
 
 
 def _find(name: str, rows: tuple[Row, ...]) -> Row | None:
-    if is_part_or_kin(name):
-        return None
     asked = name.lower()
-    return next((row for row in rows if row.name in name or row.card.lower().startswith(asked)), None)
+    return next((row for row in rows if is_named(row.name, name) or row.card.lower().startswith(asked)), None)
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

@@ -28,8 +28,11 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     assert code == 0 and "✓" not in out  # no machine is looked at
     assert "18,865 steps, 9.89B tokens on 8 x A100 SXM 80 GB" in out
     assert "training steps      94.3 min  published" in out and "at $14.00 an hour (as typed)" in out
-    assert "8.46e+18 FLOPs; a checkpoint 1.99 GB, final 0.50 GB" in out and "disk: 29 GB" in out
+    assert "8.46e+18 FLOPs; a checkpoint 2.0 GB, final 498 MB" in out and "disk: 29.2 GB" in out
     assert "preparing the data:" in out and "on a volume that both mount" in out and "RTX 4090" in out
+    assert "break-even: elsewhere is cheaper from $0.20 an hour" in out
+    ranking = {line.split("h of one  ")[1][:15].strip(): line for line in out.splitlines() if "h of one" in line}
+    assert ranking["L40S"].endswith("; speed estimated") and not ranking["RTX 4090"].endswith("estimated")
 
 
 def test_json_has_the_same(look) -> None:

@@ -4,17 +4,34 @@ import sys
 
 import pytest
 
-from gpt2_repro.preflight.memory import Outcome, Rung, attempt_command, ladder, largest_that_fits
+from gpt2_repro.preflight.memory import Outcome, Rung, attempt_command, best, find_largest
 
 
-def test_the_ladder_goes_down_by_checkpointing_and_by_halves() -> None:
-    rungs = list(ladder(8, lambda rows: 512 % rows == 0))
-    assert [(rung.micro_batch, rung.checkpointing) for rung in rungs] == [
-        *((8, False), (8, True), (4, False), (4, True), (2, False), (2, True), (1, False), (1, True))
+def look(start: int, most: int, *, plain: int, checkpointed: int) -> list[Rung]:
+    """What is attempted, in order, where so many rows fit; the best of it comes last."""
+
+    def attempt(rung: Rung) -> Outcome:
+        room = checkpointed if rung.checkpointing else plain
+        return Outcome(rung, "fits" if rung.micro_batch <= room else "out of memory")
+
+    outcomes = find_largest(start, most, lambda rows: 512 % rows == 0, attempt)
+    found = best(outcomes)
+    return [outcome.rung for outcome in outcomes] + ([found] if found else [])
+
+
+def test_the_ladder_goes_up_from_what_fits_and_down_from_what_does_not() -> None:
+    assert look(16, 64, plain=64, checkpointed=64) == [Rung(16), Rung(32), Rung(64), Rung(64)]
+    assert look(16, 64, plain=32, checkpointed=64) == [Rung(16), Rung(32), Rung(64), Rung(32)]
+    # What fits with checkpointing is slower: half of it without is tried again, and wins.
+    assert look(16, 64, plain=4, checkpointed=64) == [Rung(16), Rung(16, True), Rung(8), Rung(4), Rung(4)]
+    assert look(4, 64, plain=0, checkpointed=2) == [
+        *(Rung(4), Rung(4, True), Rung(2), Rung(2, True), Rung(1), Rung(2, True))
     ]
-    assert [rung.micro_batch for rung in ladder(12, lambda rows: 512 % rows == 0)] == [1, 1]
-    assert rungs[0].options == ["--per_device_train_batch_size", "8"]
-    assert rungs[1].options == ["--per_device_train_batch_size", "8", "--activation_checkpointing"]
+    assert look(2, 64, plain=0, checkpointed=0) == [Rung(2), Rung(2, True), Rung(1), Rung(1, True)]
+    # Only what divides the tokens of a step.
+    assert look(12, 12, plain=12, checkpointed=12) == [Rung(1), Rung(2), Rung(4), Rung(8), Rung(8)]
+    assert Rung(8).options == ["--per_device_train_batch_size", "8"]
+    assert Rung(8, True).options == ["--per_device_train_batch_size", "8", "--activation_checkpointing"]
 
 
 # A command that has room for so many rows, twice as many with activation checkpointing.
@@ -29,28 +46,20 @@ KILLED = "import os; os.kill(os.getpid(), 9)"
 
 
 @pytest.mark.parametrize(
-    ("room", "fail", "fits"), [(64, RAISES, Rung(64)), (40, RAISES, Rung(64, True)), (9, KILLED, Rung(16, True))]
+    ("room", "fail", "fits"), [(64, RAISES, Rung(64)), (40, RAISES, Rung(32)), (9, KILLED, Rung(8))]
 )
-def test_the_first_that_fits_is_taken(room: int, fail: str, fits: Rung) -> None:
+def test_a_command_that_runs_out_of_memory_is_told_from_one_that_fails(room: int, fail: str, fits: Rung) -> None:
     command = [sys.executable, "-c", FAKE.format(room=room, fail=fail)]
-    outcomes = largest_that_fits(
-        ladder(64, lambda rows: True), lambda rung: attempt_command(command, rung, seconds=30)
-    )
-    assert outcomes[-1] == Outcome(fits, "fits")
-    assert all(outcome.result == "out of memory" for outcome in outcomes[:-1])
-
-
-def test_nothing_fits() -> None:
-    command = [sys.executable, "-c", FAKE.format(room=0, fail=RAISES)]
-    outcomes = largest_that_fits(ladder(2, lambda rows: True), lambda rung: attempt_command(command, rung, seconds=30))
-    assert [outcome.result for outcome in outcomes] == ["out of memory"] * 4
+    outcomes = find_largest(64, 64, lambda rows: True, lambda rung: attempt_command(command, rung, seconds=30))
+    assert best(outcomes) == fits
+    assert {outcome.result for outcome in outcomes} <= {"fits", "out of memory"}
 
 
 def test_another_failure_ends_the_search_with_its_words() -> None:
     command = [sys.executable, "-c", "raise ValueError('no such data')"]
-    (outcome,) = largest_that_fits(
-        ladder(8, lambda rows: True), lambda rung: attempt_command(command, rung, seconds=30)
-    )
-    assert outcome.result == "failed" and "no such data" in outcome.said
+    (outcome,) = find_largest(8, 8, lambda rows: True, lambda rung: attempt_command(command, rung, seconds=30))
+    assert outcome.result == "failed" and "no such data" in outcome.said and best([outcome]) is None
+    words = "import sys; sys.exit('error: no such recipe\\nTraceback\\n=====')"
+    assert attempt_command([sys.executable, "-c", words], Rung(1), seconds=30).said == "error: no such recipe"
     slow = attempt_command([sys.executable, "-c", "import time; time.sleep(60)"], Rung(1), seconds=0.5)
     assert slow.result == "failed" and "not done in" in slow.said

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 import re
 from pathlib import Path
 
@@ -93,6 +94,9 @@ def test_an_old_price_is_shown_with_its_age() -> None:
 def test_every_card_has_its_source_and_every_price_its_card() -> None:
     for card in card_table():
         assert card.speed and card.micro_batch_is in ("measured", "estimated")
+        # Rows that fit in half of the memory beside 4 GB of weights and optimizer, at 329 KiB a token (benchmarks/RESULTS.md).
+        rows = (card.memory_gb / 2 - 4) * 1e9 / (329 * 1024 * 1024)
+        assert card.micro_batch == min(64, 2 ** int(math.log2(rows)))
         assert 50_000 < card.tokens_per_second < 2e6 and card.memory_gb >= 24
     assert all(card_of(price.card) is not None for price in price_table())
 
@@ -106,18 +110,30 @@ def test_preparing_elsewhere_pays_on_a_volume_that_both_mount() -> None:
     assert dear.usd_apart == pytest.approx(dear.hours_apart * 0.2)
     # Twenty gigabytes at 50 MB/s make the cards wait longer than the download did: only a shared volume saves.
     assert dear.usd_apart < dear.usd_there < dear.usd_apart + dear.usd_copying
+    assert dear.break_even == pytest.approx(0.2) and dear.break_even_copied is None
+    # Slower text: 4 cores take 2 h, 8 cores 1 h of which the copy saves all but 414 s.
+    slow = preparing(**sizes | {"text_rate": 47e9 / 8 / 3600}, cores=8, usd_per_hour=14)
+    assert slow.break_even == pytest.approx(0.4)
+    assert slow.break_even_copied == pytest.approx(0.4 / (1 - 414 / 3600))
+    at_break_even = preparing(
+        **sizes | {"text_rate": 47e9 / 8 / 3600}, cores=8, usd_per_hour=slow.break_even_copied or 0
+    )
+    assert at_break_even.usd_there == pytest.approx(at_break_even.usd_apart + at_break_even.usd_copying)
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
     rows = re.findall(
-        r"^\| ([\w ]+) \| ([\d.]+) \| ([\w ]+), \$([\d.]+)[\w ]* \| ([\d.]+) \| (.+) \|$", page, flags=re.MULTILINE
+        r"^\| ([\w ]+?)( \*)? \| ([\d.]+) \| ([\w ]+), \$([\d.]+)[\w ]* \| ([\d.]+) \| (.+) \|$",
+        page,
+        flags=re.MULTILINE,
     )
     best: dict[str, dict] = {}
     for offer in plan_on(WORK, "none", 1, usd_per_hour=0, tokens_per_second=None)["ranking"]:
         best.setdefault(offer["card"], offer)
     assert [row[0] for row in rows] == list(best)
-    for card, hours_of_one, provider, price, dollars, _ in rows:
+    for card, star, hours_of_one, provider, price, dollars, _ in rows:
         offer = best[card]
+        assert bool(star) is offer["speed"].startswith("estimated")
         assert (float(hours_of_one), float(dollars)) == (round(offer["hours"], 1), round(offer["usd"], 2))
         assert provider == offer["provider"] and float(price) == offer["usd_per_hour"]

@@ -28,6 +28,8 @@ def test_every_row_says_when_and_where_from() -> None:
         ("NVIDIA A100-SXM4-40GB", "A100 SXM 40 GB"),
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80 GB"),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA RTX A4000", None),
         ("Tesla T4", None),
         ("x86_64", None),
     ],
