@@ -5,9 +5,9 @@
 # What it does, each part once and again only where something has changed:
 #   POD_HOURS=H   arm the deadline first: after so many hours of this start the pod is stopped
 #   the environment on the volume, keyed by the image's Python, torch and CUDA and by requirements.txt; its torch is the image's
-#   flash-attn from a wheel that fits, never compiled; else attention is torch's SDPA
+#   flash-attn from a wheel that fits, never compiled unless BUILD_FLASH_ATTN=1 says so; else attention is torch's SDPA
 #   caches: those that cost much on the volume, those that are many small files in the container
-#   python -m gpt2_repro.preflight, into the log
+#   python -m gpt2_repro.preflight, into the log, again where the cards or their driver are others
 #   AUTO_RUN="…"  a command in a tmux session named run; best runpod/run_and_stop.sh …
 # The log is $WORKSPACE/logs/on_start.log; `. $WORKSPACE/gpt2.env` in a shell has the same environment.
 set -uo pipefail # no -e: what fails is told, and the rest goes on
@@ -22,7 +22,8 @@ arm_deadline() {
   local marker
   [[ -n ${POD_HOURS:-} ]] || return 0
   marker=${TMPDIR:-/tmp}/pod-deadline-${RUNPOD_POD_ID:-here} # in the container: gone with it, as the sleeper is
-  if [[ -e $marker ]] && kill -0 "$(cat "$marker")" 2>/dev/null; then return 0; fi
+  # By its name: in a container that was restarted the number may be another process's.
+  if [[ -e $marker ]] && grep -qsa stop_pod.sh "/proc/$(cat "$marker")/cmdline"; then return 0; fi
   # shellcheck disable=SC2016,SC2094  # the inner shell's own words; the log's name is only shown
   setsid bash -c 'sleep "$1"; exec bash "$2"' deadline "$(awk -v h="$POD_HOURS" 'BEGIN { printf "%.0f", h * 3600 }')" \
     "$repository/runpod/stop_pod.sh" "$log" </dev/null >>"$log" 2>&1 &
@@ -30,21 +31,25 @@ arm_deadline() {
   say "the pod is stopped in $POD_HOURS hours at the latest"
 }
 
+# Of an installed torch: its version, which names its CUDA; nothing where there is none. Importing it takes seconds.
+torch_version() { "$1" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
+
 fingerprint() {
-  local image
-  image=$(python -c 'import sys, torch; print("py%d%d-torch%s-cu%s" % (*sys.version_info[:2], torch.__version__.split("+")[0], torch.version.cuda))' 2>/dev/null) || image=no-torch
-  echo "$image-$(sha256sum "$repository/requirements.txt" | cut -c1-12)"
+  local torch
+  torch=$(torch_version python) || torch=none
+  python -c 'import sys; print("py%d%d-torch" % sys.version_info[:2], end="")'
+  echo "$torch-$(sha256sum "$repository/requirements.txt" | cut -c1-12)"
 }
 
 set_up_environment() {
-  local folder=$workspace/venvs/$1
+  local torch folder=$workspace/venvs/$1
   venv=$folder
   [[ -e $folder/.ok ]] && return 0
   say "installing the environment $1"
   rm -rf "$folder"
   python -m venv --system-site-packages "$folder" || return 1
   # An installed torch is kept, whatever the requirements allow.
-  "$folder/bin/python" -c 'import torch; print("torch==" + torch.__version__)' >"$folder/constraints.txt" 2>/dev/null || : >"$folder/constraints.txt"
+  torch=$(torch_version "$folder/bin/python") && echo "torch==$torch" >"$folder/constraints.txt" || : >"$folder/constraints.txt"
   "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$folder/constraints.txt" \
     --requirement "$repository/requirements.txt" || return 1
   touch "$folder/.ok" # written last: an interrupted installation is made anew
@@ -52,20 +57,24 @@ set_up_environment() {
 
 set_up_flash_attn() {
   [[ -e $venv/.flash-attn ]] && return 0
-  local wheel
-  if "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then
-    say "flash-attn is here"
-  else
-    while read -r wheel; do
-      if "$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check "$wheel" 2>/dev/null &&
-        "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then
-        say "flash-attn: $wheel"
-        break
-      fi
-    done < <(cd "$repository" && "$venv/bin/python" -m gpt2_repro.preflight.flash_attn_wheel)
-    "$venv/bin/python" -c 'import flash_attn' 2>/dev/null || say "no flash-attn wheel fits: attention is torch's SDPA"
+  local wheel found="" answered=1
+  "$venv/bin/python" -c 'import flash_attn' 2>/dev/null && found="is in the image"
+  while [[ -z $found ]] && read -r wheel; do
+    if "$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check "$wheel" 2>/dev/null; then
+      if "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then found=$wheel; continue; fi
+      "$venv/bin/python" -m pip uninstall --quiet --yes flash-attn # loads into another torch
+    else
+      curl --silent --fail --location --head --max-time 20 --output /dev/null "$wheel"
+      [[ $? == 22 ]] || answered=0 # 22: there is no such wheel; else the network is to blame, and the next start tries again
+    fi
+  done < <(cd "$repository" && "$venv/bin/python" -m gpt2_repro.preflight.flash_attn_wheel)
+  if [[ -z $found && -n ${BUILD_FLASH_ATTN:-} ]]; then
+    say "compiling flash-attn: minutes on many cores, hours on few"
+    MAX_JOBS=${MAX_JOBS:-4} "$venv/bin/python" -m pip install --quiet --no-build-isolation --disable-pip-version-check \
+      --requirement "$repository/requirements-gpu.txt" && found="was compiled"
   fi
-  touch "$venv/.flash-attn"
+  say "flash-attn: ${found:-no wheel fits, attention is SDPA of torch}"
+  if [[ -n $found ]] || ((answered)); then touch "$venv/.flash-attn"; fi
 }
 
 write_settings() {
@@ -80,7 +89,7 @@ write_settings() {
 
 start() {
   arm_deadline
-  local settings=$workspace/gpt2.env
+  local looked settings=$workspace/gpt2.env
   if ! set_up_environment "$(fingerprint)"; then
     say "THE ENVIRONMENT COULD NOT BE INSTALLED: see above; the pod is up and paid"
     return
@@ -89,8 +98,9 @@ start() {
   write_settings
   # shellcheck source=/dev/null
   . "$settings"
-  if [[ ! -e $venv/.preflight ]]; then
-    python -m gpt2_repro.preflight && touch "$venv/.preflight"
+  looked=$venv/.preflight-$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | sha256sum | cut -c1-12)
+  if [[ ! -e $looked ]]; then
+    python -m gpt2_repro.preflight && touch "$looked"
   fi
   if [[ -n ${AUTO_RUN:-} ]] && ! tmux has-session -t run 2>/dev/null; then
     printf '. %q\n%s\n' "$settings" "$AUTO_RUN" >"$workspace/auto_run.sh"

@@ -2,7 +2,8 @@
 # Train, evaluate, copy the run away, and stop the pod: unattended, whatever happens, within a deadline.
 #   bash runpod/run_and_stop.sh --hours 4 --sync hf://buckets/USER/BUCKET -- \
 #       accelerate launch --config_file accelerate_configs/zero1.yaml train.py
-#   --hours H          the deadline, armed first: then the pod is stopped, whatever runs. Required.
+#   --hours H          the deadline, armed first: then the pod is stopped, whatever runs. Required. Five minutes before it (a tenth of it
+#                      where that is less) the training is told to end with a checkpoint.
 #   --sync TARGET      where sync.sh copies the run; without it the run stays on the volume
 #   --no_evaluation    leave evaluate.sh to a cheaper machine
 #   --grace MINUTES    (15) wait so long before the pod is stopped after a failure, for somebody to look
@@ -51,10 +52,19 @@ seconds() { awk -v number="$1" -v unit="$2" 'BEGIN { printf "%.0f", number * uni
 if ((stops)); then
   log=${WORKSPACE:-${RP_WORKSPACE:-/workspace}}/logs/deadline.log
   mkdir -p "$(dirname "$log")"
+  whole=$(seconds "$hours" 3600)
+  last=$((whole < 3000 ? whole / 10 : 300))
   # In a session of its own and with a log of its own, so that nothing that ends this one ends it.
   # shellcheck disable=SC2016,SC2094  # the inner shell's own words; the log's name is only shown
-  setsid bash -c 'sleep "$1"; echo "the deadline: stopping the pod"; exec bash runpod/stop_pod.sh' \
-    deadline "$(seconds "$hours" 3600)" "$log" </dev/null >>"$log" 2>&1 &
+  setsid bash -c '
+    sleep "$1"
+    if grep -qsa run_and_stop.sh "/proc/$3/cmdline"; then
+      echo "$(date -u +%FT%TZ) the deadline is near: the training is told to end"
+      kill -TERM "$3"
+    fi
+    sleep "$2"
+    echo "$(date -u +%FT%TZ) the deadline: stopping the pod"
+    exec bash runpod/stop_pod.sh' deadline "$((whole - last))" "$last" "$$" </dev/null >>"$log" 2>&1 &
   say "the pod is stopped in $hours hours at the latest (process $!, $log)"
 fi
 

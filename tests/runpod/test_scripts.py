@@ -1,11 +1,16 @@
 """The scripts of a rented pod, with stubs for everything that costs money or needs a network; each call is recorded."""
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -20,7 +25,7 @@ STUB = """#!/usr/bin/env bash
 name=$(basename "$0")
 echo "$name $*" >>"$CALLS"
 if [[ $name == curl ]]; then cat >>"$CALLS.stdin"; fi
-code=STUB_$name output=OUT_$name
+code=STUB_${name//-/_} output=OUT_${name//-/_}
 [[ -n ${!output:-} ]] && echo "${!output}"
 exit "${!code:-0}"
 """
@@ -30,8 +35,10 @@ echo "python $*" >>"$CALLS"
 case "$*" in
   "-m venv"*) [[ -n ${NO_VENV:-} ]] && exit 1; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
   *flash_attn_wheel*) echo "https://example.org/flash_attn.whl" ;;
-  *"import flash_attn"*) exit 1 ;;
-  *"sys.version_info"*) echo py312-torch2.9.1-cu12.8 ;;
+  *"import flash_attn"*) exit "${FLASH_ATTN:-1}" ;;
+  *"-m pip install"*flash_attn.whl*) exit "${WHEEL:-0}" ;;
+  *"sys.version_info"*) printf py312-torch ;;
+  *"importlib.metadata"*) echo 2.9.1+cu128 ;;
   "-m gpt2_repro.supervise"*)
     if [[ -n ${TRAINING:-} ]]; then exec bash -c "$TRAINING"; fi ;;
 esac
@@ -44,7 +51,7 @@ def pod(tmp_path: Path):
     """Runs a script as on a pod; `pod.calls()` is what it called, in order."""
     stubs, calls = tmp_path / "bin", tmp_path / "calls"
     stubs.mkdir()
-    for name in ("runpodctl", "curl", "hf", "rsync", "tmux"):
+    for name in ("runpodctl", "curl", "hf", "rsync", "tmux", "nvidia-smi"):
         (stubs / name).write_text(STUB)
     (stubs / "python").write_text(PYTHON)
     for path in stubs.iterdir():
@@ -183,14 +190,25 @@ def test_what_was_not_copied_is_stopped_and_not_terminated(pod) -> None:
     assert "runpodctl pod stop pod1" in pod.calls() and "runpodctl pod delete pod1" not in pod.calls()
 
 
-def test_the_deadline_stops_the_pod_while_it_trains(pod) -> None:
-    process = pod.start("run_and_stop.sh", "--hours", 0.0003, *TRAIN, TRAINING="sleep 6")
+def test_the_deadline_stops_the_pod_whatever_runs(pod) -> None:
+    process = pod.start("run_and_stop.sh", "--hours", 0.0003, *TRAIN, TRAINING="trap '' TERM; sleep 6")
     deadline = time.monotonic() + 20
     while "runpodctl pod stop pod1" not in pod.calls() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert process.poll() is None  # the training still runs
     assert pod.calls()[:2] == [pod.calls()[0], "runpodctl pod stop pod1"]
     process.communicate(timeout=60)
+
+
+def test_before_the_deadline_the_training_is_told_to_end(pod) -> None:
+    saved = pod.folder / "saved"
+    training = f"trap 'touch {saved}; exit 0' TERM; while :; do sleep 0.1; done"
+    # 20 s, of which the last two are for the checkpoint.
+    process = pod.start("run_and_stop.sh", "--hours", 20 / 3600, *TRAIN, TRAINING=training)
+    said, _ = process.communicate(timeout=60)
+    assert saved.exists() and "the training ended with exit code 0" in said and pod.calls()[-4:] == WAYS
+    deadlines = (pod.folder / "workspace" / "logs" / "deadline.log").read_text()
+    assert "the training is told to end" in deadlines and "stopping the pod" not in deadlines
 
 
 def test_a_signal_reaches_the_training_and_the_rest_goes_on(pod) -> None:
@@ -220,21 +238,68 @@ def test_mistakes_of_running_cost_nothing(pod, words: tuple[object, ...], messag
     assert code == 2 and message in said and pod.calls() == []
 
 
-@pytest.mark.parametrize(
-    ("plan", "code"), [('{"action": "skip", "path": "a"}', 0), ('{"action": "upload", "path": "a"}', 1)]
-)
-def test_a_copy_counts_once_it_is_compared(pod, plan: str, code: int) -> None:
+@pytest.fixture
+def hub():
+    """A Hub that holds one bucket; `hub.files` is what lies there, path to hash; `hub.address` where it answers."""
+
+    class Hub(BaseHTTPRequestHandler):
+        files: ClassVar[dict[str, str]] = {}
+        address = ""
+
+        def do_GET(self) -> None:
+            assert self.path.startswith("/api/buckets/me/mine/tree/copies%2Frun?recursive=")
+            entries = [
+                {"type": "file", "path": path, "size": 1, "xetHash": digest} for path, digest in self.files.items()
+            ]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(entries).encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Hub.address = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Hub
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod, hub) -> None:
+    from hf_xet import hash_files
+
+    run = pod.folder / "run"
+    (run / "final").mkdir(parents=True)
+    for path, text in (
+        (run / "metrics.jsonl", "{}"),
+        (run / "final" / "model.safetensors", "weights"),
+        (run / ".lock", ""),
+    ):
+        path.write_text(text)
+        if path.name != ".lock":
+            hub.files[f"copies/{path.relative_to(pod.folder)}"] = hash_files([str(path)])[0].hash
+    command = ("sync.sh", run, "hf://buckets/me/mine/copies/")
+    variables = {"PYTHON": sys.executable, "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
+    code, said = pod.run(*command, **variables)
+    assert code == 0 and "compared" in said, said
+    assert pod.calls() == [f"hf sync {run} hf://buckets/me/mine/copies/run --exclude .lock --quiet"]
+    (run / "final" / "model.safetensors").write_text("weightz")  # of the same size
+    code, said = pod.run(*command, **variables)
+    assert code == 1 and "1 files of" in said
+    (run / "final" / "model.safetensors").write_text("weights")
+    hub.files.pop("copies/run/metrics.jsonl")
+    assert pod.run(*command, **variables)[0] == 1
+    assert pod.run(*command, **variables, STUB_hf="1")[0] != 0
+
+
+@pytest.mark.parametrize(("differs", "code"), [("", 0), ("<f.st...... metrics.jsonl", 1)])
+def test_a_copy_by_rsync_counts_once_it_is_compared(pod, differs: str, code: int) -> None:
     run = pod.folder / "run"
     run.mkdir()
-    ended, said = pod.run("sync.sh", run, "hf://buckets/me/mine/", OUT_hf=plan)
+    ended, said = pod.run("sync.sh", run, "me@host:backup", OUT_rsync=differs)
     assert ended == code and ("compared" in said) is (code == 0)
-    assert pod.calls() == [
-        f"hf sync {run} hf://buckets/me/mine/run --exclude .lock --quiet",
-        f"hf sync {run} hf://buckets/me/mine/run --exclude .lock --ignore-times --dry-run",
-    ]
-    ended, _ = pod.run("sync.sh", run, "me@host:backup", OUT_rsync="<f.st...... metrics.jsonl" if code else "")
-    assert ended == code and pod.calls()[-1].startswith("rsync --archive --checksum --dry-run")
-    assert pod.run("sync.sh", run, "hf://buckets/me/mine", STUB_hf="1")[0] != 0
+    assert pod.calls()[-1].startswith("rsync --archive --checksum --dry-run")
     assert pod.run("sync.sh", run)[0] == 2
 
 
@@ -247,14 +312,49 @@ def test_a_second_start_installs_nothing_and_takes_seconds(pod) -> None:
     first = pod.calls()
     assert any(call.startswith("python -m venv --system-site-packages") for call in first)
     assert any("--requirement" in call for call in first) and any("flash_attn.whl" in call for call in first)
-    assert "attention is torch's SDPA" in log(pod) and "ready: ." in log(pod)
+    assert "no wheel fits, attention is SDPA" in log(pod) and "ready: ." in log(pod)
+    constraints = next((pod.folder / "workspace" / "venvs").glob("*/constraints.txt")).read_text()
+    assert constraints == "torch==2.9.1+cu128\n"
     began = time.monotonic()
     assert pod.run("on_start.sh") == (0, "")
     assert time.monotonic() - began < 5
     again = pod.calls()[len(first) :]
     assert not any(word in call for call in again for word in ("pip install", "-m venv", "preflight"))
     settings = (pod.folder / "workspace" / "gpt2.env").read_text()
-    assert "venvs/py312-torch2.9.1-cu12.8-" in settings and KEY not in settings + log(pod)
+    assert "venvs/py312-torch2.9.1+cu128-" in settings and KEY not in settings + log(pod)
+
+
+def test_other_cards_are_looked_at_again(pod) -> None:
+    for card in ("NVIDIA H100 PCIe, 570.86", "NVIDIA H100 PCIe, 570.86", "NVIDIA H100 PCIe, 580.65"):
+        variables = {"OUT_nvidia_smi": card}
+        before = len(pod.calls())
+        pod.run("on_start.sh", **variables)
+        looked = any(call.endswith("-m gpt2_repro.preflight") for call in pod.calls()[before:])
+        assert looked is (before == 0 or "580" in card)
+
+
+def test_a_flash_attn_wheel_is_trusted_once_it_is_imported(pod) -> None:
+    pod.run("on_start.sh")  # installed, and not importable
+    assert any("pip uninstall" in call and "flash-attn" in call for call in pod.calls())
+    assert not any("--no-build-isolation" in call for call in pod.calls())  # nothing is compiled
+    before = len(pod.calls())
+    pod.run("on_start.sh")
+    assert not any("flash_attn" in call for call in pod.calls()[before:])
+
+
+@pytest.mark.parametrize(("answer", "again"), [("22", False), ("6", True)])
+def test_a_wheel_that_the_network_kept_away_is_tried_again(pod, answer: str, again: bool) -> None:
+    variables = {"WHEEL": "1", "STUB_curl": answer}  # 22: not found; 6: no such host
+    pod.run("on_start.sh", **variables)
+    before = len(pod.calls())
+    pod.run("on_start.sh", **variables)
+    assert any("flash_attn.whl" in call for call in pod.calls()[before:]) is again
+
+
+def test_flash_attn_is_compiled_when_that_is_said(pod) -> None:
+    pod.run("on_start.sh", WHEEL="1", STUB_curl="22", BUILD_FLASH_ATTN="1")
+    (build,) = [call for call in pod.calls() if "--no-build-isolation" in call]
+    assert build.endswith("requirements-gpu.txt") and "flash-attn: was compiled" in log(pod)
 
 
 def test_a_start_that_fails_does_not_fail_the_container(pod) -> None:
@@ -274,6 +374,14 @@ def test_the_deadline_is_armed_first_and_once(pod) -> None:
     while "runpodctl pod stop pod2" not in pod.calls() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "runpodctl pod stop pod2" in pod.calls()
+
+
+def test_a_number_of_another_process_is_no_deadline(pod) -> None:
+    """A container that was restarted keeps its /tmp, and its processes have the old ones' numbers."""
+    marker = pod.folder / "pod-deadline-pod1"
+    marker.write_text(str(os.getpid()))
+    pod.run("on_start.sh", POD_HOURS="1")
+    assert "the pod is stopped in 1 hours at the latest" in log(pod) and marker.read_text() != str(os.getpid())
 
 
 def test_a_command_is_started_in_tmux_once(pod) -> None:
