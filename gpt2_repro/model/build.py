@@ -3,7 +3,7 @@
 import importlib.metadata
 import importlib.util
 import logging
-from typing import Any
+import math
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, PreTrainedTokenizerBase
@@ -104,19 +104,28 @@ def _flash_obstacle(*, cuda: bool, bf16: bool) -> str | None:
 
 
 def _flash_difference() -> float:
-    """Largest difference of flash_attention_2 and SDPA, in output and gradient, relative to the largest value.
+    """Of flash_attention_2 and SDPA on the GPU: see `attention_difference`."""
+    return attention_difference("flash_attention_2", "sdpa", device="cuda")
+
+
+def attention_difference(one: str, other: str, *, device: str) -> float:
+    """Largest difference of two attentions in bf16, in output and gradient, relative to the largest value; inf for a NaN.
 
     Sets the global seed: choose an attention before seeding a run.
     """
-    config = GPT2Config(
-        n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
-    )
-    ids = torch.arange(256, device="cuda").view(2, 128) % 512
-    results: list[list[Any]] = []
-    for implementation in ("flash_attention_2", "sdpa"):
+    no_dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    no_special = {"bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **no_dropout, **no_special)
+    ids = torch.arange(256, device=device).view(2, 128) % 512
+    results: list[list[torch.Tensor]] = []
+    for implementation in (one, other):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=implementation)
-        hidden = model.cuda().base_model(ids, use_cache=False).last_hidden_state
-        hidden.square().mean().backward()
-        results.append([hidden.float(), model.base_model.h[0].attn.c_attn.weight.grad.float()])
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))
+        model = model.to(device)
+        hidden = model.base_model(ids, use_cache=False).last_hidden_state.float()
+        # Not a norm of it: behind a LayerNorm that is the same for all weights, and its gradient rounding noise.
+        direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(device)
+        (hidden * direction).mean().backward()
+        results.append([hidden.detach(), model.base_model.h[0].attn.c_attn.weight.grad.float()])
+    differences = torch.stack([(a - b).abs().max() / b.abs().max() for a, b in zip(*results, strict=True)])
+    return float(differences.max()) if differences.isfinite().all() else math.inf

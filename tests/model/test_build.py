@@ -4,7 +4,16 @@ import math
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, set_seed
+from transformers import (
+    AttentionInterface,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    set_seed,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpt2_repro.compute import gpt2_parameters
 from gpt2_repro.errors import UserError
@@ -88,6 +97,35 @@ def test_flash_attention_is_taken_only_where_it_agrees_with_sdpa(monkeypatch) ->
         "causal_sdpa",
         "torch's SDPA without a mask, because it differs from SDPA by 0.400",
     )
+
+
+class _BrokenBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out: torch.Tensor) -> torch.Tensor:
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.nan
+
+
+def _shifted(*args, **kwargs):
+    out, weights = sdpa_attention_forward(*args, **kwargs)
+    return out.roll(1, dims=1), weights
+
+
+def _broken_backward(*args, **kwargs):
+    out, weights = sdpa_attention_forward(*args, **kwargs)
+    return _BrokenBackward.apply(out), weights
+
+
+def test_right_attentions_agree_and_wrong_ones_do_not() -> None:
+    """Kernels that are right differ by their rounding; the limit of flash-attn is 0.05."""
+    for name, function in (("shifted", _shifted), ("broken_backward", _broken_backward)):
+        AttentionInterface.register(name, function)
+    assert build.attention_difference("eager", "causal_sdpa", device="cpu") < 0.02
+    assert build.attention_difference("shifted", "causal_sdpa", device="cpu") > 0.1
+    assert build.attention_difference("broken_backward", "causal_sdpa", device="cpu") == float("inf")
 
 
 @pytest.fixture(scope="module")
