@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpt2_repro.errors import UserError
 
@@ -143,6 +144,33 @@ def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: 
     """Parameters of a GPT-2 with tied embeddings: 124,439,808 for 12 layers of 768 with 50,257 ids."""
     block = 12 * n_embd**2 + 13 * n_embd
     return vocab_size * n_embd + n_positions * n_embd + n_layer * block + 2 * n_embd
+
+
+class GPT2Scale(NamedTuple):
+    """A GPT-2 in numbers: parameters of the true vocabulary and of the padded one that is trained, FLOPs a token."""
+
+    parameters: int
+    trained: int
+    flops_per_token: int
+    padded_vocab_size: int
+
+
+def gpt2_scale(
+    *, n_layer: int, n_embd: int, sequence_length: int, vocab_size: int, pad_to_multiple_of: int
+) -> GPT2Scale:
+    """Of a model whose rows have `sequence_length` tokens."""
+    shape = {"n_layer": n_layer, "n_embd": n_embd, "n_positions": sequence_length}
+    padded = -(-vocab_size // pad_to_multiple_of) * pad_to_multiple_of
+    trained = gpt2_parameters(**shape, vocab_size=padded)
+    multiplying = trained - sequence_length * n_embd
+    return GPT2Scale(
+        parameters=gpt2_parameters(**shape, vocab_size=vocab_size),
+        trained=trained,
+        flops_per_token=flops_per_token(
+            parameters=multiplying, n_layer=n_layer, n_embd=n_embd, sequence_length=sequence_length
+        ),
+        padded_vocab_size=padded,
+    )
 
 
 def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:

@@ -4,8 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.compute import checkpoint_bytes, forward_share, gpt2_parameters
-from gpt2_repro.compute import flops_per_token as count_flops
+from gpt2_repro.compute import checkpoint_bytes, forward_share, gpt2_scale
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import read_manifest
 from gpt2_repro.data.tokenizer import expected_vocab_size
@@ -32,22 +31,18 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
         vocabulary = read_manifest(data_args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")[
             "vocab_size"
         ]
-    multiple = model_args.pad_vocab_to_multiple_of
-    padded = -(-vocabulary // multiple) * multiple
     length = data_args.sequence_length
-    shape = {"n_layer": model_args.n_layer, "n_embd": model_args.n_embd, "n_positions": length}
-    parameters = gpt2_parameters(**shape, vocab_size=vocabulary)
-    trained = gpt2_parameters(**shape, vocab_size=padded)
-    flops = count_flops(
-        parameters=trained - length * model_args.n_embd,
+    scale = gpt2_scale(
         n_layer=model_args.n_layer,
         n_embd=model_args.n_embd,
         sequence_length=length,
+        vocab_size=vocabulary,
+        pad_to_multiple_of=model_args.pad_vocab_to_multiple_of,
     )
 
     print(recipe.to_yaml())
     print(
-        f"parameters        {parameters:,} ({trained:,} while training, vocabulary {vocabulary:,} padded to {padded:,})"
+        f"parameters        {scale.parameters:,} ({scale.trained:,} while training, vocabulary {vocabulary:,} padded to {scale.padded_vocab_size:,})"
     )
     by_length = training["train_sampling_strategy"] == BY_LENGTH
     tokens_per_step = training["tokens_per_step"]
@@ -76,11 +71,13 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
     print(f"steps             {steps:,} = {bound}{tokens:,} tokens")
     if training["eval_strategy"] != "no" and (between := _between(training)):
         print(f"between steps     {', '.join(between)} of their time: a third of their FLOPs a token")
-    print(f"FLOPs             {flops / 1e6:,.1f} M a token (6N + 12LCT), {flops * tokens:.3g} in all")
-    hours = flops * tokens / (0.5 * PEAK_FLOPS["H100"]) / 3600
+    print(
+        f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M a token (6N + 12LCT), {scale.flops_per_token * tokens:.3g} in all"
+    )
+    hours = scale.flops_per_token * tokens / (0.5 * PEAK_FLOPS["H100"]) / 3600
     print(f"                  {hours:.1f} hours on one H100 at 50 % of its peak: arithmetic, not a measurement")
-    print(f"checkpoint        {checkpoint_bytes(trained, bf16=training['bf16']) / 1e9:.2f} GB each")
-    print(f"final             {parameters * 4 / 1e9:.2f} GB in fp32")
+    print(f"checkpoint        {checkpoint_bytes(scale.trained, bf16=training['bf16']) / 1e9:.2f} GB each")
+    print(f"final             {scale.parameters * 4 / 1e9:.2f} GB in fp32")
 
 
 def _between(training: Mapping[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Which accelerators are here and what they can do. An unknown GPU has no peak, so it gets no MFU, never a guess."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -49,7 +50,7 @@ def is_named(part: str, name: str) -> bool:
     """Whether a GPU of this name is what tables know by a part of it: no slice of it, and none that is only named like it."""
     if any(word in name for word in ("MIG", "Laptop", "4090 D", "5090 D", "GH200", "GB200")):
         return False
-    return re.search(rf"\b{re.escape(part)}\b", name) is not None
+    return re.search(rf"\b{re.escape(part)}\b", name, re.IGNORECASE) is not None
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
@@ -155,9 +156,10 @@ def nvidia_driver() -> str | None:
     command = shutil.which("nvidia-smi")
     if command:
         query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-        if found.returncode == 0 and found.stdout.strip():
-            return found.stdout.split()[0]
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs is there
+            found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+            if found.returncode == 0 and found.stdout.strip():
+                return found.stdout.split()[0]
     return "unknown" if Path("/dev/nvidia0").exists() else None
 
 

@@ -19,6 +19,7 @@ FLOORS = {
     "reference_band": 0,
     "billing": 0,
     "baselines": 0,
+    "units": 0,
     "recipe": 1,
     "commandline": 1,
     "compute": 1,
@@ -34,6 +35,7 @@ FLOORS = {
     "entry": 4,
     "dry_run": 4,
     "diff_recipe": 4,
+    "machine": 4,
     "diagnose": 5,
     "generate": 5,
     "export": 5,
@@ -54,6 +56,7 @@ PURE = [
     "reference_band",
     "billing",
     "baselines",
+    "units",
     "card",
 ]
 

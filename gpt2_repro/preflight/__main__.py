@@ -7,202 +7,200 @@
 A line for each thing: ✓ as it should be, ! to be known, ✗ in the way of the run; exit code 1 where there is one of the last.
 """
 
-import functools
+import argparse
 import json
+import math
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpt2_repro import hardware
-from gpt2_repro.compute import checkpoint_bytes, flops_per_token, gpt2_parameters
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.sources.presets import PRESETS, TEXT_RATE
-from gpt2_repro.data.tokenizer import expected_vocab_size
-from gpt2_repro.dry_run import HELLASWAG_TOKENS
 from gpt2_repro.entry import run as run_story
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.preflight import cost, environment, memory, topology
-from gpt2_repro.preflight.all_reduce import check_all_reduce
+from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.findings import Finding
-from gpt2_repro.preflight.plan import plan_lines, plan_on
-from gpt2_repro.preflight.prices import card_of, card_table
-from gpt2_repro.recipe import ParsedRecipe, parse_recipe
+
+
+if TYPE_CHECKING:
+    from gpt2_repro.preflight.cost import Work
+    from gpt2_repro.recipe import ParsedRecipe
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of cards")
+    return int(text)
 
 
 EXTRAS: dict[str, dict[str, Any]] = {
-    "gpu": {"metavar": "CARD", "help": "Plan for this card, as the price table names it, and look at no machine."},
-    "n": {"type": int, "metavar": "N", "help": "How many cards. (default: those that are here)"},
+    "gpu": {"metavar": "CARD", "help": "Plan for this card, by words of its name, and look at no machine."},
+    "n": {"type": _count, "metavar": "N", "help": "How many cards. (default: those that are here)"},
     "tokens_per_second": {
-        "type": float,
+        "type": _positive,
         "help": "Of all cards, measured. (default: what others have measured a card)",
     },
     "dist": {
         "action": "store_true",
-        "help": "Sum over all cards, timed and checked: finds links that hang, in half a minute.",
+        "help": "Sum over all cards, timed and checked: finds links that hang, within 30 s of all processes being there.",
     },
     "memory": {
         "action": "store_true",
-        "help": "Find the largest micro-batch that fits, with the real command: minutes.",
+        "help": "Find the largest micro-batch that fits, with the real command: 2 to 3 minutes an attempt.",
     },
     "topology": {"metavar": "FILE", "help": "Read this output of `nvidia-smi topo -m` in place of the machine's."},
     "volume_gb": {
-        "type": float,
-        "help": "Size of the rented volume: what a network volume says of itself is not true.",
+        "type": _positive,
+        "help": "Size of the rented volume of the data: what a network volume says of itself is not true.",
     },
     "json": {"action": "store_true", "help": "Print everything as one JSON object."},
 }
-REPOSITORY = Path(__file__).parents[2]
-DIST_SECONDS = 30.0
-PROBE_SECONDS = 600.0
 CORES_A_CARD = 16  # of a rented machine, assumed
 
 
 def main(argv: list[str]) -> None:
     """Look, plan, print."""
+    packages = environment.check_python(Path(__file__).parents[2] / "requirements.txt")
+    if any(finding.words.startswith("is not installed") for finding in packages):
+        _print(packages)
+        sys.exit(1)
+
+    from gpt2_repro import hardware, machine
+    from gpt2_repro.data.arguments import DataArguments
+    from gpt2_repro.data.manifest import open_manifest
+    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.preflight.cost import run_bytes
+    from gpt2_repro.preflight.plan import plan_lines, plan_on
+    from gpt2_repro.preflight.work import is_as_published
+    from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.training.arguments import PretrainingArguments
 
     sections = dict(data=DataArguments, model=ModelArguments, training=PretrainingArguments)
-    command = "python -m gpt2_repro.preflight"
-    recipe = parse_recipe(argv, sections=sections, description=__doc__, prog=command, extras=EXTRAS)
+    recipe = parse_recipe(
+        argv, sections=sections, description=__doc__, prog="python -m gpt2_repro.preflight", extras=EXTRAS
+    )
     options, training = recipe.extras, recipe.values["training"]
-    if options.gpu and card_of(options.gpu) is None:
-        raise UserError(
-            f"there is no card {options.gpu!r}: {did_you_mean(options.gpu, [row.card for row in card_table()])}"
-        )
-    here = hardware.find_accelerator()
-    name = options.gpu or here.name
-    cards = options.n or (here.count if here.kind == "cuda" and not options.gpu else 1)
-    work = _work(recipe)
-    findings = [] if options.gpu else _look(recipe, work, cards if here.kind == "cuda" else 2)
+    if not 0 <= training["usd_per_hour"] < math.inf:
+        raise UserError(f"--usd_per_hour {training['usd_per_hour']} must be at least 0")
+    of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
+    if options.gpu is not None and of_a_machine:
+        raise UserError(f"--{of_a_machine[0]} looks at this machine, and --gpu plans for another: leave out one")
+    ModelArguments(**recipe.values["model"])
+    here = hardware.find_accelerator(use_cpu=training["use_cpu"])
+    name = here.name if options.gpu is None else options.gpu
+    cards = options.n or (here.count if here.kind == "cuda" and options.gpu is None else 1)
+    work, data_bytes, to_come = _work(recipe)
     planned = plan_on(
-        work, name, cards, usd_per_hour=training["usd_per_hour"], tokens_per_second=options.tokens_per_second
+        work,
+        name,
+        cards,
+        usd_per_hour=training["usd_per_hour"],
+        tokens_per_second=options.tokens_per_second,
+        as_published=is_as_published(training),
     )
-    data_bytes = 2 * (
-        PRESETS[source].tokens if (source := recipe.values["data"]["source"]) in PRESETS else work.tokens
+    planned |= {"data_bytes": data_bytes, "run_bytes": run_bytes(work)}
+    planned["preparing"] = _preparing(
+        recipe, planned["machine"], here_cores=os.cpu_count() if options.gpu is None else 0
     )
-    planned["disk_bytes"] = cost.disk_bytes(
-        work, data_bytes=int(data_bytes), keep_checkpoints=training["keep_checkpoints"]
-    )
-    planned["preparing"] = _preparing(recipe, planned["machine"], here_cores=None if options.gpu else os.cpu_count())
-    if options.memory and not options.gpu:
-        findings += _probe(recipe, name, cards)
-    if options.json:
-        document = {"findings": [finding._asdict() for finding in findings], **planned}
-        print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    findings = [machine.check_division(recipe, cards)]
+    if options.gpu is not None:
+        findings += _what_the_name_means(name, measured=bool(options.tokens_per_second))
     else:
-        for finding in findings:
-            print(f"{finding.mark} {finding.about:<16} {finding.words}")
+        needs = [
+            environment.Need("data", Path(recipe.values["data"]["dataset_dir"]), to_come),
+            environment.Need("the run", Path(training["output_dir"] or "runs"), planned["run_bytes"]),
+        ]
+        volume = int(options.volume_gb * 1e9) if options.volume_gb else None
+        findings = [
+            *packages,
+            *machine.check_devices(training, attention=recipe.values["model"]["attn_implementation"]),
+            *findings,
+            *environment.check_limits(),
+            machine.check_data(recipe, open_manifest),
+            *environment.check_room(needs, volume_bytes=volume),
+            *environment.check_speeds([need.folder for need in needs]),
+            environment.check_secrets(os.environ),
+            *machine.check_links(options.topology),
+        ]
+        if options.dist:
+            findings.append(machine.check_sum(options.n))
+        if options.memory:
+            findings.append(machine.find_micro_batch(recipe, name, cards))
+    if options.json:
+        print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
+    else:
+        _print(findings)
         print("\n".join(plan_lines(planned)))
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
-def _look(recipe: ParsedRecipe, work: cost.Work, processes: int) -> list[Finding]:
-    """This machine: environment, links, disks."""
-    import torch
-
-    from gpt2_repro.model.build import choose_attention
-
-    options, training = recipe.extras, recipe.values["training"]
-    driver = hardware.nvidia_driver()
-    findings = [
-        *environment.check_python(REPOSITORY / "requirements.txt"),
-        environment.check_driver(driver, torch.version.cuda),
-    ]
-    usable = torch.cuda.is_available()
-    if driver is not None and not usable:
-        findings.append(Finding("✗", "GPU", "an NVIDIA device is here and torch cannot use it"))
-    if usable:
-        here = hardware.find_accelerator()
-        findings.append(
-            Finding("✓", "GPU", f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each")
-        )
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        findings.append(Finding("✓" if bf16 else "✗", "bf16", "yes" if bf16 else "this GPU cannot: type --bf16 false"))
-    attention, reason = choose_attention(
-        recipe.values["model"]["attn_implementation"], cuda=usable, bf16=training["bf16"] and usable
-    )
-    findings.append(
-        Finding("✓" if attention == "flash_attention_2" or not usable else "!", "attention", f"{attention}: {reason}")
-    )
-    findings += environment.check_limits()
-    data, output = Path(recipe.values["data"]["dataset_dir"]), Path(training["output_dir"] or "runs")
-    volume = int(options.volume_gb * 1e9) if options.volume_gb else None
-    to_come = cost.disk_bytes(work, data_bytes=0, keep_checkpoints=training["keep_checkpoints"])
-    findings += [
-        environment.check_room("disk, data", data, 0 if data.is_dir() else 2 * work.tokens, volume_bytes=volume),
-        environment.check_room("disk, run", output, to_come, volume_bytes=volume),
-        environment.check_speed("speed, data", data),
-        environment.check_speed("speed, run", output),
-        environment.check_secrets(os.environ),
-        *_links(options.topology),
-    ]
-    return [*findings, check_all_reduce(processes, seconds=DIST_SECONDS)] if options.dist else findings
+def _print(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        print(f"{finding.mark} {finding.about:<16} {finding.words}")
 
 
-def _links(file: str | None) -> list[Finding]:
-    if file:
-        try:
-            text = Path(file).read_text()
-        except OSError as error:
-            raise UserError(f"--topology {file} cannot be read ({error.strerror})") from None
-    elif command := shutil.which("nvidia-smi"):
-        text = subprocess.run([command, "topo", "-m"], capture_output=True, text=True, timeout=20, check=False).stdout
-    else:
+def _what_the_name_means(name: str, *, measured: bool) -> list[Finding]:
+    """Nothing where it is one card. Raises UserError where it is none, and nothing is known of its speed."""
+    from gpt2_repro.preflight.prices import card_table, cards_named
+
+    meant = [card.card for card in cards_named(name)]
+    if not meant and not measured:
+        hint = did_you_mean(name, [card.card for card in card_table()])
+        raise UserError(f"there is no card {name!r}: {hint}; of another one type its --tokens_per_second")
+    if len(meant) < 2:
         return []
-    try:
-        sound, sentence = topology.advice(topology.parse_topology(text))
-    except UserError as error:
-        if file:
-            raise
-        sound, sentence = False, f"nvidia-smi does not say how the cards hang together ({error})"
-    return [Finding("✓" if sound else "!", "links", sentence)]
+    return [Finding("!", "card", f"{name} may be {' or '.join(meant)}: planned for the first")]
 
 
-def _work(recipe: ParsedRecipe) -> cost.Work:
-    """What the recipe asks for, in tokens, steps and bytes."""
-    training, model = recipe.values["training"], recipe.values["model"]
-    steps = training["max_steps"] or training["total_tokens"] // training["tokens_per_step"]
-    shape = {
-        "n_layer": model["n_layer"],
-        "n_embd": model["n_embd"],
-        "n_positions": recipe.values["data"]["sequence_length"],
-    }
-    parameters = gpt2_parameters(**shape, vocab_size=expected_vocab_size(recipe.values["data"]["tokenizer"]) or 50_257)
-    a_token = flops_per_token(
-        parameters=parameters - shape["n_positions"] * shape["n_embd"],
-        n_layer=shape["n_layer"],
-        n_embd=shape["n_embd"],
-        sequence_length=shape["n_positions"],
+def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
+    """The work of a recipe, the bytes of its prepared data, and those that are still to come at most."""
+    from gpt2_repro.compute import gpt2_scale
+    from gpt2_repro.data.manifest import read_manifest
+    from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
+    from gpt2_repro.data.tokenizer import expected_vocab_size
+    from gpt2_repro.dry_run import HELLASWAG_TOKENS
+    from gpt2_repro.preflight.work import work_of
+
+    data, model, training = (recipe.values[section] for section in ("data", "model", "training"))
+    preset = None if data["data_files"] else PRESETS.get(data["source"])
+    manifest: dict[str, Any] = {}
+    if Path(data["dataset_dir"], "manifest.json").is_file():
+        manifest = read_manifest(data["dataset_dir"], prepare="python prepare_data.py")
+    counts = manifest.get("counts", {})
+    tokens = sum(split["tokens"] for split in counts.values())
+    # Not prepared: what the source has, or as much as the run takes.
+    tokens = tokens or min(data["max_tokens"] or math.inf, preset.tokens if preset else training["total_tokens"])
+    share = data["validation_tokens"] if data["split"] == "head" else data["validation_fraction"] * tokens
+    scale = gpt2_scale(
+        n_layer=model["n_layer"],
+        n_embd=model["n_embd"],
+        sequence_length=data["sequence_length"],
+        vocab_size=manifest.get("vocab_size") or expected_vocab_size(data["tokenizer"]) or 50_257,
+        pad_to_multiple_of=model["pad_vocab_to_multiple_of"],
     )
-    validates = training["eval_strategy"] != "no"
-    scored = validates and training["hellaswag_steps"]
-    return cost.Work(
-        tokens=steps * training["tokens_per_step"],
-        steps=steps,
-        flops=float(steps * training["tokens_per_step"] * a_token),
-        eval_tokens=training["eval_tokens"],
-        eval_steps=training["eval_steps"] if validates else 0,
-        hellaswag_tokens=HELLASWAG_TOKENS,
-        hellaswag_steps=max(training["hellaswag_steps"], training["eval_steps"]) if scored else 0,
-        save_steps=training["save_steps"],
-        sample_steps=training["sample_steps"],
-        checkpoint_bytes=checkpoint_bytes(parameters, bf16=training["bf16"]),
-        final_bytes=4 * parameters,
-    )
+    validation = counts.get("validation", {}).get("row_tokens") or int(share)
+    work = work_of(training, scale, validation_tokens=validation, hellaswag_tokens=HELLASWAG_TOKENS)
+    peak = peak_bytes(preset) - 2 * preset.tokens if preset else 2**29
+    return work, 2 * tokens, 0 if manifest else 2 * tokens + peak
 
 
-def _preparing(recipe: ParsedRecipe, machine: dict[str, Any], *, here_cores: int | None) -> dict[str, Any] | None:
+def _preparing(recipe: "ParsedRecipe", machine: dict[str, Any], *, here_cores: int | None) -> dict[str, Any] | None:
     """Preparing the data on this machine or on a cheap one; None without a price, or for a source of unknown size."""
+    from gpt2_repro.data.sources.presets import PRESETS, TEXT_RATE
+    from gpt2_repro.preflight.cost import preparing
+
     preset = PRESETS.get(recipe.values["data"]["source"])
     if preset is None or not preset.text or not machine["usd_per_hour"]:
         return None
     cores = here_cores or CORES_A_CARD * machine["cards"]
-    found = cost.preparing(
+    found = preparing(
         text_bytes=preset.text,
         download_bytes=preset.download,
         data_bytes=2 * preset.tokens,
@@ -210,48 +208,7 @@ def _preparing(recipe: ParsedRecipe, machine: dict[str, Any], *, here_cores: int
         cores=cores,
         usd_per_hour=machine["usd_per_hour"],
     )
-    return {"cores": cores, **found._asdict()}
-
-
-def _probe(recipe: ParsedRecipe, name: str, cards: int) -> list[Finding]:
-    """The largest micro-batch that fits, with the recipe's own command on the prepared data."""
-    data, training = recipe.values["data"], recipe.values["training"]
-    if not Path(data["dataset_dir"], "manifest.json").is_file():
-        return [Finding("!", "memory", f"it is probed with the data, and {data['dataset_dir']} is not prepared yet")]
-    card, length = card_of(name), data["sequence_length"]
-    most = training["per_device_train_batch_size"]
-    rows = training["tokens_per_step"] // length // cards
-    say = functools.partial(print, file=sys.stderr, flush=True)
-    say(
-        "looking for the largest micro-batch that fits, a fresh process an attempt; 2 to 3 minutes with compiling, assumed"
-    )
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(cards)]
-    launcher += ["--config_file", str(REPOSITORY / "accelerate_configs" / "zero1.yaml")]
-    with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
-        run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
-        path.write_text(recipe.to_yaml(output_dir=str(run), eval_strategy="no", save_strategy="no", report_to="none"))
-
-        def attempt(rung: memory.Rung) -> memory.Outcome:
-            # Two steps, the second with the optimizer's states there, of two passes each.
-            step = str(2 * rung.micro_batch * length * cards)
-            steps = ["--tokens_per_step", step, "--max_steps", "2", "--warmup_steps", "1", "--disable_tqdm", "true"]
-            command = [*launcher, str(REPOSITORY / "train.py"), str(path), *steps]
-            shutil.rmtree(run, ignore_errors=True)
-            outcome = memory.attempt_command(command, rung, seconds=PROBE_SECONDS)
-            say(f"  {' '.join(rung.options)}: {outcome.result}")
-            return outcome
-
-        outcomes = memory.find_largest(
-            min(most, card.micro_batch if card else most), most, lambda rows_of_pass: rows % rows_of_pass == 0, attempt
-        )
-    if outcomes[-1].result == "failed":
-        return [
-            Finding("✗", "memory", f"the probe of {' '.join(outcomes[-1].rung.options)} failed: {outcomes[-1].said}")
-        ]
-    found = memory.best(outcomes)
-    if found is None:
-        return [Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")]
-    return [Finding("✓", "memory", f"fits: {' '.join(found.options)}")]
+    return {"cores": cores, "cores_are": "counted" if here_cores else "assumed", **found._asdict()}
 
 
 if __name__ == "__main__":

@@ -3,22 +3,21 @@
 torchrun --nproc_per_node 8 -m gpt2_repro.preflight.all_reduce      what `preflight --dist` starts
 """
 
-import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-
-import psutil
+from typing import Any
 
 from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.preflight.processes import last_words, run_to_end
 
 
 NUMBERS = 16 * 2**20  # fp32: 64 MiB
 ROUNDS = 20
+STARTING = 120.0  # seconds for all processes to import torch: eight on 2 cores took 20
 # Wrong sums come from peer to peer through an IOMMU (pytorch#84803), hangs from it too (NVIDIA/nccl#631, #2079).
 WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
 
@@ -33,6 +32,7 @@ def measure() -> None:
 
     cuda = torch.cuda.is_available()
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    _answer(started=rank)
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -61,15 +61,14 @@ def measure() -> None:
 
 
 def _answer(**values: float) -> None:
-    """A line for the process that has started this one."""
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
+    """A line for the process that has started this one, in one write: all processes share the file."""
+    os.write(sys.stdout.fileno(), f"{json.dumps(values)}\n".encode())
 
 
 def check_all_reduce(processes: int, *, seconds: float, command: Sequence[str] = ()) -> Finding:
-    """Start the processes and judge what they say within so many seconds; where GPUs do not manage, also without P2P.
+    """Start the processes and judge what they say within so many seconds of all being there.
 
-    `command`: what to start in place of this module.
+    Where GPUs do not manage, also without P2P. `command`: what to start in place of this module.
     """
     about = f"sum over {processes} processes"
     speed, trouble = _attempt(processes, seconds, command, {})
@@ -88,29 +87,30 @@ def _attempt(
     """GB/s, or None and what went wrong."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     words += command or ["-m", "gpt2_repro.preflight.all_reduce"]
-    with subprocess.Popen(
-        words,
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as group:
-        try:
-            said, _ = group.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            # The launcher's workers have sessions of their own.
-            for process in [*psutil.Process(group.pid).children(recursive=True), group]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            group.communicate()
-            return None, f"nothing came back in {seconds:.0f} s: the processes do not reach each other"
-    answers = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    together: list[float] = []  # when all were there
+
+    def too_long(said: str, elapsed: float) -> bool:
+        if not together and sum("started" in answer for answer in _answers(said)) == processes:
+            together.append(elapsed)
+        return elapsed > together[0] + seconds if together else elapsed > STARTING
+
+    code, said = run_to_end(words, too_long=too_long, environment=variables)
+    answers = _answers(said)
     for answer in answers:
         if "wrong" in answer:
             return None, f"rank {answer['rank']} has {answer['wrong']:,} wrong numbers: links that corrupt data"
         if "gigabytes_per_second" in answer:
             return answer["gigabytes_per_second"], ""
-    return None, f"the processes ended with exit code {group.returncode} and no answer"
+    if code is not None:
+        return None, f"the processes ended with exit code {code} and no sum ({last_words(said)})"
+    if together:
+        return None, f"nothing came back in {seconds:.0f} s: the processes do not reach each other"
+    missing = processes - sum("started" in answer for answer in answers)
+    return None, f"{missing} of the processes did not start in {STARTING:.0f} s"
+
+
+def _answers(said: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in said.splitlines() if line.startswith('{"') and line.endswith("}")]
 
 
 if __name__ == "__main__":

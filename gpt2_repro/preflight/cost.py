@@ -43,23 +43,31 @@ class Work:
 
     Args:
         tokens, steps: of the training; flops: of all of its tokens.
-        eval_tokens: of one validation; eval_steps between two, 0 for none.
-        hellaswag_tokens: of one pass over HellaSwag; hellaswag_steps between two, 0 for none.
-        save_steps, sample_steps: between two, 0 for none.
+        validations: how many, of eval_tokens each; hellaswag_passes: of hellaswag_tokens each; samples: how many.
+        save_steps, save_minutes: between two checkpoints, whichever comes first; 0 for none.
         checkpoint_bytes, final_bytes: of a checkpoint, and of the model in fp32.
+        keep_checkpoints: the newest ones, 0 for all; keep_every_steps: those that are kept for good, 0 for none.
     """
 
     tokens: int
     steps: int
     flops: float
     eval_tokens: int
-    eval_steps: int
+    validations: int
     hellaswag_tokens: int
-    hellaswag_steps: int
+    hellaswag_passes: int
+    samples: int
     save_steps: int
-    sample_steps: int
+    save_minutes: float
     checkpoint_bytes: int
     final_bytes: int
+    keep_checkpoints: int
+    keep_every_steps: int
+
+
+def times(steps: int, every: int) -> int:
+    """How often something is done that is done before the first step, every so many, and after the last."""
+    return 0 if not every else 1 + -(-steps // every)
 
 
 def hours(tokens: float, tokens_per_second: float) -> float:
@@ -72,31 +80,38 @@ def budget(work: Work, tokens_per_second: float, *, basis: Basis) -> list[Entry]
 
     `tokens_per_second`: of all cards in a step; a forward pass has a third of a step's FLOPs. `basis`: of that speed.
     """
-    measured = _times(work.steps, work.eval_steps) * work.eval_tokens
-    scored = _times(work.steps, work.hellaswag_steps) * work.hellaswag_tokens
+    training = 60 * hours(work.tokens, tokens_per_second)
+    measured, scored = work.validations * work.eval_tokens, work.hellaswag_passes * work.hellaswag_tokens
     entries = [
         Entry("boot", BOOT, "assumed"),
         Entry("environment", ENVIRONMENT, "assumed"),
         Entry("compiling", COMPILING, "assumed"),
-        Entry("training steps", 60 * hours(work.tokens, tokens_per_second), basis),
+        Entry("training steps", training, basis),
         Entry("validation", 60 * hours(measured / 3, tokens_per_second), basis),
         Entry("HellaSwag", 60 * hours(scored / 3, tokens_per_second), basis),
-        Entry("samples", _times(work.steps, work.sample_steps) * SAMPLE_SECONDS / 60, "assumed"),
-        Entry("saving", _times(work.steps, work.save_steps) * SAVE_SECONDS / 60, "assumed"),
+        Entry("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
+        Entry("saving", saves(work, training) * SAVE_SECONDS / 60, "assumed"),
         Entry("evaluation", EVALUATION, "assumed"),
         Entry("sync", (work.checkpoint_bytes + work.final_bytes) / SYNC_BYTES_PER_SECOND / 60, "assumed"),
     ]
     return [entry for entry in entries if entry.minutes]
 
 
-def _times(steps: int, every: int) -> int:
-    """How often something is done that is done before the first step, every so many, and after the last."""
-    return 0 if not every else 1 + -(-steps // every)
+def saves(work: Work, training_minutes: float = 0.0) -> int:
+    """Checkpoints of a run whose steps take so long; by its steps alone where that is not known."""
+    if not work.save_steps:
+        return 0
+    apart = work.save_steps * training_minutes / work.steps
+    if work.save_minutes and apart > work.save_minutes:
+        return 1 + int(training_minutes / work.save_minutes)
+    return -(-work.steps // work.save_steps)
 
 
-def disk_bytes(work: Work, *, data_bytes: int, keep_checkpoints: int) -> int:
-    """What the run and its data take at most: the checkpoints that are kept, the best one, and the one being written."""
-    return data_bytes + (keep_checkpoints + 2) * work.checkpoint_bytes + work.final_bytes
+def run_bytes(work: Work) -> int:
+    """What a run takes at most: the checkpoints that are kept, the best one, the one being written, and the final model."""
+    newest = work.keep_checkpoints or saves(work)
+    for_good = work.steps // work.keep_every_steps if work.keep_every_steps else 0
+    return (min(newest, max(1, saves(work))) + for_good + 2) * work.checkpoint_bytes + work.final_bytes
 
 
 class Preparing(NamedTuple):

@@ -5,14 +5,15 @@ Tokens per step stay as they are: accumulation makes up for it.
 
 import dataclasses
 import itertools
-import re
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from gpt2_repro.preflight.processes import last_words, run_to_end
+
 
 OUT_OF_MEMORY = (
-    *("OutOfMemoryError", "CUDA out of memory", "can't allocate memory", "not enough memory", "MemoryError"),
+    *("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("can't allocate memory", "not enough memory", "MemoryError"),
     "Signal 9 (SIGKILL)",  # what a launcher says of a process that the kernel has killed
 )
 
@@ -40,16 +41,14 @@ class Outcome:
     said: str = ""
 
 
-def find_largest(
-    start: int, most: int, divides: Callable[[int], bool], attempt: Callable[[Rung], Outcome]
-) -> list[Outcome]:
+def find_largest(start: int, most: int, rows: int, attempt: Callable[[Rung], Outcome]) -> list[Outcome]:
     """Attempt rungs until it is known what fits, or one fails for another reason than memory.
 
-    From `start` up by doubling, to `most` at the most; or down: with activation checkpointing, half of it, and so on. Once one fits
-    with checkpointing the search goes on without, because checkpointing costs a third of the speed.
+    From `start` up to `most`; or down: with activation checkpointing, about half of it, and so on. Once one fits with checkpointing
+    the search goes on without, because checkpointing costs a third of the speed.
 
     Args:
-        divides: whether so many rows of a pass divide the tokens of a step; others are not attempted.
+        rows: of a device and step; only what divides them is attempted.
     """
     outcomes: list[Outcome] = []
 
@@ -59,18 +58,37 @@ def find_largest(
         outcomes.append(attempt(rung))
         return outcomes[-1].result == "fits"
 
-    sizes = [start >> halvings for halvings in range(start.bit_length()) if divides(start >> halvings)]
-    rows = sizes[0]
-    if fits(Rung(rows)):
-        while 2 * rows <= most and divides(2 * rows) and fits(Rung(2 * rows)):
-            rows *= 2
+    sizes = [size for size in range(1, most + 1) if rows % size == 0]
+    below = [size for size in reversed(sizes) if size <= start]
+    if fits(Rung(below[0])):
+        for size in _doubled(sizes, below[0]):
+            if not fits(Rung(size)):
+                break
         return outcomes
     checkpointed = False
-    for rows, half in itertools.zip_longest(sizes, sizes[1:]):
-        checkpointed = checkpointed or fits(Rung(rows, checkpointing=True))
+    down = _halved(below)
+    for size, half in itertools.zip_longest(down, down[1:]):
+        checkpointed = checkpointed or fits(Rung(size, checkpointing=True))
         if half and fits(Rung(half)):
             break
     return outcomes
+
+
+def _doubled(sizes: Sequence[int], size: int) -> list[int]:
+    """About twice as much each time, and the largest of all at the end."""
+    up: list[int] = []
+    while larger := [other for other in sizes if other >= 2 * size]:
+        size = larger[0]
+        up.append(size)
+    return [*up, sizes[-1]] if sizes[-1] > size else up
+
+
+def _halved(sizes: Sequence[int]) -> list[int]:
+    """The first, and about half as much each time, down to one."""
+    down = [sizes[0]]
+    while smaller := [other for other in sizes if 2 * other <= down[-1]]:
+        down.append(smaller[0])
+    return down
 
 
 def best(outcomes: Sequence[Outcome]) -> Rung | None:
@@ -81,17 +99,12 @@ def best(outcomes: Sequence[Outcome]) -> Rung | None:
 
 def attempt_command(command: Sequence[str], rung: Rung, *, seconds: float) -> Outcome:
     """Run the command with the options of a rung to its end, in a fresh process: what it took is then given back."""
-    try:
-        done = subprocess.run([*command, *rung.options], capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
+    code, said = run_to_end([*command, *rung.options], too_long=lambda _, elapsed: elapsed > seconds)
+    if code is None:
         return Outcome(rung, "failed", f"not done in {seconds:.0f} s")
-    if done.returncode == 0:
+    if code == 0:
         return Outcome(rung, "fits")
-    text = done.stdout + done.stderr
     # The kernel kills what takes all of the machine's memory.
-    if done.returncode in (-9, 137) or any(sign in text for sign in OUT_OF_MEMORY):
+    if code in (-9, 137) or any(sign in said for sign in OUT_OF_MEMORY):
         return Outcome(rung, "out of memory")
-    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)] or [f"exit code {done.returncode}"]
-    # A launcher writes a traceback of its own behind the line that says what was wrong.
-    telling = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
-    return Outcome(rung, "failed", (telling or lines[-1:])[0])
+    return Outcome(rung, "failed", last_words(said))

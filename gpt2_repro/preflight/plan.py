@@ -4,22 +4,33 @@ import dataclasses
 import datetime
 from typing import Any
 
-from gpt2_repro.data.sources.presets import size
 from gpt2_repro.preflight import cost
 from gpt2_repro.preflight.prices import card_of, price_of, price_table
+from gpt2_repro.units import size, tokens
 
 
 def plan_on(
-    work: cost.Work, name: str, cards: int, *, usd_per_hour: float, tokens_per_second: float | None
+    work: cost.Work,
+    name: str,
+    cards: int,
+    *,
+    usd_per_hour: float,
+    tokens_per_second: float | None,
+    as_published: bool = True,
 ) -> dict[str, Any]:
     """Hours and dollars on this machine, and of 10B tokens of GPT-2 124M on every card of the tables.
 
     The table's speeds are of that model; another one is taken to be slower or faster by its FLOPs a token.
+
+    Args:
+        name: of the card, as the driver or the table has it.
+        usd_per_hour: of the whole machine, 0 for the list price; tokens_per_second: of all cards, None for the table's.
+        as_published: whether the run computes as the table's runs did; where it does not there is no speed but a typed one.
     """
     card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / cost.GPT2_FLOPS_PER_TOKEN
     another = abs(ratio - 1) > 0.02
-    listed = card.tokens_per_second * cards / (ratio if another else 1) if card else None
+    listed = card.tokens_per_second * cards / (ratio if another else 1) if card and as_published else None
     basis: cost.Basis = "published"
     speed, source = listed, card.speed if card else None
     if card and another:
@@ -44,17 +55,23 @@ def plan_on(
         if (found := card_of(row.card))
     ]
     entries = cost.budget(work, speed, basis=basis) if speed else []
+    minutes = sum(entry.minutes for entry in entries)
     return {
         "machine": {
             "card": card.card if card else name,
             "cards": cards,
+            "memory_gb": card.memory_gb if card else None,
+            "micro_batch": card.micro_batch if card else None,
+            "micro_batch_is": card.micro_batch_is if card else None,
             "tokens_per_second": speed,
             "usd_per_hour": paid,
         },
-        "speed": source,
+        "speed": source if speed else None,
         "price": "as typed" if usd_per_hour else price.aged(today) + f", {price.source}" if price else None,
         "work": dataclasses.asdict(work),
         "budget": [entry._asdict() for entry in entries],
+        "minutes": minutes or None,
+        "usd": minutes / 60 * paid if minutes and paid else None,
         "ranking": [offer._asdict() for offer in cost.ranked(offers)],
     }
 
@@ -64,35 +81,31 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
     work, machine = planned["work"], planned["machine"]
     lines = [
         "",
-        f"{work['steps']:,} steps, {_tokens(work['tokens'])} tokens on {machine['cards']} x {machine['card']}",
+        f"{work['steps']:,} steps, {tokens(work['tokens'])} tokens on {machine['cards']} x {machine['card']}",
     ]
-    if not planned["budget"]:
-        lines.append("  nobody has measured this card: type --tokens_per_second, or --gpu CARD for another machine")
     for entry in planned["budget"]:
         lines.append(f"  {entry['name']:<16} {entry['minutes']:>7.1f} min  {entry['basis']}")
     if planned["budget"]:
-        minutes = sum(entry["minutes"] for entry in planned["budget"])
-        paid = machine["usd_per_hour"]
-        dollars = f", ${minutes / 60 * paid:,.2f} at ${paid:,.2f} an hour ({planned['price']})" if paid else ""
-        lines += [f"  {'in all':<16} {minutes:>7.1f} min{dollars}", f"  speed: {planned['speed']}"]
-    lines.append(
-        f"  {work['flops']:.3g} FLOPs; a checkpoint {size(work['checkpoint_bytes'])}, final {size(work['final_bytes'])}"
-    )
-    if "disk_bytes" in planned:
+        paid = f"at ${machine['usd_per_hour']:,.2f} an hour ({planned['price']})" if machine["usd_per_hour"] else ""
+        dollars = f", ${planned['usd']:,.2f} {paid}" if paid else ""
+        lines += [f"  {'in all':<16} {planned['minutes']:>7.1f} min{dollars}", f"  speed: {planned['speed']}"]
+    else:
+        lines.append("  nobody has measured this here: type --tokens_per_second, or --gpu CARD for another machine")
+    if machine["micro_batch"]:
         lines.append(
-            f"  disk: {size(planned['disk_bytes'])} for the data, the checkpoints that are kept and one that is written"
+            f"  to start from: --per_device_train_batch_size {machine['micro_batch']} on {machine['memory_gb']} GB, "
+            f"{machine['micro_batch_is']}"
         )
-    if data := planned.get("preparing"):
-        copied = f", from ${data['break_even_copied']:.2f}" if data["break_even_copied"] else ", never"
-        lines += [
-            "",
-            f"preparing the data: {60 * data['hours_there']:.0f} min on {data['cores']} cores of this machine, "
-            f"${data['usd_there']:.2f}; {60 * data['hours_apart']:.0f} min on {cost.CPU_MACHINE_CORES} cores without cards, "
-            f"${data['usd_apart']:.2f} on a volume that both mount, ${data['usd_apart'] + data['usd_copying']:.2f} where it is copied",
-            f"  break-even: elsewhere is cheaper from ${data['break_even']:.2f} an hour of this machine where both mount one volume{copied} "
-            "where it is copied",
-        ]
-    lines += ["", "10B tokens of GPT-2 124M, steps alone, the cheapest card first:"]
+    lines += [
+        f"  {work['flops']:.3g} FLOPs; a checkpoint {size(work['checkpoint_bytes'])} under DeepSpeed, final {size(work['final_bytes'])}",
+        f"  disk: {size(planned['data_bytes'])} for the data, {size(planned['run_bytes'])} for the run",
+    ]
+    if planned["preparing"]:
+        lines += _preparing_lines(planned["preparing"])
+    lines += [
+        "",
+        "10B tokens of GPT-2 124M, steps alone, the cheapest card first; community machines mount no network volume:",
+    ]
     for offer in planned["ranking"]:
         guessed = "; speed estimated" if offer["speed"].startswith("estimated") else ""
         lines.append(
@@ -102,5 +115,14 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _tokens(count: int) -> str:
-    return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count:,}"
+def _preparing_lines(data: dict[str, Any]) -> list[str]:
+    copied = f", from ${data['break_even_copied']:.2f}" if data["break_even_copied"] else ", never"
+    whose = "of this machine" if data["cores_are"] == "counted" else "of such a machine, assumed"
+    return [
+        "",
+        f"preparing the data: {60 * data['hours_there']:.0f} min on {data['cores']} cores {whose}, ${data['usd_there']:.2f}; "
+        f"{60 * data['hours_apart']:.0f} min on {cost.CPU_MACHINE_CORES} cores without cards, "
+        f"${data['usd_apart']:.2f} on a volume that both mount, ${data['usd_apart'] + data['usd_copying']:.2f} where it is copied",
+        f"  break-even: elsewhere is cheaper from ${data['break_even']:.2f} an hour of this machine where both mount one volume{copied} "
+        "where it is copied",
+    ]

@@ -3,8 +3,9 @@
 import dataclasses
 import datetime
 import functools
+import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -16,10 +17,9 @@ OLD_DAYS = 60  # after which a list price is told to be looked up
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """A list price of one card. `name`: a part of what the driver calls it."""
+    """A list price of one card of the table of cards."""
 
     card: str
-    name: str
     provider: str
     usd_per_hour: float
     date: datetime.date
@@ -73,21 +73,28 @@ def card_table() -> tuple[Card, ...]:
 
 
 def price_of(name: str) -> Price | None:
-    """The price of a card by its name, the driver's or the table's; None for one that is not in the table."""
-    return _find(name, price_table())
+    """The price of a card by its name, the driver's or the table's; None for one that has none."""
+    card = card_of(name)
+    return next((row for row in price_table() if card and row.card == card.card), None)
 
 
 def card_of(name: str) -> Card | None:
     """What is known of a card by its name, the driver's or the table's; None for one that is not in the table."""
-    return _find(name, card_table())
+    return next(iter(cards_named(name)), None)
 
 
-Row = TypeVar("Row", Price, Card)
+def cards_named(name: str) -> list[Card]:
+    """The cards that a name can mean: the driver's for one of them, or some words of the table's name in their order."""
+    if found := [row for row in card_table() if is_named(row.name, name)]:
+        return found[:1]
+    asked = _words(name)
+    return [row for row in card_table() if asked and asked in _words(row.card)]
 
 
-def _find(name: str, rows: tuple[Row, ...]) -> Row | None:
-    asked = name.lower()
-    return next((row for row in rows if is_named(row.name, name) or row.card.lower().startswith(asked)), None)
+def _words(name: str) -> str:
+    """`A100 SXM 40GB` as ` a100 sxm 40 gb `, so that whole words are found in whole words."""
+    words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
+    return f" {' '.join(words)} " if words else ""
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

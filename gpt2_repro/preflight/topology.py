@@ -9,16 +9,15 @@ from gpt2_repro.errors import UserError
 
 # From the nearest to the farthest, as nvidia-smi's legend has them; NV# is NVLink, of # links.
 DISTANCES = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
-NEAR = ("NV", "PIX", "PXB", "PHB")  # without a way through the interconnect of the processors
+NEAR = ("NV", "PIX", "PXB", "PHB", "NODE")  # inside one NUMA node, without the link between processors
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The links of every pair of GPUs, and the NUMA node of each, None where it is not said."""
+    """The links of every pair of GPUs."""
 
     gpus: list[str]
     links: dict[tuple[str, str], str]
-    numa: dict[str, str | None]
 
     def distance(self, one: str, other: str) -> str:
         """The class of a link, one of DISTANCES."""
@@ -40,7 +39,7 @@ def parse_topology(text: str) -> Topology:
     columns = re.findall(r"\b(?:GPU|NIC)\d+\b|\bmlx\d+_\w+\b", header.partition("CPU Affinity")[0])
     gpus = [name for name in columns if name.startswith("GPU")]
     links: dict[tuple[str, str], str] = {}
-    numa: dict[str, str | None] = {}
+    read: set[str] = set()
     for line in lines[lines.index(header) + 1 :]:
         name, *cells = line.split() or [""]
         if name not in gpus:
@@ -56,15 +55,14 @@ def parse_topology(text: str) -> Topology:
                         f"{name} and {other} have the link {link!r}: nvidia-smi knows {', '.join(DISTANCES)}"
                     )
                 links[name, other] = link
-        affinity = cells[len(columns) :]  # of the processors, then of the NUMA node
-        numa[name] = affinity[1] if len(affinity) > 1 and affinity[1][0].isdigit() else None
-    if missing := [name for name in gpus if name not in numa]:
+        read.add(name)
+    if missing := [name for name in gpus if name not in read]:
         raise UserError(f"the matrix has no line of {', '.join(missing)}: paste all of it")
-    return Topology(gpus, links, numa)
+    return Topology(gpus, links)
 
 
 def islands(topology: Topology) -> list[list[str]]:
-    """GPUs that reach each other without the interconnect of the processors, the largest group first."""
+    """GPUs that reach each other without the link between processors, the largest group first."""
     groups: list[list[str]] = []
     for gpu in topology.gpus:
         home = next((group for group in groups if all(topology.near(gpu, member) for member in group)), None)
@@ -86,18 +84,18 @@ def advice(topology: Topology) -> tuple[bool, str]:
     if classes <= set(NEAR):
         return (
             True,
-            f"{number} by {_named(classes)}, no way through the processors: set no NCCL variable; expect less MFU than by NVLink",
+            f"{number} by {_named(classes)}, none through the link between processors: set no NCCL variable; expect less MFU than by NVLink",
         )
     groups = islands(topology)
     parts = " | ".join(" ".join(group) for group in groups)
-    numbers = ",".join(name.removeprefix("GPU") for name in groups[0])
-    one_group = (
-        f"; {len(groups[0])} of them alone: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {len(groups[0])}"
-    )
+    # Of a group a power of two, which divides the tokens of a step.
+    usable = 1 << (len(groups[0]).bit_length() - 1)
+    numbers = ",".join(name.removeprefix("GPU") for name in groups[0][:usable])
+    near_ones = f"; near each other: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {usable}"
     return False, (
-        f"{number} in groups {parts}, between which everything goes through the processors ({_named(classes - set(NEAR))}): set no NCCL "
-        "variable beforehand; where a run hangs, or --dist does, NCCL_P2P_DISABLE=1"
-        + (one_group if len(groups[0]) > 1 else "")
+        f"{number} in groups {parts}, between which everything goes through the link between processors "
+        f"({_named(classes - set(NEAR))}): set no NCCL variable beforehand; where a run hangs, or --dist does, NCCL_P2P_DISABLE=1"
+        + (near_ones if usable > 1 else "")
     )
 
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro import machine
 from gpt2_repro.preflight import __main__ as preflight
 
 
+pytestmark = pytest.mark.faults
 ROOT = Path(__file__).parents[2]
 # train.py on a device that has room for one row a pass, and for two where only the inputs of blocks are kept.
 LIMITED = f"""
@@ -33,8 +35,7 @@ def test_what_fits_is_found_with_the_real_command(
 ) -> None:
     (tmp_path / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
     (tmp_path / "train.py").write_text(LIMITED)
-    monkeypatch.setattr(preflight, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(preflight, "_look", lambda *args: [])
+    monkeypatch.setattr(machine, "REPOSITORY", tmp_path)
     with pytest.raises(SystemExit) as end:
         preflight.main([str(tiny_recipe), "--memory", "--per_device_train_batch_size", "2"])
     out, said = capsys.readouterr()

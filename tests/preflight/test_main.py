@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from gpt2_repro import machine
 from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.preflight.findings import Finding
 from tests.preflight.test_topology import BLOG
@@ -25,11 +29,16 @@ def look(capsys: pytest.CaptureFixture[str]):
 
 def test_a_machine_that_is_not_there_yet(look) -> None:
     code, out = look("--gpu", "A100 SXM", "--n", 8, "--usd_per_hour", 14)
-    assert code == 0 and "✓" not in out  # no machine is looked at
+    assert code == 0
+    # No machine is looked at: what is said is of the recipe and of the name.
+    marked = [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")]
+    assert marked == ["step", "card"] and "A100 SXM 80 GB or A100 SXM 40 GB: planned for the first" in out
     assert "18,865 steps, 9.89B tokens on 8 x A100 SXM 80 GB" in out
     assert "training steps      94.3 min  published" in out and "at $14.00 an hour (as typed)" in out
-    assert "8.46e+18 FLOPs; a checkpoint 2.0 GB, final 498 MB" in out and "disk: 29.2 GB" in out
-    assert "preparing the data:" in out and "on a volume that both mount" in out and "RTX 4090" in out
+    assert "8.46e+18 FLOPs; a checkpoint 2.0 GB under DeepSpeed, final 498 MB" in out
+    assert "disk: 20.7 GB for the data, 8.5 GB for the run" in out
+    assert "--per_device_train_batch_size 64 on 80 GB, estimated" in out
+    assert "128 cores of such a machine, assumed" in out and "on a volume that both mount" in out
     assert "break-even: elsewhere is cheaper from $0.20 an hour" in out
     ranking = {line.split("h of one  ")[1][:15].strip(): line for line in out.splitlines() if "h of one" in line}
     assert ranking["L40S"].endswith("; speed estimated") and not ranking["RTX 4090"].endswith("estimated")
@@ -37,16 +46,48 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
 
 def test_json_has_the_same(look) -> None:
     code, out = look("--gpu", "H100 SXM", "--n", 8, "--tokens_per_second", 1.59e6, "--json")
-    document = json.loads(out)
-    assert code == 0 and document["findings"] == []
+    document = json.loads(out, parse_constant=pytest.fail)  # no NaN, no Infinity
+    assert code == 0 and [finding["about"] for finding in document["findings"]] == ["step"]
     assert document["machine"]["tokens_per_second"] == 1.59e6 and document["speed"] == "as typed"
     assert document["machine"]["usd_per_hour"] == pytest.approx(8 * 3.99)
     assert [entry["name"] for entry in document["budget"]][:2] == ["boot", "environment"]
+    assert document["minutes"] == pytest.approx(sum(entry["minutes"] for entry in document["budget"]))
+    assert document["usd"] == pytest.approx(document["minutes"] / 60 * 8 * 3.99)
 
 
-def test_an_unknown_card_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="there is no card 'H10O SXM'.*'H100 SXM'"):
-        preflight.main(["--gpu", "H10O SXM"])
+def test_a_number_of_cards_that_does_not_divide_is_in_the_way(look) -> None:
+    code, out = look("--gpu", "H100 SXM", "--n", 3)
+    assert code == 1 and "✗ step             524,288 tokens per step do not divide" in out
+
+
+def test_a_run_that_is_stopped_costs_what_it_takes(look) -> None:
+    _, out = look("recipes/check_124m.yaml", "--gpu", "H100 SXM")
+    assert "1,000 steps, 0.52B tokens" in out and "disk: 1.4 GB for the data" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "H10O SXM"], "there is no card 'H10O SXM'.*'H100 SXM'"),
+        (["--gpu", ""], "there is no card ''"),
+        (["--gpu", "H100", "--dist"], "--dist looks at this machine"),
+        (["--gpu", "H100", "--volume_gb", "50"], "--volume_gb looks at this machine"),
+        (["--n", "0"], "'0' is no number of cards"),
+        (["--tokens_per_second", "nan"], "nan must be more than 0"),
+        (["--volume_gb", "-5"], "-5 must be more than 0"),
+        (["--usd_per_hour", "nan"], "--usd_per_hour nan must be at least 0"),
+        (["--gpu", "H100", "--n_embd", "0"], "must be at least 1"),
+        (["--use_cpu", "--topology", "pyproject.toml"], "no output of"),
+    ],
+)
+def test_mistakes(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        preflight.main(words)
+
+
+def test_a_card_of_no_table_can_be_planned_by_its_speed(look) -> None:
+    code, out = look("--gpu", "TPU v9", "--tokens_per_second", 2e5, "--usd_per_hour", 1)
+    assert code == 0 and "on 1 x TPU v9" in out and "at $1.00 an hour" in out
 
 
 def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,26 +96,74 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
     links = tmp_path / "topo.txt"
     links.write_text(BLOG)
     code, out = look(tiny_recipe, "--output_dir", tmp_path / "runs", "--topology", links, "--memory")
-    lines = {line.split()[1]: line for line in out.splitlines() if line[:1] in "✓!✗" and line}
+    lines = {line.split()[1]: line for line in out.splitlines() if line[:1] in ("✓", "!", "✗")}
     assert lines["torch"].startswith("✓") and lines["links"].startswith("!")
     assert lines["memory"].startswith("✓") and lines["memory"].endswith("fits: --per_device_train_batch_size 8")
+    assert lines["data"].startswith("✓") and "0 MB of data" in lines["disk"]
     assert "HF_TOKEN set" in out and "hf_secret" not in out
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
 
 
-def test_what_is_in_the_way_is_the_exit_code(look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = Finding("✗", "disk", "full")
-    monkeypatch.setattr(preflight, "_look", lambda *args: [Finding("✓", "torch", "2.9"), bad])
-    code, out = look(tiny_recipe)
-    assert code == 1 and "✗ disk             full" in out
-    _, out = look(tiny_recipe, "--json")
-    assert json.loads(out)["findings"][1] == {"mark": "✗", "about": "disk", "words": "full"}
+def test_a_machine_on_which_the_run_would_be_refused(look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt2_repro.preflight.environment.PROBE_BYTES", 2**22)
+    monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out = look("--dataset_dir", "data/none")
+    assert code == 1 and "✗ device           there is no GPU here" in out
+    assert "! data             data/none is not prepared yet" in out and "26.0 GB of data in data/none" in out
 
 
-def test_data_that_is_not_there_is_no_probe(look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_look", lambda *args: [])
-    _, out = look("--memory", "--dataset_dir", "data/none")
-    assert "! memory" in out and "data/none is not prepared yet" in out
+def test_data_that_was_prepared_otherwise_is_in_the_way(
+    look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt2_repro.preflight.environment.PROBE_BYTES", 2**22)
+    code, out = look(tiny_recipe, "--sequence_length", 16)
+    assert code == 1 and "✗ data" in out and "was prepared with sequence_length 32" in out
+
+
+@pytest.fixture
+def faked_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T4 of 16 GB, which cannot multiply in bf16."""
+    monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: "570.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda: Accelerator("cuda", "Tesla T4", 1, None, 16))
+
+
+@pytest.mark.parametrize(
+    ("changed", "mark", "words"),
+    [
+        ({"bf16": True, "accept_any_hardware": False}, "✗", "type --bf16 false"),
+        ({"bf16": True, "accept_any_hardware": True}, "✓", "fp32: this GPU cannot"),
+        ({"bf16": False, "accept_any_hardware": False}, "✓", "fp32, as the recipe says"),
+    ],
+)
+def test_precision_is_judged_as_train_py_does(
+    faked_gpu: None, changed: dict[str, bool], mark: str, words: str
+) -> None:
+    training = {"use_cpu": False, "torch_compile": False} | changed
+    found = {finding.about: finding for finding in machine.check_devices(training, attention="auto")}
+    assert found["driver"].mark == "!" and "torch can use it" in found["driver"].words
+    assert found["precision"].mark == mark and words in found["precision"].words
+    assert found["device"].words.startswith("1 x Tesla T4") and found["attention"].mark == "!"
+    refused = machine.check_devices(training, attention="flash_attention_2")[-1]
+    assert refused.mark == "✗" and "flash_attention_2 cannot be used" in refused.words
+
+
+def test_a_missing_package_is_told_before_anything_is_imported(look, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Finding("✗", "transformers", "is not installed: pip install -r requirements.txt")
+    monkeypatch.setattr(preflight.environment, "check_python", lambda path: [missing])
+    assert look("--no_such_option") == (1, "✗ transformers     is not installed: pip install -r requirements.txt\n")
+
+
+def test_data_that_is_not_there_is_no_probe() -> None:
+    recipe = SimpleNamespace(values={"data": {"dataset_dir": "data/none"}, "training": {}})
+    found = machine.find_micro_batch(recipe, "H200", 1)  # type: ignore[arg-type]
+    assert found.mark == "!" and "data/none is not prepared yet" in found.words
 
 
 def test_a_container_whose_nvidia_smi_says_nothing_is_no_mistake(
@@ -83,8 +172,13 @@ def test_a_container_whose_nvidia_smi_says_nothing_is_no_mistake(
     stub = tmp_path / "nvidia-smi"
     stub.write_text("#!/bin/sh\necho Failed to initialize NVML\n")
     stub.chmod(0o755)
-    monkeypatch.setattr(preflight.shutil, "which", lambda name: str(stub))
-    (found,) = preflight._links(None)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: str(stub))
+    (found,) = machine.check_links(None)
     assert found.mark == "!" and "does not say" in found.words
     with pytest.raises(UserError, match="no output of"):
-        preflight._links(str(stub))
+        machine.check_links(str(stub))
+
+
+def test_more_cards_than_there_are_is_told_without_waiting(faked_gpu: None) -> None:
+    found = machine.check_sum(8)
+    assert found.mark == "✗" and "1 GPUs are here: type --n 1" in found.words

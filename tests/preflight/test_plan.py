@@ -5,12 +5,17 @@ import datetime
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpt2_repro.preflight.cost import TEN_BILLION, Work, budget, disk_bytes, hours, preparing
+from gpt2_repro.compute import gpt2_scale
+from gpt2_repro.errors import UserError
+from gpt2_repro.preflight.cost import TEN_BILLION, Work, budget, hours, preparing, run_bytes, saves
 from gpt2_repro.preflight.plan import plan_lines, plan_on
 from gpt2_repro.preflight.prices import Price, card_of, card_table, price_table
+from gpt2_repro.preflight.work import is_as_published, work_of
+from gpt2_repro.training.arguments import PretrainingArguments
 
 
 STEPS, TOKENS = 18_865, 524_288
@@ -19,13 +24,16 @@ WORK = Work(
     steps=STEPS,
     flops=8.46e18,
     eval_tokens=10_485_760,
-    eval_steps=250,
+    validations=77,
     hellaswag_tokens=3_034_080,
-    hellaswag_steps=1000,
+    hellaswag_passes=20,
+    samples=20,
     save_steps=2000,
-    sample_steps=1000,
+    save_minutes=15,
     checkpoint_bytes=1_991_614_464,
     final_bytes=497_759_232,
+    keep_checkpoints=2,
+    keep_every_steps=0,
 )
 
 
@@ -45,18 +53,91 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     # 77 validations of a third of 10,485,760 tokens each; 20 passes over HellaSwag.
     assert entries["validation"].minutes == pytest.approx(77 * 10_485_760 / 3 / (8 * 218_500) / 60)
     assert entries["HellaSwag"].minutes == pytest.approx(20 * 3_034_080 / 3 / (8 * 218_500) / 60)
-    assert disk_bytes(WORK, data_bytes=100, keep_checkpoints=2) == 100 + 4 * 1_991_614_464 + 497_759_232
+    # Ten checkpoints by steps of 9.4 minutes in all; twenty samples; one checkpoint and the model at 50 MB/s.
+    assert entries["saving"].minutes == pytest.approx(10 * 2 / 60) and entries["samples"].minutes == pytest.approx(0.2)
+    assert entries["sync"].minutes == pytest.approx((1_991_614_464 + 497_759_232) / 50e6 / 60)
+
+
+def test_a_slow_machine_saves_by_minutes() -> None:
+    # 20 h on one card: 2,000 steps take 126 minutes, and a checkpoint is due after 15.
+    assert saves(WORK, 60 * 19.8) == 1 + 79 and saves(WORK, 94) == 10
+    assert saves(dataclasses.replace(WORK, save_steps=0), 94) == 0
+    assert saves(dataclasses.replace(WORK, save_minutes=0), 60 * 19.8) == 10
+
+
+def test_the_disk_holds_what_is_kept() -> None:
+    a, final = WORK.checkpoint_bytes, WORK.final_bytes
+    assert run_bytes(WORK) == 4 * a + final
+    assert run_bytes(dataclasses.replace(WORK, keep_checkpoints=0)) == 12 * a + final  # all ten
+    assert run_bytes(dataclasses.replace(WORK, keep_every_steps=5000)) == (4 + 3) * a + final
+
+
+def training(**changed: Any) -> dict[str, Any]:
+    fields = dataclasses.fields(PretrainingArguments)
+    return {field.name: field.default for field in fields} | {"stop_at_step": 0} | changed
+
+
+def work(**changed: Any) -> Work:
+    scale = gpt2_scale(n_layer=12, n_embd=768, sequence_length=1024, vocab_size=50_257, pad_to_multiple_of=128)
+    return work_of(training(**changed), scale, validation_tokens=100_000_000, hellaswag_tokens=3_034_080)
+
+
+def test_the_work_of_a_recipe() -> None:
+    found = work(hellaswag_steps=1000)
+    assert (found.steps, found.tokens, found.validations, found.hellaswag_passes, found.samples) == (
+        *(18_865, STEPS * TOKENS, 77, 20, 20),
+    )
+    assert found.flops == pytest.approx(8.46e18, rel=0.01) and found.final_bytes == 4 * 124_439_808
+    assert found.checkpoint_bytes == pytest.approx(16 * 124_475_904, rel=0.001)
+    # A run that is stopped takes what it takes to there.
+    assert work(stop_at_step=1000).tokens == 1000 * TOKENS and work(stop_at_step=1000).validations == 5
+    # Samples and HellaSwag come with validations, never more often.
+    assert work(sample_steps=10).samples == 77 and work(hellaswag_steps=10).hellaswag_passes == 77
+    assert work(sample_tokens=0).samples == work(eval_strategy="no", hellaswag_steps=10).hellaswag_passes == 0
+    # The whole split, and no more than there is.
+    assert work(eval_tokens=0).eval_tokens == 100_000_000 and work(eval_tokens=10**12).eval_tokens == 100_000_000
+    assert work(save_strategy="no").save_steps == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"eval_steps": -5},
+        {"save_steps": 0},
+        {"tokens_per_step": 0},
+        {"total_tokens": 100},
+        {"max_steps": -1},
+        {"keep_checkpoints": -3},
+        {"per_device_train_batch_size": -1},
+        {"save_minutes": float("nan")},
+    ],
+)
+def test_counts_that_make_no_run_are_mistakes(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"must be at least|less than one step"):
+        work(**wrong)
+
+
+def test_another_way_of_computing_has_no_published_speed() -> None:
+    assert is_as_published(training()) and is_as_published(training(torch_compile=True))
+    for changed in ({"bf16": False}, {"activation_checkpointing": True}, {"torch_compile": False}):
+        assert not is_as_published(training(**changed))
+    slower = plan_on(WORK, "RTX 4090", 1, usd_per_hour=0, tokens_per_second=None, as_published=False)
+    assert slower["budget"] == [] and slower["usd"] is None
+    typed = plan_on(WORK, "RTX 4090", 1, usd_per_hour=0, tokens_per_second=1e5, as_published=False)
+    assert typed["minutes"] == pytest.approx(sum(entry["minutes"] for entry in typed["budget"]))
+    assert typed["usd"] == pytest.approx(typed["minutes"] / 60 * 0.69)
+
+
+def lines(planned: dict[str, Any]) -> str:
+    return "\n".join(plan_lines(planned | {"data_bytes": 1e9, "run_bytes": 2e9, "preparing": None}))
 
 
 def test_a_machine_that_is_not_there_yet() -> None:
     planned = plan_on(WORK, "A100 SXM", 8, usd_per_hour=14.0, tokens_per_second=None)
-    assert planned["machine"] == {
-        "card": "A100 SXM 80 GB",
-        "cards": 8,
-        "tokens_per_second": 8 * 218_500,
-        "usd_per_hour": 14.0,
-    }
-    text = "\n".join(plan_lines(planned))
+    machine = planned["machine"]
+    assert (machine["card"], machine["cards"], machine["tokens_per_second"]) == ("A100 SXM 80 GB", 8, 8 * 218_500)
+    assert machine["usd_per_hour"] == 14.0 and machine["micro_batch"] == 64
+    text = lines(planned)
     assert "training steps      94.3 min  published" in text and "at $14.00 an hour (as typed)" in text
     costs = [offer["usd"] for offer in planned["ranking"]]
     assert costs == sorted(costs) and len(costs) == len(price_table())
@@ -66,7 +147,7 @@ def test_a_machine_that_is_not_there_yet() -> None:
 
 def test_a_card_that_nobody_has_measured_has_no_hours() -> None:
     planned = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.0, tokens_per_second=None)
-    assert planned["budget"] == [] and any("nobody has measured this card" in line for line in plan_lines(planned))
+    assert planned["budget"] == [] and "nobody has measured this here" in lines(planned)
     typed = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.5, tokens_per_second=20_000.0)
     assert typed["speed"] == "as typed" and {entry["basis"] for entry in typed["budget"]} == {"typed", "assumed"}
 
@@ -86,7 +167,7 @@ def test_what_nobody_measured_is_called_an_estimate() -> None:
 
 
 def test_an_old_price_is_shown_with_its_age() -> None:
-    price = Price("H100", "H100", "RunPod", 3.0, datetime.date(2026, 1, 1), "somebody")
+    price = Price("H100", "RunPod", 3.0, datetime.date(2026, 1, 1), "somebody")
     assert price.aged(datetime.date(2026, 2, 1)) == "2026-01-01, 31 days old"
     assert price.aged(datetime.date(2026, 4, 1)) == "2026-01-01, 90 days old: look it up"
 
@@ -132,8 +213,9 @@ def test_the_page_has_the_cheapest_price_of_each_card() -> None:
     for offer in plan_on(WORK, "none", 1, usd_per_hour=0, tokens_per_second=None)["ranking"]:
         best.setdefault(offer["card"], offer)
     assert [row[0] for row in rows] == list(best)
-    for card, star, hours_of_one, provider, price, dollars, _ in rows:
+    for card, star, hours_of_one, provider, price, dollars, source in rows:
         offer = best[card]
         assert bool(star) is offer["speed"].startswith("estimated")
         assert (float(hours_of_one), float(dollars)) == (round(offer["hours"], 1), round(offer["usd"], 2))
         assert provider == offer["provider"] and float(price) == offer["usd_per_hour"]
+        assert source in offer["priced"]

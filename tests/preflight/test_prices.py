@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from gpt2_repro.hardware import peak_flops
-from gpt2_repro.preflight.prices import price_of, price_table
+from gpt2_repro.preflight.prices import card_of, card_table, cards_named, price_of, price_table
 
 
 def test_every_row_says_when_and_where_from() -> None:
@@ -14,7 +14,7 @@ def test_every_row_says_when_and_where_from() -> None:
     for row in rows:
         assert isinstance(row.date, datetime.date) and row.date.year >= 2026 and row.source and row.provider
         assert 0.1 < row.usd_per_hour < 20
-        assert peak_flops(row.name) is not None
+    assert all(peak_flops(card.name) is not None for card in card_table())
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,27 @@ def test_a_card_is_found_by_its_name(name: str, card: str | None) -> None:
     price = price_of(name)
     assert (price and price.card) == card
     assert price is None or str(price).startswith(("RunPod", "Lambda"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "cards"),
+    [
+        ("A100 SXM", ["A100 SXM 80 GB", "A100 SXM 40 GB"]),
+        ("a100 sxm 40gb", ["A100 SXM 40 GB"]),
+        ("nvidia h100 pcie", ["H100 PCIe"]),
+        ("H100", ["H100 SXM", "H100 NVL", "H100 PCIe"]),
+        ("4090", ["RTX 4090"]),
+        ("NVIDIA A100-PCIE-40GB", ["A100 PCIe 40 GB"]),
+        ("H", []),
+        ("a", []),
+        ("", []),
+    ],
+)
+def test_whole_words_of_a_name_mean_a_card(typed: str, cards: list[str]) -> None:
+    assert [card.card for card in cards_named(typed)] == cards
+
+
+def test_speed_and_price_are_of_one_card() -> None:
+    for typed in ("H100", "A100", "RTX", "H100 SXM", "A100 SXM"):
+        price, card = price_of(typed), card_of(typed)
+        assert price and card and price.card == card.card

@@ -30,26 +30,33 @@ def test_the_blog_s_machine() -> None:
     found = parse_topology(BLOG)
     assert found.gpus == ["GPU0", "GPU1", "GPU2", "GPU3"]
     assert found.links["GPU0", "GPU1"] == "PIX" and found.links["GPU3", "GPU0"] == "SYS"
-    assert found.numa == {"GPU0": "0", "GPU1": "0", "GPU2": "0", "GPU3": "1"}
     assert islands(found) == [["GPU0", "GPU1", "GPU2"], ["GPU3"]]
     sound, sentence = advice(found)
     assert not sound and "GPU0 GPU1 GPU2 | GPU3" in sentence and "NCCL_P2P_DISABLE=1" in sentence
-    assert "CUDA_VISIBLE_DEVICES=0,1,2 and --num_processes 3" in sentence
+    assert "CUDA_VISIBLE_DEVICES=0,1 and --num_processes 2" in sentence
 
 
 def test_colours_network_cards_and_the_legend_are_passed_over() -> None:
     found = parse_topology(NVLINK)
     assert found.gpus == ["GPU0", "GPU1"] and found.links == {("GPU0", "GPU1"): "NV18", ("GPU1", "GPU0"): "NV18"}
-    assert found.numa == {"GPU0": "0", "GPU1": "1"}
     assert advice(found) == (True, "2 GPUs, all by NVLink: set no NCCL variable")
 
 
 def test_one_gpu_and_gpus_by_pcie() -> None:
     assert advice(parse_topology(ONE)) == (True, "one GPU: nothing to connect")
-    assert parse_topology(ONE).numa == {"GPU0": None}
-    near = BLOG.replace("SYS", "PHB").replace("PXB", "PHB")
+    near = BLOG.replace("SYS", "NODE").replace("PXB", "PHB")
     sound, sentence = advice(parse_topology(near))
-    assert sound and "by PIX and PHB" in sentence and "less MFU" in sentence
+    assert sound and "by PIX and PHB and NODE" in sentence and "less MFU" in sentence
+
+
+def test_the_largest_group_comes_first() -> None:
+    rows = BLOG.splitlines()
+    turned = "\n".join([rows[0], *(row.replace("PIX", "PXB").replace("PXB", "SYS") for row in rows[1:])])
+    lone = turned.replace("GPU2    SYS   SYS    X    SYS", "GPU2    SYS   SYS    X    PIX")
+    lone = lone.replace("GPU3     SYS   SYS   SYS", "GPU3     SYS   SYS   PIX").replace(
+        "GPU3    SYS   SYS   SYS", "GPU3    SYS   SYS   PIX"
+    )
+    assert islands(parse_topology(lone)) == [["GPU2", "GPU3"], ["GPU0"], ["GPU1"]]
 
 
 @pytest.mark.parametrize(

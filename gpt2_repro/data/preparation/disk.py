@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gpt2_repro.data.sources.files import SourceFile
 from gpt2_repro.data.sources.hub import HubFile
-from gpt2_repro.data.sources.presets import size
 from gpt2_repro.errors import UserError
+from gpt2_repro.units import size
 
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from gpt2_repro.data.sources.text_files import TextForm
+from gpt2_repro.units import duration, size
 
 
 # Text a second that one of two workers prepares, of text that no worker has seen before: 91 MB/s of both,
@@ -164,12 +165,3 @@ def table(num_proc: int) -> str:
 def peak_bytes(preset: Preset) -> float:
     """Disk while a preset is prepared: its tokens, half a gigabyte of them twice, and two files on their way."""
     return 1.02 * 2 * preset.tokens + 2**29 + (0 if preset.holds_tokens else 2 * preset.file)
-
-
-def size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(1, round(minutes))} min"

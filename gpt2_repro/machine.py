@@ -1,0 +1,168 @@
+"""What stands in the way of a recipe on this machine: `python -m gpt2_repro.preflight` looks, a line a thing."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro import hardware
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.build import choose_attention
+from gpt2_repro.plan import plan_run
+from gpt2_repro.preflight import environment, memory, topology
+from gpt2_repro.preflight.all_reduce import check_all_reduce
+from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.preflight.prices import card_of
+from gpt2_repro.recipe import ParsedRecipe
+
+
+REPOSITORY = Path(__file__).parents[1]
+DIST_SECONDS = 30.0
+PROBE_SECONDS = 600.0
+
+
+def check_devices(training: dict[str, Any], *, attention: str) -> list[Finding]:
+    """Driver, GPUs, precision, compiler and attention, by the rules of train.py."""
+    import torch
+
+    usable, driver = torch.cuda.is_available(), hardware.nvidia_driver()
+    found = [environment.check_driver(driver, torch.version.cuda, usable=usable)]
+    any_hardware = training["accept_any_hardware"]
+    use_cpu: Any = functools.partial(
+        hardware.choose_device, use_cpu=training["use_cpu"], accept_any_hardware=any_hardware
+    )
+    device = _judge("device", use_cpu, lambda on_cpu: f"the CPU, {os.cpu_count()} cores" if on_cpu else _gpus())
+    found.append(device)
+    if device.mark == "✗":
+        return found
+    on_cpu = use_cpu()
+    rules = {"use_cpu": on_cpu, "accept_any_hardware": any_hardware}
+    found.append(
+        _judge("precision", lambda: hardware.choose_bf16(training["bf16"], **rules), lambda chosen: chosen[1])
+    )
+    compiled = functools.partial(hardware.choose_compile, training["torch_compile"], **rules)
+    found.append(_judge("torch.compile", compiled, lambda compiles: "the loss is compiled" if compiles else "off"))
+    chosen = functools.partial(choose_attention, attention, cuda=not on_cpu, bf16=training["bf16"])
+    attends = _judge("attention", chosen, ": ".join)
+    slower = attends.mark == "✓" and not on_cpu and not attends.words.startswith("flash_attention_2")
+    return [*found, attends._replace(mark="!") if slower else attends]
+
+
+def _judge(about: str, rule: Callable[[], Any], say: Callable[[Any], str]) -> Finding:
+    """What a rule of train.py says here, or why it refuses."""
+    try:
+        return Finding("✓", about, say(rule()))
+    except UserError as error:
+        return Finding("✗", about, str(error))
+
+
+def _gpus() -> str:
+    here = hardware.find_accelerator()
+    return f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
+
+
+def check_division(recipe: ParsedRecipe, cards: int) -> Finding:
+    """Whether the tokens of a step divide on so many cards."""
+    data = recipe.values["data"]
+    plan = functools.partial(
+        plan_run,
+        recipe.values["training"],
+        sequence_length=data["sequence_length"],
+        packing=data["packing"],
+        min_length=data["min_length"],
+        num_processes=cards,
+    )
+    rows = recipe.values["training"]["per_device_train_batch_size"]
+    return _judge(
+        "step", plan, lambda found: f"{rows} rows x {cards} x {found.gradient_accumulation_steps} accumulation steps"
+    )
+
+
+def check_links(file: str | None) -> list[Finding]:
+    """How the GPUs hang together, from a saved output of `nvidia-smi topo -m` or the machine's own."""
+    if file:
+        try:
+            text = Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--topology {file} cannot be read as text ({error})") from None
+    elif command := shutil.which("nvidia-smi"):
+        try:
+            asked = subprocess.run([command, "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)
+        except subprocess.TimeoutExpired:
+            return [Finding("✗", "links", "nvidia-smi does not answer: restart the machine, or rent another one")]
+        text = asked.stdout
+    else:
+        return []
+    try:
+        sound, sentence = topology.advice(topology.parse_topology(text))
+    except UserError as error:
+        if file:
+            raise
+        sound, sentence = False, f"nvidia-smi does not say how the cards hang together ({error})"
+    return [Finding("✓" if sound else "!", "links", sentence)]
+
+
+def check_sum(cards: int | None) -> Finding:
+    """A sum over all cards; over two processes of a CPU where none are named."""
+    import torch
+
+    here = torch.cuda.device_count()
+    if here and cards and cards > here:
+        return Finding("✗", f"sum over {cards} processes", f"{here} GPUs are here: type --n {here}")
+    return check_all_reduce(cards or here or 2, seconds=DIST_SECONDS)
+
+
+def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
+    """The largest micro-batch that fits, with the recipe's own command on the prepared data."""
+    data, training = recipe.values["data"], recipe.values["training"]
+    if not Path(data["dataset_dir"], "manifest.json").is_file():
+        return Finding("!", "memory", f"it is probed with the data, and {data['dataset_dir']} is not prepared yet")
+    card, length = card_of(name), data["sequence_length"]
+    most = training["per_device_train_batch_size"]
+    rows = training["tokens_per_step"] // length // cards
+    print(
+        "looking for the micro-batch: a fresh process an attempt, 2 to 3 minutes each with compiling (assumed)",
+        file=sys.stderr,
+        flush=True,
+    )
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(cards)]
+    launcher += ["--config_file", str(REPOSITORY / "accelerate_configs" / "zero1.yaml")]
+    with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
+        run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
+        silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none"}
+        whole = {"resume_from": "", "extend_to": 0, "stop_at_step": 0, "total_tokens": 10**12}
+        path.write_text(recipe.to_yaml(output_dir=str(run), **silent, **whole))
+
+        def attempt(rung: memory.Rung) -> memory.Outcome:
+            # Two steps, the second with the optimizer's states there, of two passes each.
+            step = str(2 * rung.micro_batch * length * cards)
+            steps = ["--tokens_per_step", step, "--max_steps", "2", "--warmup_steps", "1", "--disable_tqdm", "true"]
+            typed = ["--dataset_dir", data["dataset_dir"]]
+            command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed, *steps]
+            shutil.rmtree(run, ignore_errors=True)
+            outcome = memory.attempt_command(command, rung, seconds=PROBE_SECONDS)
+            print(f"  {' '.join(rung.options)}: {outcome.result}", file=sys.stderr, flush=True)
+            return outcome
+
+        outcomes = memory.find_largest(min(most, card.micro_batch if card else most), most, rows, attempt)
+    if outcomes[-1].result == "failed":
+        return Finding(
+            "✗", "memory", f"the probe of {' '.join(outcomes[-1].rung.options)} failed: {outcomes[-1].said}"
+        )
+    if found := memory.best(outcomes):
+        return Finding("✓", "memory", f"fits: {' '.join(found.options)}")
+    return Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")
+
+
+def check_data(recipe: ParsedRecipe, open_manifest: Callable[[ParsedRecipe], Any]) -> Finding:
+    """Whether the prepared folder fits the recipe; one that is not there yet is no obstacle."""
+    folder = DataArguments(**recipe.values["data"]).dataset_dir
+    if not Path(folder, "manifest.json").is_file():
+        return Finding("!", "data", f"{folder} is not prepared yet")
+    return _judge("data", lambda: open_manifest(recipe), lambda manifest: f"{folder} fits the recipe")
