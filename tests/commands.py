@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
-ZERO1 = ("--config_file", "accelerate_configs/zero1.yaml", "--main_process_port", "0", "--num_processes")
+LAUNCHERS = {"launch": "zero1", "zero2": "zero2"}
 
 
 def start_command(words: tuple[object, ...], environment: dict[str, str], **streams: Any) -> subprocess.Popen[str]:
-    """A command as a user types it in the project's root: `python`, `launch N` (ZeRO-1), `torchrun N` or `bash` first."""
+    """A command as a user types it in the project's root: `python`, `launch N` (ZeRO-1), `zero2 N`, `torchrun N` or `bash` first."""
     return subprocess.Popen(
         ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],
         cwd=ROOT,
@@ -33,8 +33,10 @@ def start_command(words: tuple[object, ...], environment: dict[str, str], **stre
 def words_of(words: tuple[object, ...]) -> list[str]:
     """What follows `python` on the command line."""
     command, *rest = map(str, words)
-    if command == "launch":
-        return ["-m", "accelerate.commands.launch", *ZERO1, *rest]
+    if command in LAUNCHERS:
+        config = f"accelerate_configs/{LAUNCHERS[command]}.yaml"
+        launcher = ("--config_file", config, "--main_process_port", "0", "--num_processes")
+        return ["-m", "accelerate.commands.launch", *launcher, *rest]
     if command == "torchrun":
         return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", *rest]
     return rest

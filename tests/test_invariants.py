@@ -17,6 +17,7 @@ LAYOUTS = {
     "zero1-1x8": (("launch", 1), 8),
     "zero1-2x4": (("launch", 2), 4),
     "zero1-2x2x2": (("launch", 2), 2),
+    "zero2-2x2x2": (("zero2", 2), 2),
 }
 
 
@@ -52,9 +53,10 @@ def test_each_layout_is_what_it_says(layouts: dict[str, Path]) -> None:
         assert plan["num_processes"] == processes
         assert plan["num_processes"] * plan["gradient_accumulation_steps"] * micro == 8
         engine = environment["engine"]
-        assert engine["zero_stage"] == (1 if "zero1" in name else None)
+        assert engine["zero_stage"] == {"zero1": 1, "zero2": 2}.get(name.split("-")[0])
         assert engine["engine"] == {
             "zero1": "DeepSpeedEngine",
+            "zero2": "DeepSpeedEngine",
             "ddp": "DistributedDataParallel",
         }.get(name.split("-")[0], "GPT2LMHeadModel")
         assert engine["weights"] == engine["products"] == engine["masters"] == engine["accumulation"] == "float32"
@@ -63,7 +65,7 @@ def test_each_layout_is_what_it_says(layouts: dict[str, Path]) -> None:
         distributed = launcher[0] != "python"
         assert engine["backend"] == ("gloo" if distributed else None)
         assert engine["communication"] == ("float32" if distributed else None)
-        if "zero1" in name:
+        if "zero" in name:
             assert engine["rows_per_pass"] == micro
             assert engine["accumulation_steps"] == plan["gradient_accumulation_steps"]
 
@@ -87,7 +89,9 @@ def test_two_runs_are_bit_identical(layouts: dict[str, Path], train, events, tmp
 
 
 @pytest.mark.parametrize(
-    ("launcher", "precision"), [(("python",), "false"), (("launch", 2), "true")], ids=["one-fp32", "zero1-bf16"]
+    ("launcher", "precision"),
+    [(("python",), "false"), (("launch", 2), "true"), (("zero2", 2), "true")],
+    ids=["one-fp32", "zero1-bf16", "zero2-bf16"],
 )
 def test_a_resumed_run_is_the_straight_one(launcher, precision, train, events, tmp_path: Path) -> None:
     options = ("--bf16", precision, "--per_device_train_batch_size", 4, "--dropout", 0.1)

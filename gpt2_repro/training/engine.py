@@ -61,7 +61,7 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
         facts |= {
             "zero_stage": wrapped.zero_optimization_stage(),
             "zero_optimizer": type(zero).__name__,
-            "masters": _name(inner.param_groups[0]["params"][0].dtype),
+            "masters": _name(_masters(zero, inner).dtype),
             "accumulation": _name(wrapped.get_data_types()[1]),
             "communication": _name(wrapped.communication_data_type),
             "clip": wrapped.gradient_clipping(),
@@ -69,6 +69,12 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
     return facts | {"optimizer": type(inner).__name__}
+
+
+def _masters(zero: Any, inner: Any) -> torch.Tensor:
+    """Some of the weights that are updated. ZeRO-3 hands them to its optimizer piece by piece, at the step."""
+    groups = getattr(zero, "fp32_partitioned_groups_flat", None)
+    return groups[0] if groups else inner.param_groups[0]["params"][0]
 
 
 def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:

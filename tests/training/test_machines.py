@@ -1,0 +1,50 @@
+"""Several machines, as two groups of a launcher on one."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.commands import kill_all
+from tests.warm import start_warm
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_two_machines_train_the_run_of_one(train, events, tiny_recipe: Path, port: int, tmp_path: Path) -> None:
+    rows = ("--per_device_train_batch_size", 4)
+    straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
+
+    def launch(*options: object) -> None:
+        config = "accelerate_configs/zero1_multinode.yaml"
+        groups = []
+        for rank in (0, 1):
+            machine = ("--machine_rank", rank, "--main_process_ip", "127.0.0.1", "--main_process_port", port)
+            words = ("-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", 2, *machine)
+            command = ("python", *words, "train.py", tiny_recipe, *rows, "--output_dir", run, *options)
+            groups.append(start_warm(command, {}, tmp_path / f"log{rank}"))
+        try:
+            codes = [group.wait(120) for group in groups]
+        finally:
+            for group in groups:
+                kill_all(group.pid)
+        assert codes == [0, 0], (tmp_path / "log0").read_text()[-2000:] + (tmp_path / "log1").read_text()[-2000:]
+
+    launch("--stop_at_step", 3)
+    assert json.loads((run / "run_status.json").read_text())["state"] == "stopped"
+    launch()
+    assert json.loads((run / "run_status.json").read_text())["state"] == "complete"
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["engine"]["zero_stage"] == 1 and environment["plan"]["num_processes"] == 2
+    for ours, theirs in zip(
+        (event for event in events(run) if "loss" in event),
+        (event for event in events(straight) if "loss" in event),
+        strict=True,
+    ):
+        assert ours["step"] == theirs["step"] and ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
