@@ -32,6 +32,7 @@ from gpt2_repro.training.run_directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 300.0  # seconds between two attempts
+KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # names a file that keeps the run directory's name, for who started the supervisor
 LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal to SIGKILL, 30 if nobody sets it
 
 
@@ -75,6 +76,8 @@ class Supervisor:
         while True:
             code = self._attempt()
             directory = noted(RUN, self.notes)
+            if directory and (kept := os.environ.get(KEEP_RUN)):
+                Path(kept).write_text(directory)
             run = None if directory is None else RunDirectory(directory)
             status = run.read_status() if run else {}
             if self._is_over(code, status):

@@ -2,15 +2,19 @@
 # Train, evaluate, copy the run away, and stop the pod: unattended, whatever happens, within a deadline.
 #   bash runpod/run_and_stop.sh --hours 4 --sync hf://buckets/USER/BUCKET -- \
 #       accelerate launch --config_file accelerate_configs/zero1.yaml train.py
-#   --hours H          the deadline, armed first: then the pod is stopped, whatever runs. Required. Five minutes before it (a tenth of it
-#                      where that is less) the training is told to end with a checkpoint.
-#   --sync TARGET      where sync.sh copies the run; without it the run stays on the volume
+#   --hours H          the deadline, armed before the training starts: then the pod is stopped, whatever runs. Required. Five minutes
+#                      before it (a tenth of it where that is less) the training is told to end with a checkpoint.
+#   --sync TARGET      where sync.sh copies the run, tried before the training; without it the run stays on the volume
 #   --no_evaluation    leave evaluate.sh to a cheaper machine
-#   --grace MINUTES    (15) wait so long before the pod is stopped after a failure, for somebody to look
-#   --keep             do everything but stop the pod
-# A SIGTERM ends the training with a complete checkpoint; then all goes on as after a failure.
+#   --grace MINUTES    (15) wait so long before the pod is stopped after a failure or an early end, for somebody to look
+#   --keep             stop nothing, now or at a deadline: for a machine that is no pod; without --hours
+# Ctrl-C or SIGTERM ends the training with a complete checkpoint; then all goes on as after a failure. A closed terminal ends
+# nothing: everything goes to $WORKSPACE/logs/run-<UTC time>.log (/tmp where that cannot be written), which the terminal only
+# follows, and which is copied as console.log into the run. Only one may run on a pod.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=runpod/stop_pod.sh
+. runpod/stop_pod.sh
 
 mistake() { echo "error: $1; see the head of runpod/run_and_stop.sh" >&2; exit 2; }
 
@@ -27,76 +31,83 @@ while (($#)); do
   esac
   shift || mistake "an option needs its value"
 done
-[[ $hours =~ ^[0-9]*\.?[0-9]+$ ]] || mistake "--hours H is needed: the deadline after which the pod is stopped"
-[[ $grace =~ ^[0-9]*\.?[0-9]+$ ]] || mistake "--grace wants minutes"
-(($#)) || mistake "there is no command: -- accelerate launch … train.py"
-if ((stops)) && [[ -z ${RUNPOD_POD_ID:-} ]]; then mistake "this is no RunPod pod: type --keep"; fi
-python=${PYTHON:-python}
-
-# Where train.py writes, by its own rule: --output_dir, or runs/ and the recipe's name.
-run=runs/gpt2_124m previous=""
-for word in "$@"; do
-  if [[ $previous == train.py || $previous == */train.py ]] && [[ $word == *.yaml ]]; then run=runs/$(basename "$word" .yaml); fi
-  previous=$word
-done
-previous=""
-for word in "$@"; do
-  [[ $previous == --output_dir ]] && run=$word
-  [[ $word == --output_dir=* ]] && run=${word#*=}
-  previous=$word
-done
-
-say() { echo "$(date -u +%FT%TZ) $*"; }
-seconds() { awk -v number="$1" -v unit="$2" 'BEGIN { printf "%.0f", number * unit }'; }
-
 if ((stops)); then
-  log=${WORKSPACE:-${RP_WORKSPACE:-/workspace}}/logs/deadline.log
-  mkdir -p "$(dirname "$log")"
-  whole=$(seconds "$hours" 3600)
-  last=$((whole < 3000 ? whole / 10 : 300))
-  # In a session of its own and with a log of its own, so that nothing that ends this one ends it.
-  # shellcheck disable=SC2016,SC2094  # the inner shell's own words; the log's name is only shown
-  setsid bash -c '
-    sleep "$1"
-    if grep -qsa run_and_stop.sh "/proc/$3/cmdline"; then
-      echo "$(date -u +%FT%TZ) the deadline is near: the training is told to end"
-      kill -TERM "$3"
+  [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "this is no RunPod pod: type --keep"
+  is_positive "$hours" || mistake "--hours H is needed: the deadline after which the pod is stopped"
+else
+  [[ -z $hours ]] || mistake "--keep stops nothing: leave --hours away"
+fi
+[[ $grace == 0 ]] || is_positive "$grace" || mistake "--grace wants minutes"
+(($#)) || mistake "there is no command: -- accelerate launch … train.py"
+
+{ exec 9>>"$run_lock"; } 2>/dev/null || say "$run_lock cannot be written: nothing keeps a second run away"
+held=0
+flock -n -E 75 9 2>/dev/null || held=$?
+((held != 75)) || mistake "another run_and_stop.sh runs on this pod: end it first"
+{ echo $$ >"$run_lock"; } 2>/dev/null || :
+export RSYNC_RSH=${RSYNC_RSH:-ssh -o BatchMode=yes} # nobody is there to type a password
+if [[ -n $target ]]; then bash runpod/sync.sh --check "$target" || mistake "--sync $target would fail after the training"; fi
+
+log=$(log_file "run-$(date -u +%Y%m%dT%H%M%SZ).log")
+note=$temporary/run_and_stop.$$ # where the supervisor says which folder the run is in
+rm -f "$note" 2>/dev/null || :
+say "everything is written to $log"
+if [[ -t 1 ]]; then tail -n +1 -f -s 0.2 --pid=$$ "$log" 2>/dev/null 9>&- & fi
+exec >>"$log" 2>&1 </dev/null
+trap '' HUP
+if ((stops)); then bash runpod/deadline.sh "$hours" $$ 9>&- || exit 1; fi
+
+set +eu # from here on nothing may end this script before it has stopped the pod: what fails is told
+# shellcheck disable=SC2329  # the trap calls it
+tell() { # once: a launcher that is told twice dies before it has saved
+  ((told)) || { told=1; say "the training is told to end"; [[ -z $training ]] || kill -TERM "$training"; }
+}
+main() { # read whole before it starts: the file may change while hours go by
+  local code complete=0 run="" folder copied=0 safe=0 pause
+  told=0 training=""
+  trap tell INT TERM
+  # In a session of its own: what a terminal sends, it sends to all of its session.
+  GPT2_REPRO_RUN_NOTE=$note setsid "${PYTHON:-python}" -m gpt2_repro.supervise -- "$@" &
+  training=$!
+  ((told)) && kill -TERM "$training"
+  while kill -0 "$training" 2>/dev/null; do wait "$training"; done # a signal ends the wait, not the training
+  wait "$training"
+  code=$?
+  training=""
+  { read -r run <"$note"; } 2>/dev/null
+  say "the training ended with exit code $code: ${run:-it has named no run folder}"
+
+  if [[ -n $run ]]; then
+    ((code == 0)) && grep -qs '"state": "complete"' "$run/run_status.json" && complete=1
+    if ((complete && evaluates)); then
+      bash evaluate.sh "$run" || { code=$?; say "the evaluation failed with exit code $code"; }
     fi
-    sleep "$2"
-    echo "$(date -u +%FT%TZ) the deadline: stopping the pod"
-    exec bash runpod/stop_pod.sh' deadline "$((whole - last))" "$last" "$$" </dev/null >>"$log" 2>&1 &
-  say "the pod is stopped in $hours hours at the latest (process $!, $log)"
-fi
-
-training=""
-trap '[[ -n $training ]] && kill -TERM "$training" 2>/dev/null || true' TERM INT HUP
-"$python" -m gpt2_repro.supervise -- "$@" &
-training=$!
-code=0
-wait "$training" || code=$?
-while kill -0 "$training" 2>/dev/null; do # a signal ends the wait, not the training
-  code=0
-  wait "$training" || code=$?
-done
-training=""
-trap - INT # from here on Ctrl-C ends this script; the deadline stays
-say "the training ended with exit code $code: $run"
-
-if ((evaluates)) && grep -qs '"state": "complete"' "$run/run_status.json"; then
-  bash evaluate.sh "$run" || { code=$?; say "the evaluation failed with exit code $code"; }
-fi
-"$python" -m gpt2_repro.report "$run" || true
-copied=1
-if [[ -n $target ]]; then
-  for pause in 0 60 300; do
-    sleep "$(seconds "$pause" "${SYNC_PAUSE:-1}")"
-    if bash runpod/sync.sh "$run" "$target"; then copied=1; break; else copied=0; fi
-  done
-fi
-if ((!stops)); then exit "$code"; fi
-if ((code)); then
-  say "waiting $grace minutes for somebody to look; the pod is stopped then"
-  sleep "$(seconds "$grace" 60)"
-fi
-# What was not copied must not go with the pod: stopping keeps the volume disk.
-if ((copied)); then bash runpod/stop_pod.sh; else bash runpod/stop_pod.sh stop; fi
+    "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "there is no report"
+    folder=$run
+    cp "$log" "$run/console.log"
+  else
+    folder=${log%.log} # a copy of the logs: one that grows never compares equal
+    mkdir -p "$folder" && cp "$(dirname "$log")"/*.log "$folder"
+  fi
+  if [[ -n $target ]]; then
+    for pause in 0 60 300; do
+      rest "$(seconds "$pause" "${SYNC_PAUSE:-1}")"
+      bash runpod/sync.sh "$folder" "$target" && copied=1 && break
+    done
+    if ((!copied)); then
+      say "THE COPY FAILED: $folder is not in $target"
+      ((code)) || code=1
+    fi
+  fi
+  if [[ -n $run ]]; then
+    if ((copied)) || [[ -n ${RUNPOD_VOLUME_ID:-} && $(realpath -m "$run") == "$(realpath -m "$workspace")"/* ]]; then safe=1; fi
+  fi
+  ((stops)) || exit "$code"
+  if ((code || !complete)); then
+    say "waiting $grace minutes for somebody to look; the pod is stopped then (kill -KILL $$ keeps it until the deadline)"
+    rest "$(seconds "$grace" 60)" 9>&-
+  fi
+  if ((safe)); then stop_pod; else stop_pod stop; fi # what was not copied must not go with the pod
+  exit
+}
+main "$@"

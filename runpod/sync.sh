@@ -1,25 +1,35 @@
 #!/usr/bin/env bash
 # Copy a run to another place and compare the copy with it: exit code 0 only where everything has arrived.
 #   bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET      the Hub's buckets; HF_TOKEN in the environment
-#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             by rsync
+#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             by rsync; user@host: alone is its home
+#   bash runpod/sync.sh --check TARGET                               only whether TARGET can be reached
 # Every byte is compared: by the hashes that the Hub keeps, and by rsync's checksums.
 set -euo pipefail
+# shellcheck source=runpod/pod.sh
+. "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
+
+mistake() { echo "error: $1" >&2; exit 2; }
 
 run=${1:-} target=${2:-}
-if [[ -z $run || -z $target ]]; then
-  echo "error: two places are needed: bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET" >&2
-  exit 2
+[[ -n $run && -n $target ]] || mistake "two places are needed: bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET"
+if [[ $target == hf://* ]]; then
+  [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]] || mistake "a bucket is written hf://buckets/USER/BUCKET, not $target"
+  bucket=${BASH_REMATCH[1]}
 fi
-run=${run%/} target=${target%/}
-if [[ ! -d $run ]]; then
-  echo "error: there is no folder $run to copy" >&2
-  exit 2
+if [[ $run == --check ]]; then
+  if [[ -n ${bucket:-} ]]; then
+    hf buckets info "$bucket" >/dev/null || mistake "the bucket $bucket cannot be reached: hf buckets create $bucket"
+  else
+    rsync --archive --dry-run "$(dirname "${BASH_SOURCE[0]}")" "$target" >/dev/null || mistake "$target cannot be reached"
+  fi
+  exit 0
 fi
-copy="$target/$(basename "$run")"
-case $target in
-  hf://*)
-    hf sync "$run" "$copy" --exclude .lock --quiet
-    left=$("${PYTHON:-python}" - "$run" "${copy#hf://buckets/}" <<'END'
+[[ -d $run ]] || mistake "there is no folder $run to copy"
+run=$(cd "$run" && pwd)
+copy=${target%/}/$(basename "$run")
+if [[ -n ${bucket:-} ]]; then
+  hf sync "$run" "$copy" --exclude .lock --quiet
+  left=$("${PYTHON:-python}" - "$run" "${copy#hf://buckets/}" <<'END'
 import sys
 from pathlib import Path
 
@@ -36,16 +46,14 @@ files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lo
 hashes = [info.hash for info in hash_files([str(path) for path in files])]
 print(sum(there.get(f"{prefix}/{path.relative_to(run)}") != hash for path, hash in zip(files, hashes)))
 END
-    )
-    ;;
-  *)
-    rsync --archive --partial --exclude .lock "$run/" "$copy/"
-    plan=$(rsync --archive --checksum --dry-run --itemize-changes --exclude .lock "$run/" "$copy/")
-    left=$(grep -c '^[<>]' <<<"$plan" || true)
-    ;;
-esac
+  )
+else
+  rsync --archive --partial --exclude .lock "$run" "$target" # rsync adds the folder's name itself, also after a colon
+  plan=$(rsync --archive --checksum --dry-run --itemize-changes --exclude .lock "$run" "$target")
+  left=$(grep -c '^[<>]' <<<"$plan" || true)
+fi
 if ((left)); then
   echo "error: $left files of $run are not in $copy as they are here: type the same command again" >&2
   exit 1
 fi
-echo "$run is in $copy, compared"
+say "$run is in $copy, compared"

@@ -113,6 +113,16 @@ def test_an_exit_code_of_0_does_not_make_a_run_complete(command) -> None:
     assert len(command.attempts()) == 2
 
 
+def test_who_starts_it_is_told_the_run_directory(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kept"
+    monkeypatch.setenv("GPT2_REPRO_RUN_NOTE", str(kept))
+    main(command("nothing"))
+    assert not kept.exists()
+    with pytest.raises(RunFailed):
+        main(command("kill,diverged"))
+    assert kept.read_text() == str(command.run)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -> None:
     main(command("orphan:1,complete", "--grace", "0.3"))

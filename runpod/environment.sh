@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# The environment on the volume, in $venv; on_start.sh sources this file. Pods of one image share it: it is made by one at a time.
+# shellcheck disable=SC2154  # $workspace and $repository are those of on_start.sh
+
+set_up() {
+  local code
+  venv=$workspace/venvs/$(fingerprint)
+  mkdir -p "$workspace/venvs"
+  # Without the lock where there can be none, as on some network file systems.
+  if ! { { exec 8>>"$workspace/venvs/.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "$workspace/venvs could not be locked"; fi
+  set_up_environment
+  code=$?
+  ((code)) || set_up_flash_attn
+  exec 8>&-
+  return "$code"
+}
+
+# Of an installed torch: its version, which names its CUDA; nothing where there is none. Importing it takes seconds.
+torch_version() { "$1" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
+
+fingerprint() {
+  local torch
+  torch=$(torch_version python) || torch=none
+  python -c 'import sys; print("py%d%d-torch" % sys.version_info[:2], end="")'
+  echo "$torch-$(sha256sum "$repository/requirements.txt" | cut -c1-12)"
+}
+
+set_up_environment() {
+  local torch
+  [[ -e $venv/.ok ]] && return 0
+  say "installing the environment $venv"
+  rm -rf "$venv"
+  python -m venv --system-site-packages "$venv" || return 1
+  # An installed torch is kept, whatever the requirements allow.
+  torch=$(torch_version "$venv/bin/python") && echo "torch==$torch" >"$venv/constraints.txt" || : >"$venv/constraints.txt"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$venv/constraints.txt" \
+    --requirement "$repository/requirements.txt" || return 1
+  touch "$venv/.ok" # written last: an interrupted installation is made anew
+}
+
+set_up_flash_attn() {
+  [[ -e $venv/.flash-attn ]] && return 0
+  local wheel found="" answered=1
+  "$venv/bin/python" -c 'import flash_attn' 2>/dev/null && found="is in the image"
+  while [[ -z $found ]] && read -r wheel; do
+    if "$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check "$wheel" 2>/dev/null; then
+      if "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then found=$wheel; continue; fi
+      "$venv/bin/python" -m pip uninstall --quiet --yes flash-attn # loads into another torch
+    else
+      curl --silent --fail --location --head --max-time 20 --output /dev/null "$wheel"
+      [[ $? == 22 ]] || answered=0 # 22: there is no such wheel; else the network is to blame, and the next start tries again
+    fi
+  done < <(cd "$repository" && "$venv/bin/python" -m gpt2_repro.preflight.flash_attn_wheel)
+  if [[ -z $found && -n ${BUILD_FLASH_ATTN:-} ]]; then
+    say "compiling flash-attn: minutes on many cores, hours on few"
+    MAX_JOBS=${MAX_JOBS:-4} "$venv/bin/python" -m pip install --quiet --no-build-isolation --disable-pip-version-check \
+      --requirement "$repository/requirements-gpu.txt" && found="was compiled"
+  fi
+  say "flash-attn: ${found:-no wheel fits, attention is SDPA of torch}"
+  if [[ -n $found ]] || ((answered)); then touch "$venv/.flash-attn"; fi
+}

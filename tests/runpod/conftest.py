@@ -1,0 +1,141 @@
+"""A rented pod of stubs: everything that costs money or needs a network only writes down that it was called."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[2]
+KEY = "rpa_SECRET"
+# Writes what it was called with, and what it was given, and ends as it is told by a variable of its name.
+STUB = """#!/usr/bin/env bash
+name=$(basename "$0")
+echo "$name $*" >>"$CALLS"
+if [[ $name == curl && $* == *--config* ]]; then read -r given; [[ $given == *"Bearer $OUR_KEY\\"" ]] && echo "curl has the key" >>"$CALLS.keys"; fi
+code=STUB_${name//-/_} output=OUT_${name//-/_}
+[[ -n ${!output:-} ]] && echo "${!output}"
+if [[ $name == "${HANGS:-}" ]]; then sleep 60; fi
+exit "${!code:-0}"
+"""
+# Stands for every python: makes environments that hold itself, trains, tells its run folder, reports.
+PYTHON = """#!/usr/bin/env bash
+echo "python $*" >>"$CALLS"
+case "$*" in
+  "-m venv"*) [[ -n ${NO_VENV:-} ]] && exit 1; sleep "${VENV_SECONDS:-0}"; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
+  *"--requirement"*/requirements.txt) exit "${INSTALL:-0}" ;;
+  *flash_attn_wheel*) echo "https://example.org/flash_attn.whl" ;;
+  *"import flash_attn"*) exit "${FLASH_ATTN:-1}" ;;
+  *"-m pip install"*flash_attn.whl*) exit "${WHEEL:-0}" ;;
+  *"sys.version_info"*) printf py312-torch ;;
+  *"importlib.metadata"*) echo 2.9.1+cu128 ;;
+  "-m gpt2_repro.evaluation"*) exit "${EVALUATION:-0}" ;;
+  "-m gpt2_repro.supervise"*)
+    if [[ -n ${RUN:-} ]]; then
+      mkdir -p "$RUN"
+      printf '{\\n  "state": "%s"\\n}\\n' "${STATE:-complete}" >"$RUN/run_status.json"
+      printf %s "$RUN" >"$GPT2_REPRO_RUN_NOTE"
+    fi
+    if [[ -n ${TRAINING:-} ]]; then exec bash -c "$TRAINING"; fi ;;
+esac
+exit 0
+"""
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class Pod:
+    """Runs the scripts as on a pod; `calls()` is what they called, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.workspace = folder, folder / "work space"
+        self.stubs, self._calls = folder / "bin", folder / "calls"
+        self.stubs.mkdir()
+        for name in ("runpodctl", "curl", "hf", "rsync", "tmux", "nvidia-smi"):
+            (self.stubs / name).write_text(STUB)
+        (self.stubs / "python").write_text(PYTHON)
+        for path in self.stubs.iterdir():
+            path.chmod(0o755)
+        self.environment = {
+            "PATH": f"{self.stubs}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "CALLS": str(self._calls),
+            "PYTHON": "python",
+            "WORKSPACE": str(self.workspace),
+            "INIT_ENVIRON": "/dev/null",
+            "RUNPOD_POD_ID": "pod1",
+            "RUNPOD_API_KEY": KEY,
+            "OUR_KEY": KEY,
+            "STOP_WAIT": "0",
+            "STOP_ROUNDS": "1",
+            "SYNC_PAUSE": "0",
+        }
+
+    def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
+        """Variables that are None are taken away."""
+        environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
+        return subprocess.Popen(
+            ["bash", str(ROOT / "runpod" / script), *map(str, words)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, *words: object, **variables: str | None) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        with self.start(script, *words, **variables) as process:
+            output, _ = process.communicate(timeout=60)
+        assert KEY not in output
+        return process.returncode, output
+
+    def train(self, *words: object, **variables: str | None) -> tuple[int, str]:
+        """run_and_stop.sh with these options and a run in the workspace: its exit code and its log."""
+        variables = {"RUN": str(self.workspace / "runs" / "mine")} | variables
+        code, said = self.run("run_and_stop.sh", *words, "--", "accelerate", "launch", "train.py", **variables)
+        return code, said + self.log("run-*.log")
+
+    def calls(self, start: str = "") -> list[str]:
+        lines = self._calls.read_text().splitlines() if self._calls.exists() else []
+        return [line for line in lines if line.startswith(start)]
+
+    def log(self, name: str) -> str:
+        return "".join(path.read_text() for path in sorted((self.workspace / "logs").glob(name)))
+
+    def processes(self, words: str = "") -> list[int]:
+        """What runs with this pod's variables and was started with these words, wherever it has gone."""
+        mark, found = f"CALLS={self._calls}\0".encode(), []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                started = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                if mark in (process / "environ").read_bytes() and words.encode() in started:
+                    found.append(int(process.name))
+        return found
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    pod = Pod(tmp_path)
+    yield pod
+    # Deadlines that are armed outlive what armed them, as they should.
+    while left := pod.processes():
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    # The key stands nowhere: in no call, no log, no setting.
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert KEY.encode() not in path.read_bytes(), path

@@ -1,0 +1,106 @@
+"""What the pages type is there, and the other clouds' files do what they say."""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+import yaml
+
+from tests.runpod.conftest import KEY, ROOT, wait_for
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["runpod/README.md", "cloud/lambda.md"])
+def test_what_the_pages_type_is_there(page: str) -> None:
+    commands = re.findall(r"bash runpod/(\w+\.sh)([^\n|]*)", (ROOT / page).read_text())
+    assert commands
+    for script, rest in commands:
+        options = set(re.findall(r"(?<= )--\w+", rest.partition(" -- ")[0]))
+        path = ROOT / "runpod" / script
+        assert path.is_file() and options <= set(re.findall(r"(?<=^    )--\w+(?=\))", path.read_text(), re.MULTILINE))
+    for block in blocks(page):
+        assert subprocess.run(["bash", "-n"], input=block, text=True).returncode == 0
+
+
+def test_the_table_names_every_script() -> None:
+    text = (ROOT / "runpod" / "README.md").read_text()
+    assert {path.name for path in (ROOT / "runpod").glob("*.sh")} <= set(re.findall(r"`(\w+\.sh)`", text))
+    assert len(text.splitlines()) < 80
+
+
+def test_the_pods_of_the_page_can_be_rented(pod) -> None:
+    lines = [line for block in blocks("runpod/README.md") for line in block.splitlines() if "create_pod.sh" in line]
+    assert len(lines) == 2
+    for line in lines:
+        code, said = pod.run("create_pod.sh", *shlex.split(line, comments=True)[2:])
+        assert code == 0, said
+
+
+def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
+    script, words = "../cloud/hf_jobs.sh", ("me/mine", "https://example.org/gpt2.git")
+    code, said = pod.run(script, *words)
+    assert code == 0 and "nothing was started" in said and pod.calls() == []
+    command = shlex.split(said.splitlines()[0])
+    assert " ".join(command).startswith(
+        "hf jobs run --flavor a100x8 --timeout 4h --secrets HF_TOKEN -v hf://buckets/me/mine:/bucket"
+    )
+    steps = command[-1].split(" && ")
+    assert [step.split(" ")[0] for step in steps] == ["apt-get", "apt-get", "git", "cd", "pip", "python", "python"]
+    (copy,) = re.findall(r"^#   hf sync \S+ (\S+)$", (ROOT / "cloud" / "hf_jobs.sh").read_text(), re.MULTILINE)
+    assert f"--dataset_dir /bucket{copy.removeprefix('hf://buckets/USER/BUCKET')} " in command[-1]
+    assert pod.run(script, *words, "--yes")[0] == 0 and pod.calls()[0].startswith("hf jobs run")
+    assert pod.run(script)[0] == 2
+
+
+def stage(pod, name: str, **variables: str) -> int:
+    """Run a stage of SkyPilot with its bucket in the test's folder."""
+    documents = {
+        document["name"]: document for document in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text())
+    }
+    command = documents[name]["run"].replace("/bucket", str(pod.folder / "bucket"))
+    (pod.folder / "bucket").mkdir(exist_ok=True)
+    (pod.folder / "here").mkdir(exist_ok=True)
+    return subprocess.run(["bash", "-c", command], cwd=pod.folder / "here", env=pod.environment | variables).returncode
+
+
+def test_the_stages_of_skypilot_share_a_bucket(pod) -> None:
+    (pod.folder / "here" / "data" / "fineweb-10bt").mkdir(parents=True)
+    assert stage(pod, "prepare") == 0 and (pod.folder / "bucket" / "fineweb-10bt").is_dir()
+    (pod.folder / "here").rename(pod.folder / "elsewhere")  # the next stage is another machine
+    checkpoint = "mkdir -p runs/gpt2_124m; touch runs/gpt2_124m/checkpoint-"
+    assert stage(pod, "train", TRAINING=checkpoint + "1; exit 3") == 3
+    (pod.folder / "here").rename(pod.folder / "preempted")
+    assert stage(pod, "train", TRAINING=f"test -e runs/gpt2_124m/checkpoint-1 && {checkpoint}2") == 0
+    copied = {path.name for path in (pod.folder / "bucket" / "gpt2_124m").iterdir()}
+    assert copied == {"checkpoint-1", "checkpoint-2"} and (pod.folder / "here" / "data" / "fineweb-10bt").is_dir()
+    assert "--max_hours 4" in pod.calls("python -m gpt2_repro.supervise")[0]
+
+
+def test_a_stage_that_fails_fails(pod) -> None:
+    (pod.stubs / "python").write_text("#!/bin/bash\nexit 5\n")
+    (pod.folder / "here" / "data" / "fineweb-10bt").mkdir(parents=True)
+    assert stage(pod, "prepare") == 5 and not (pod.folder / "bucket" / "fineweb-10bt").exists()
+
+
+def test_the_deadline_of_lambda_comes_first_and_tries_again(pod) -> None:
+    deadline = blocks("cloud/lambda.md")[0]
+    assert "setsid" in deadline and "run_and_stop.sh" in blocks("cloud/lambda.md")[1]
+    (pod.stubs / "sleep").write_text('#!/bin/bash\necho "sleep $1" >>"$CALLS"\n')
+    (pod.stubs / "sleep").chmod(0o755)
+    (pod.stubs / "curl").write_text(
+        '#!/bin/bash\nread -r given\n[[ $given == "user = \\"$LAMBDA_API_KEY:\\"" ]] && echo "curl $*" >>"$CALLS"\nexit 22\n'
+    )
+    given = {"LAMBDA_API_KEY": KEY, "LAMBDA_INSTANCE_ID": "machine"}
+    for missing in given:
+        left = {name: value for name, value in given.items() if name != missing}
+        subprocess.run(["bash", "-c", deadline], env=pod.environment | left, stderr=subprocess.DEVNULL)
+    assert pod.calls() == [] and not pod.processes("sleep 4h")
+    subprocess.run(["bash", "-c", deadline], env=pod.environment | given, check=True)
+    wait_for(lambda: len(pod.calls("curl")) > 1)
+    calls = pod.calls()
+    assert calls[0] == "sleep 4h" and calls[2] == "sleep 60"
+    assert '{"instance_ids":["machine"]}' in calls[1] and calls[1].endswith("/instance-operations/terminate")
