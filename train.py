@@ -15,6 +15,7 @@ from gpt2_repro.data.manifest import open_manifest, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.recipe import parse_recipe
+from gpt2_repro.supervision import RUN, note
 from gpt2_repro.training.launcher import end_with_launcher
 
 
@@ -56,6 +57,7 @@ def main(argv: list[str]) -> None:
     trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])
     run.check_trajectory(trajectory, allow_change=args.allow_resume_change)
     if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
+        note(RUN, str(run.path.resolve()))
         return print(f"{run.path} is already complete: {run.path}/final") if main_process else None
     start, plan = choose_start(run, args, plan, trajectory)
 

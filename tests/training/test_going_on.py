@@ -30,8 +30,13 @@ def test_a_finished_run_is_extended_along_a_schedule_of_its_own(
         learning_rate_factor(step, warmup_steps=3, max_steps=8, extensions=[[8, 16]]) * 1e-2 for step in range(16)
     ]
     assert [logged[step] for step in range(1, 17)] == pytest.approx(expected)
-    again = type_warm("python", "train.py", tiny_recipe, "--output_dir", finished, *options)
+    notes = finished.with_name("notes")
+    notes.mkdir()
+    again = type_warm(
+        "python", "train.py", tiny_recipe, "--output_dir", finished, *options, GPT2_REPRO_SUPERVISED=str(notes)
+    )
     assert again.returncode == 0 and "is already complete" in again.stdout
+    assert (notes / "run").read_text() == str(finished.resolve())  # whoever supervises it may evaluate and copy it
     without = type_warm("python", "train.py", tiny_recipe, "--output_dir", finished)
     assert without.returncode == 2 and f"type --extend_to {16 * 256}" in without.stderr
 
