@@ -115,16 +115,20 @@ def learning_rate_factor(
     max_steps: int,
     final_factor: float = 0.0,
     extensions: Sequence[Sequence[int]] = (),
+    kind: str = "cosine",
+    decay_fraction: float = 0.2,
 ) -> float:
-    """The learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a cosine.
+    """The learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a fall.
 
-    The formula of llm.c (llmc/schedulers.h): (step+1)/warmup, so the first update already moves.
+    The formulas of llm.c (llmc/schedulers.h): (step+1)/warmup, so the first update already moves.
 
     Args:
-        max_steps: where the cosine ends.
+        max_steps: where the fall ends.
         extensions: stretches of steps [from, to] that follow. In each the rate rises linearly from where it is to the
-            peak, in warmup_steps or half of the stretch, and falls along a cosine to the end (re-warming and
-            re-decaying, Ibrahim et al. 2024, arXiv:2403.08763).
+            peak, in warmup_steps or half of the stretch, and falls to the end (re-warming and re-decaying, Ibrahim et
+            al. 2024, arXiv:2403.08763).
+        kind: cosine; constant; warmup_stable_decay, which stays at the peak and falls by 1 - sqrt over the last
+            `decay_fraction` of the steps.
     """
     begun = [stretch for stretch in extensions if step >= stretch[0]]
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
@@ -132,10 +136,22 @@ def learning_rate_factor(
         *earlier, (begin, end) = begun
         rise = min(warmup_steps, (end - begin) // 2)
         before = learning_rate_factor(
-            begin, warmup_steps=warmup_steps, max_steps=max_steps, final_factor=final_factor, extensions=earlier
+            begin,
+            warmup_steps=warmup_steps,
+            max_steps=max_steps,
+            final_factor=final_factor,
+            extensions=earlier,
+            kind=kind,
+            decay_fraction=decay_fraction,
         )
     if step - begin < rise:
         return before + (1 - before) * (step - begin + 1) / rise
+    if kind == "constant":
+        return 1.0
+    if kind == "warmup_stable_decay":
+        falling = round(decay_fraction * (end - begin))
+        fallen = min(1.0, max(0, step - (end - falling)) / max(1, falling))
+        return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
     decay = min(1.0, (step - begin - rise) / max(1, end - begin - rise))
     return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
 

@@ -34,6 +34,30 @@ def test_learning_rate_is_llmcs_at_every_step(warmup: int, total: int, final: fl
         assert ours == pytest.approx(llmc_learning_rate(step, 6e-4, warmup, total, final), rel=1e-12), step
 
 
+def llmc_wsd(step: int, peak: float, warmup: int, total: int, final: float) -> float:
+    """llm.c's get_learning_rate_wsd (llmc/schedulers.h), written down here again; it falls over the last fifth."""
+    low, decay_from = peak * final, int((1.0 - 0.2) * total)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if step < decay_from:
+        return peak
+    ratio = (step - decay_from) / (total - decay_from)
+    return low + (1.0 - math.sqrt(ratio)) * (peak - low)
+
+
+@pytest.mark.parametrize(("warmup", "total", "final"), [(700, 18_865, 0.0), (3, 20, 0.1), (0, 5, 0.0)])
+def test_warmup_stable_decay_is_llmcs_at_every_step(warmup: int, total: int, final: float) -> None:
+    kind = {"kind": "warmup_stable_decay", "decay_fraction": 0.2}
+    for step in range(total):
+        ours = 6e-4 * learning_rate_factor(step, warmup_steps=warmup, max_steps=total, final_factor=final, **kind)
+        assert ours == pytest.approx(llmc_wsd(step, 6e-4, warmup, total, final), rel=1e-12), step
+
+
+def test_a_constant_rate_is_constant_behind_its_warm_up() -> None:
+    rates = [learning_rate_factor(step, warmup_steps=2, max_steps=5, kind="constant") for step in range(7)]
+    assert rates == [0.5, 1, 1, 1, 1, 1, 1]
+
+
 def test_learning_rate_stays_at_its_end() -> None:
     assert learning_rate_factor(30, warmup_steps=3, max_steps=20, final_factor=0.1) == pytest.approx(0.1)
 

@@ -8,6 +8,9 @@ from transformers import TrainingArguments
 from gpt2_repro.compute import TokenCount
 
 
+MUON = "muon"
+
+
 def _field(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
@@ -29,7 +32,18 @@ class PretrainingArguments(TrainingArguments):
     per_device_train_batch_size: int = _field(64, "Rows of one forward pass on one device (micro-batch).")
     learning_rate: float = _field(6e-4, "Peak learning rate.")
     warmup_steps: int = _field(700, "Steps of linear warm-up; the first step already has 1/warmup_steps of the peak.")
-    final_learning_rate_fraction: float = _field(0.0, "Where the cosine ends, as a fraction of the peak.")
+    lr_scheduler_type: Literal["cosine", "warmup_stable_decay", "constant"] = _field(
+        "cosine", "How the learning rate goes on behind the warm-up: all the way down, at the end only, or not at all."
+    )
+    final_learning_rate_fraction: float = _field(0.0, "Where the learning rate ends, as a fraction of the peak.")
+    decay_fraction: float = _field(
+        0.2, "warmup_stable_decay: the part of all steps, the last, in which the rate falls (by 1 - sqrt, as llm.c's)."
+    )
+    optim: str = _field(
+        "adamw_torch_fused",
+        "By transformers' names; muon: torch.optim.Muon on the matrices of the blocks, with AdamW's scale and learning rate, "
+        "AdamW on embeddings, norms and biases. Muon does not run under ZeRO.",
+    )
     weight_decay: float = _field(0.1, "AdamW's decay of matrices and embeddings; biases and norms have none.")
     adam_beta2: float = _field(0.95, "AdamW's second beta; transformers' default is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
@@ -149,8 +163,7 @@ class PretrainingArguments(TrainingArguments):
         "fp16": "it needs loss scaling that this recipe does not have; bf16 or fp32",
         "fp16_full_eval": "validation computes as training does",
         "bf16_full_eval": "validation computes as training does",
-        "lr_scheduler_type": "the schedule is llm.c's cosine; see final_learning_rate_fraction",
-        "lr_scheduler_kwargs": "the schedule is llm.c's cosine; see final_learning_rate_fraction",
+        "lr_scheduler_kwargs": "see final_learning_rate_fraction and decay_fraction",
         "label_smoothing_factor": "the logged loss is the negative log-likelihood",
         "neftune_noise_alpha": "it is a fine-tuning technique that changes the loss",
         "label_names": "the collator names its labels",
@@ -182,7 +195,10 @@ class PretrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
+        # transformers knows no muon; the Trainer is handed one.
+        muon, self.optim = self.optim == MUON, "adamw_torch_fused" if self.optim == MUON else self.optim
         super().__post_init__()
+        self.optim = MUON if muon else self.optim
 
     @property
     def last_step(self) -> int:

@@ -10,7 +10,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.plan import plan_run
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.arguments import MUON, PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
 from gpt2_repro.training.tracking import check_reporting
@@ -69,6 +69,10 @@ def resolve_arguments(
     }
     if asked["max_usd"] and not asked["usd_per_hour"]:
         raise UserError("--max_usd needs the price of the machine: --usd_per_hour")
+    if asked["optim"] == MUON and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        raise UserError(
+            "muon updates whole matrices and ZeRO cuts them up: launch with --config_file accelerate_configs/ddp.yaml"
+        )
     check_launcher()
     prepare_deepspeed(use_cpu=use_cpu)
     try:
@@ -109,6 +113,9 @@ def trajectory_of(
     optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "skip_loss_z", "skip_grad_z")
     order = ("seed", "data_seed", "train_sampling_strategy")
     shape = {key: value for key, value in model.items() if key != "attn_implementation"}
+    # What came later is told where it is no default: runs from before do not name it.
+    later = {"lr_scheduler_type": "cosine", "decay_fraction": 0.2}
+    named = {name: getattr(args, name) for name, default in later.items() if getattr(args, name) != default}
     return {
         "data": data["sha256"]["train"],
         "tokens_per_step": plan.tokens_per_step,
@@ -116,4 +123,5 @@ def trajectory_of(
         "bf16": args.bf16,
         **shape,
         **{name: getattr(args, name) for name in (*schedule, *optimizer, *order)},
+        **named,
     }

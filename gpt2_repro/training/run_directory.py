@@ -30,6 +30,7 @@ EVENTS = ("metrics.jsonl", "samples.jsonl")
 CHANGEABLE = {
     *("data", "tokens_per_step", "max_steps", "bf16", "seed", "data_seed", "train_sampling_strategy", "dropout"),
     *("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm", "skip_loss_z", "skip_grad_z"),
+    *("lr_scheduler_type", "decay_fraction"),
 }
 FRESH = 30.0  # seconds for which a status is left as it is while the run goes on
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")

@@ -4,19 +4,22 @@ import functools
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import SchedulerType
 
 from gpt2_repro.compute import learning_rate_factor
 from gpt2_repro.training.arguments import PretrainingArguments
 
 
 def build_schedule(optimizer: Any, args: PretrainingArguments, trajectory: dict[str, Any]) -> LambdaLR:
-    """llm.c's warm-up and cosine up to the trajectory's max_steps, and what it was extended by."""
+    """llm.c's warm-up and a fall up to the trajectory's max_steps, and what it was extended by."""
     factor = functools.partial(
         learning_rate_factor,
         warmup_steps=int(args.warmup_steps),
         max_steps=trajectory["max_steps"],
         final_factor=args.final_learning_rate_fraction,
         extensions=trajectory["extensions"],
+        kind=SchedulerType(args.lr_scheduler_type).value,
+        decay_fraction=args.decay_fraction,
     )
     return LambdaLR(optimizer, factor)
 

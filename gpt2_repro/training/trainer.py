@@ -41,6 +41,7 @@ from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs
 from gpt2_repro.training.loader import choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import meter_of
+from gpt2_repro.training.muon import muon_for
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.ranks import Ranks
 from gpt2_repro.training.replicas import require_same_weights
@@ -90,6 +91,7 @@ class PretrainingTrainer(Trainer):
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
             processing_class=inputs.tokenizer,
+            optimizer_cls_and_kwargs=muon_for(kwargs["model"], kwargs["args"]),
             **kwargs,
         )
         self.plan = plan

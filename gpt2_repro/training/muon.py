@@ -1,0 +1,101 @@
+"""Muon on the matrices of the blocks and AdamW on everything else, as one optimizer.
+
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its rate is scaled to
+AdamW's (Liu et al. 2025, arXiv:2502.16982), so both take one learning rate, one decay and one schedule. Query, key and value lie in one
+matrix of GPT-2 and are three to Muon.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gpt2_repro.training.arguments import MUON, PretrainingArguments
+
+
+def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
+    """What Trainer takes as `optimizer_cls_and_kwargs`; None where the recipe asks for another optimizer."""
+    if args.optim != MUON:
+        return None
+    options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    return MuonWithAdamW, {"pieces": count_pieces(model), **options}
+
+
+def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
+    """Of each matrix of the blocks, how many matrices it is. Embeddings and the head are outside of the blocks."""
+    blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    return {
+        weight: 3 if name.endswith("c_attn.weight") else 1
+        for name, weight in blocks.named_parameters()
+        if weight.ndim == 2
+    }
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Two of torch's optimizers behind the interface of one.
+
+    Args:
+        params: groups with a weight_decay each, as Trainer makes them.
+        pieces: of the weights that are Muon's, how many matrices each is, side by side.
+        lr, betas, eps: AdamW's; Muon takes the rate too.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        *,
+        pieces: Mapping[Tensor, int],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        groups = []
+        for group in params:
+            own = [weight for weight in group["params"] if weight in pieces]
+            rest = [weight for weight in group["params"] if weight not in pieces]
+            groups += [group | {"params": part, "by": by} for part, by in ((own, MUON), (rest, "adamw")) if part]
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+        self._split = {
+            weight: [nn.Parameter(part) for part in weight.detach().chunk(count, dim=-1)]
+            for weight, count in pieces.items()
+        }
+        inner: dict[str, list[dict[str, Any]]] = {MUON: [], "adamw": []}
+        for group in self.param_groups:
+            weights = group["params"]
+            if group["by"] == MUON:
+                weights = [part for weight in weights for part in self._split[weight]]
+            inner[group["by"]].append({"params": weights, "lr": lr, "weight_decay": group["weight_decay"]})
+        self._inner: dict[str, torch.optim.Optimizer] = {
+            MUON: torch.optim.Muon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),
+            "adamw": torch.optim.AdamW(inner["adamw"], lr=lr, betas=betas, eps=eps),
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One update; weights without a gradient stay as they are."""
+        for weight, parts in self._split.items():
+            gradients = [None] * len(parts) if weight.grad is None else weight.grad.chunk(len(parts), dim=-1)
+            # The weight may lie elsewhere by now: on a device, in a buffer of the launcher's.
+            for part, values, gradient in zip(
+                parts, weight.detach().chunk(len(parts), dim=-1), gradients, strict=True
+            ):
+                part.data, part.grad = values, gradient
+        for by, optimizer in self._inner.items():
+            groups = [group for group in self.param_groups if group["by"] == by]
+            for inner, group in zip(optimizer.param_groups, groups, strict=True):
+                inner |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both, and the groups as they are here."""
+        state = {by: optimizer.state_dict() for by, optimizer in self._inner.items()}
+        return {"state": state, "param_groups": super().state_dict()["param_groups"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        for by, optimizer in self._inner.items():
+            optimizer.load_state_dict(state_dict["state"][by])
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group |= {key: value for key, value in saved.items() if key != "params"}

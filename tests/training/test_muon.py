@@ -1,0 +1,129 @@
+"""Muon on the matrices of the blocks, AdamW on the rest, against torch's own optimizers on separate matrices."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from gpt2_repro.training.muon import MuonWithAdamW, count_pieces
+
+
+RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}
+
+
+def small_model() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    special = {"bos_token_id": None, "eos_token_id": None}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=8, n_embd=16, n_layer=2, n_head=2, **special))
+
+
+def optimizer_of(model: GPT2LMHeadModel) -> MuonWithAdamW:
+    """With the two groups that Trainer makes."""
+    decayed = [weight for weight in model.parameters() if weight.ndim == 2]
+    rest = [weight for weight in model.parameters() if weight.ndim != 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    return MuonWithAdamW(groups, pieces=count_pieces(model), **RATES)
+
+
+def draw_gradients(model: nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+
+
+def test_blocks_are_muon_s_and_query_key_and_value_are_three() -> None:
+    model = small_model()
+    names = {weight: name for name, weight in model.named_parameters()}
+    pieces = {names[weight]: count for weight, count in count_pieces(model).items()}
+    inner = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 1, "mlp.c_proj": 1}
+    assert pieces == {f"transformer.h.{i}.{name}.weight": count for i in (0, 1) for name, count in inner.items()}
+    llama = LlamaForCausalLM(
+        LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    )
+    assert set(count_pieces(llama).values()) == {1} and len(count_pieces(llama)) == 2 * 7
+
+
+def test_updates_are_those_of_torch_s_optimizers() -> None:
+    ours, theirs = small_model(), small_model()
+    optimizer = optimizer_of(ours)
+    # The reference holds query, key and value as matrices of their own.
+    own: dict[str, list[nn.Parameter]] = {}
+    for name, weight in theirs.named_parameters():
+        if ".h." in name and weight.ndim == 2:
+            parts = weight.detach().split(16, dim=1) if "c_attn" in name else [weight.detach()]
+            own[name] = [nn.Parameter(part.clone()) for part in parts]
+    matrices = [part for parts in own.values() for part in parts]
+    muon = torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    outside = {name: weight for name, weight in theirs.named_parameters() if name not in own}
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [weight for weight in outside.values() if weight.ndim == 2], "weight_decay": 0.1},
+            {"params": [weight for weight in outside.values() if weight.ndim != 2], "weight_decay": 0.0},
+        ],
+        **RATES,
+    )
+    for step, rate in enumerate((3e-3, 1e-3, 0.0)):
+        draw_gradients(ours, step)
+        for name, weight in ours.named_parameters():
+            parts = own.get(name) or [outside[name]]
+            for part, gradient in zip(parts, weight.grad.chunk(len(parts), dim=-1), strict=True):
+                part.grad = gradient.clone()
+        for group in (*optimizer.param_groups, *muon.param_groups, *adamw.param_groups):
+            group["lr"] = rate
+        for each in (optimizer, muon, adamw):
+            each.step()
+    for name, weight in ours.named_parameters():
+        torch.testing.assert_close(weight, torch.cat(own[name], dim=1) if name in own else outside[name])
+
+
+def test_a_skipped_update_changes_nothing() -> None:
+    model = small_model()
+    optimizer = optimizer_of(model)
+    draw_gradients(model, 0)
+    optimizer.step()
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    state = json.dumps(optimizer.state_dict(), default=lambda tensor: tensor.tolist())
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert json.dumps(optimizer.state_dict(), default=lambda tensor: tensor.tolist()) == state
+
+
+def test_it_follows_weights_that_have_moved() -> None:
+    stays, moves = small_model(), small_model()
+    optimizers = [optimizer_of(model) for model in (stays, moves)]
+    for weight in moves.parameters():
+        weight.data = weight.data.clone()
+    for model, optimizer in zip((stays, moves), optimizers, strict=True):
+        draw_gradients(model, 1)
+        optimizer.step()
+    for one, other in zip(stays.parameters(), moves.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_run_is_resumed_and_is_the_same_on_two_processes(train, events, tmp_path: Path) -> None:
+    options = ("--optim", "muon", "--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", 0.5)
+    rows = ("--per_device_train_batch_size", 4)
+    straight = train(tmp_path / "straight", *options, *rows)
+    resumed = train(tmp_path / "resumed", *options, *rows, "--stop_at_step", 3)
+    train(resumed, *options, *rows)
+    finals = [load_file(run / "final" / "model.safetensors") for run in (straight, resumed)]
+    assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
+    two = train(tmp_path / "two", *options, *rows, launcher=("torchrun", 2))
+    losses = [[event["loss"] for event in events(run) if "loss" in event] for run in (straight, two)]
+    assert losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
+    assert json.loads((two / "environment.json").read_text())["engine"]["optimizer"] == "MuonWithAdamW"
+    rates = [event["learning_rate"] for event in events(straight) if "loss" in event]
+    # Three steps up, one at the peak, and 1 - sqrt over the last half of eight.
+    assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2, *(1e-2 * (1 - (k / 4) ** 0.5) for k in range(4))])
+
+
+def test_under_zero_it_is_refused_with_the_launcher_to_use(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
+    words = ("train.py", tiny_recipe, "--optim", "muon", "--output_dir", tmp_path / "run")
+    done = type_warm("launch", 2, *words, "--per_device_train_batch_size", 4)
+    assert done.returncode != 0 and "muon updates whole matrices and ZeRO cuts them up" in done.stderr
+    assert "accelerate_configs/ddp.yaml" in done.stderr and not (tmp_path / "run").exists()
