@@ -32,7 +32,7 @@ SECTIONS = {
 }
 OPTIONS = ("data", "model", "training")
 # The recipes of a rented machine, by their names; the others say what they are in a line or two.
-GPT2 = [path for path in RECIPES if path.stem not in ("demo", "shakespeare_char_cpu")]
+GPT2 = [path for path in RECIPES if not path.stem.startswith(("demo", "shakespeare"))]
 ESTIMATED = [path for path in GPT2 if path.stem not in ("gpt2_124m", "check_124m", "blog_wrap512")]
 # llm.c's scripts/run_gpt2_*.sh: steps (-x), tokens a step (-d), learning rate (-l), its final fraction (-q), and the text (-i).
 LLMC = {

@@ -200,10 +200,11 @@ def _preparing(recipe: "ParsedRecipe", machine: dict[str, Any], *, here_cores: i
     if preset is None or not preset.text or not machine["usd_per_hour"]:
         return None
     cores = here_cores or CORES_A_CARD * machine["cards"]
+    taken = min(1.0, (recipe.values["data"]["max_tokens"] or preset.tokens) / preset.tokens)
     found = preparing(
-        text_bytes=preset.text,
-        download_bytes=preset.download,
-        data_bytes=2 * preset.tokens,
+        text_bytes=taken * preset.text,
+        download_bytes=taken * preset.download,
+        data_bytes=taken * 2 * preset.tokens,
         text_rate=TEXT_RATE,
         cores=cores,
         usd_per_hour=machine["usd_per_hour"],

@@ -61,8 +61,9 @@ def plan_on(
             "card": card.card if card else name,
             "cards": cards,
             "memory_gb": card.memory_gb if card else None,
-            "micro_batch": card.micro_batch if card else None,
-            "micro_batch_is": card.micro_batch_is if card else None,
+            # Of the table's model; of another one the recipe's is what there is.
+            "micro_batch": card.micro_batch if card and not another else None,
+            "micro_batch_is": card.micro_batch_is if card and not another else None,
             "tokens_per_second": speed,
             "usd_per_hour": paid,
         },

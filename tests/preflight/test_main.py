@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gpt2_repro import machine
+from gpt2_repro.data.sources.presets import PRESETS
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
@@ -63,6 +64,10 @@ def test_a_number_of_cards_that_does_not_divide_is_in_the_way(look) -> None:
 def test_a_run_that_is_stopped_costs_what_it_takes(look) -> None:
     _, out = look("recipes/check_124m.yaml", "--gpu", "H100 SXM")
     assert "1,000 steps, 0.52B tokens" in out and "disk: 1.4 GB for the data" in out
+    _, whole = look("--gpu", "H100 SXM", "--json")
+    _, part = look("recipes/check_124m.yaml", "--gpu", "H100 SXM", "--json")
+    hours = [json.loads(text)["preparing"]["hours_there"] for text in (part, whole)]
+    assert hours[0] == pytest.approx(hours[1] * 700e6 / PRESETS["fineweb-10bt"].tokens)
 
 
 @pytest.mark.parametrize(

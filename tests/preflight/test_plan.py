@@ -164,6 +164,7 @@ def test_what_nobody_measured_is_called_an_estimate() -> None:
     larger = plan(dataclasses.replace(WORK, flops=3 * 855e6 * WORK.tokens), "H100 SXM")
     assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 / 3) and basis(larger) == "estimated"
     assert larger["speed"].endswith("by this model's FLOPs a token")
+    assert larger["machine"]["micro_batch"] is None  # the table's are of 124M
 
 
 def test_an_old_price_is_shown_with_its_age() -> None:
