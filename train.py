@@ -13,7 +13,7 @@ from gpt2_repro import diff_recipe, dry_run, entry
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import open_manifest, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
-from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint
 from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.supervision import RUN, note
 from gpt2_repro.training.launcher import end_with_launcher
@@ -37,6 +37,7 @@ def main(argv: list[str]) -> None:
         data=DataArguments, model=ModelArguments, training=PretrainingArguments, evaluation=EvaluationArguments
     )
     recipe = parse_recipe(argv, sections=sections, options=OPTIONS, description=__doc__, extras=EXTRAS)
+    follow_checkpoint(recipe)
     data_args, model_args = DataArguments(**recipe.values["data"]), ModelArguments(**recipe.values["model"])
     if recipe.extras.dry_run:
         return dry_run.dry_run(recipe, data_args, model_args)

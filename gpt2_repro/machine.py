@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
-from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.manifest import open_manifest
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.build import choose_attention
 from gpt2_repro.plan import plan_run
@@ -160,9 +160,9 @@ def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
     return Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")
 
 
-def check_data(recipe: ParsedRecipe, open_manifest: Callable[[ParsedRecipe], Any]) -> Finding:
+def check_data(recipe: ParsedRecipe) -> Finding:
     """Whether the prepared folder fits the recipe; one that is not there yet is no obstacle."""
-    folder = DataArguments(**recipe.values["data"]).dataset_dir
+    folder = recipe.values["data"]["dataset_dir"]
     if not Path(folder, "manifest.json").is_file():
         return Finding("!", "data", f"{folder} is not prepared yet")
     return _judge("data", lambda: open_manifest(recipe), lambda manifest: f"{folder} fits the recipe")

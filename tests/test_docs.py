@@ -154,7 +154,10 @@ def test_every_default_in_parentheses_is_the_default(page: Path) -> None:
 
 def shown_trainings() -> list[str]:
     shown = [
-        code for page in PAGES for code in code_of(page) if " train.py" in code and code.startswith("accelerate ")
+        code
+        for page in PAGES
+        for code in code_of(page)
+        if " train.py" in code and code.startswith("accelerate ") and "single_gpu" not in code
     ]
     return [code.partition(" train.py")[2] for code in shown]
 
@@ -166,15 +169,6 @@ def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
     printed = output_of("train.py", str(ROOT / recipe[0]), *words, "--dry_run")
     a_pass = r"(\d+ rows|at most [\d,]+ positions)"
     assert re.search(rf"on 8 GPUs +{a_pass} x 8 x \d+ accumulation steps", printed), printed
-
-
-def test_the_characters_of_nanogpt_are_a_run_for_one_gpu() -> None:
-    shown = [
-        code for code in code_of(ROOT / "docs" / "from-nanogpt.md") if code.startswith("python train.py --dataset")
-    ]
-    assert len(shown) == 1
-    printed = output_of("train.py", str(ROOT / "recipes/gpt2_124m.yaml"), *shlex.split(shown[0])[2:], "--dry_run")
-    assert re.search(r"on 1 GPUs +64 rows x 1 x 1 accumulation steps", printed), printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -32,7 +32,7 @@ SECTIONS = {
 }
 OPTIONS = ("data", "model", "training")
 # The recipes of a rented machine, by their names; the others say what they are in a line or two.
-GPT2 = [path for path in RECIPES if not path.stem.startswith(("demo", "shakespeare"))]
+GPT2 = [path for path in RECIPES if not path.stem.startswith(("demo", "shakespeare", "finetune"))]
 ESTIMATED = [path for path in GPT2 if path.stem not in ("gpt2_124m", "check_124m", "blog_wrap512")]
 # llm.c's scripts/run_gpt2_*.sh: steps (-x), tokens a step (-d), learning rate (-l), its final fraction (-q), and the text (-i).
 LLMC = {
@@ -90,7 +90,8 @@ def test_a_resolved_recipe_is_a_recipe_of_the_same_run(path: Path, tmp_path: Pat
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
     values, counts = values_of(path), processes_of(path)
-    assert counts == ([1, 2, 4, 8] if path in GPT2 else [1, 2] if path.stem == "demo" else [1])
+    several = path in GPT2 or path.stem.startswith("finetune")
+    assert counts == ([1, 2, 4, 8] if several else [1, 2] if path.stem == "demo" else [1])
     data, training = values["data"], values["training"]
     rows = {key: data[key] for key in ("sequence_length", "packing", "min_length")}
     plans = [plan_run(training, **rows, num_processes=count) for count in counts]
@@ -259,6 +260,28 @@ def test_the_blog_recipe_is_the_published_one_on_1_to_8_gpus(processes: int) -> 
     assert {key: training[key] for key in wanted} == wanted and training["adam_beta2"] == 0.999
     assert recipe.values["model"]["dropout"] == GPT2Config().resid_pdrop == 0.1
     assert recipe.values["evaluation"]["max_length"] == 512
+
+
+def test_shakespeare_by_characters_is_nanogpt_s() -> None:
+    """config/train_shakespeare_char.py, and the command of its readme for a CPU, but for the learning rate."""
+    gpu, cpu = (
+        values_of(RECIPES[0].with_name(f"{name}.yaml")) for name in ("shakespeare_char", "shakespeare_char_cpu")
+    )
+    shapes = [
+        tuple(values["model"][key] for key in ("n_layer", "n_head", "n_embd", "dropout")) for values in (gpu, cpu)
+    ]
+    assert shapes == [(6, 6, 384, 0.2), (4, 4, 128, 0.0)]
+    assert [values["data"]["sequence_length"] for values in (gpu, cpu)] == [256, 64]
+    for values, rows, steps in ((gpu, 64, 5000), (cpu, 12, 2000)):
+        training = values["training"]
+        assert training["tokens_per_step"] == rows * values["data"]["sequence_length"]
+        assert training["per_device_train_batch_size"] == rows
+        assert training["total_tokens"] == steps * training["tokens_per_step"]
+        assert (training["warmup_steps"], training["final_learning_rate_fraction"]) == (100, 0.1)
+        assert (training["adam_beta2"], training["weight_decay"], training["max_grad_norm"]) == (0.99, 0.1, 1.0)
+    assert gpu["training"]["learning_rate"] == 1e-3
+    tuned = values_of(RECIPES[0].with_name("finetune_shakespeare.yaml"))["training"]
+    assert (tuned["tokens_per_step"], tuned["learning_rate"], tuned["lr_scheduler_type"]) == (32_768, 3e-5, "constant")
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:

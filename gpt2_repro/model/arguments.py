@@ -1,9 +1,14 @@
 """The recipe section `model:`: the shape of the network and how it computes."""
 
 import dataclasses
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.recipe import ParsedRecipe, load_sections
+
+
+SHAPE = ("n_layer", "n_head", "n_embd")
 
 
 @dataclasses.dataclass
@@ -30,7 +35,7 @@ class ModelArguments:
     init_from: str = dataclasses.field(
         default="",
         metadata={
-            "help": "Start from the weights of this folder or Hub id; its shape must be this one. Empty: fresh."
+            "help": "Start from the weights of this folder or Hub id, in its shape where the recipe says none. Empty: fresh."
         },
     )
 
@@ -41,3 +46,26 @@ class ModelArguments:
             raise UserError(f"--n_embd {self.n_embd} does not divide by --n_head {self.n_head}")
         if not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1")
+
+
+def follow_checkpoint(recipe: ParsedRecipe) -> None:
+    """Give a recipe that starts from a checkpoint that one's layers, heads and width, where it says none itself.
+
+    What is wrong with a checkpoint is told where its weights are loaded.
+    """
+    model = recipe.values["model"]
+    if model["init_from"]:
+        said = recipe.typed | load_sections(recipe.path).get("model", {}).keys()
+        shape = _read_config(model["init_from"])
+        model |= {key: shape[key] for key in SHAPE if key in shape and key not in said}
+
+
+def _read_config(name: str) -> dict[str, Any]:
+    """config.json of a checkpoint, a run directory or a Hub id; {} where there is none."""
+    from transformers import PretrainedConfig
+
+    final = Path(name, "final")
+    try:
+        return PretrainedConfig.get_config_dict(str(final) if final.is_dir() else name)[0]
+    except (OSError, ValueError):
+        return {}

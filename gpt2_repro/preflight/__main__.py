@@ -74,8 +74,7 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro import hardware, machine
     from gpt2_repro.data.arguments import DataArguments
-    from gpt2_repro.data.manifest import open_manifest
-    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint
     from gpt2_repro.preflight.cost import run_bytes
     from gpt2_repro.preflight.plan import plan_lines, plan_on
     from gpt2_repro.preflight.work import is_as_published
@@ -92,6 +91,7 @@ def main(argv: list[str]) -> None:
     of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and of_a_machine:
         raise UserError(f"--{of_a_machine[0]} looks at this machine, and --gpu plans for another: leave out one")
+    follow_checkpoint(recipe)
     ModelArguments(**recipe.values["model"])
     here = hardware.find_accelerator(use_cpu=training["use_cpu"])
     name = here.name if options.gpu is None else options.gpu
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
             *machine.check_devices(training, attention=recipe.values["model"]["attn_implementation"]),
             *findings,
             *environment.check_limits(),
-            machine.check_data(recipe, open_manifest),
+            machine.check_data(recipe),
             *environment.check_room(needs, volume_bytes=volume),
             *environment.check_speeds([need.folder for need in needs]),
             environment.check_secrets(os.environ),

@@ -4,9 +4,11 @@ import logging
 import os
 from typing import Any
 
+from transformers.training_args import OptimizerNames
+
 from gpt2_repro import hardware
 from gpt2_repro.compute import BatchPlan
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.plan import plan_run
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
@@ -69,6 +71,11 @@ def resolve_arguments(
     }
     if asked["max_usd"] and not asked["usd_per_hour"]:
         raise UserError("--max_usd needs the price of the machine: --usd_per_hour")
+    optimizers = [MUON, *(name.value for name in OptimizerNames)]
+    if asked["optim"] not in optimizers:
+        raise UserError(f"there is no --optim {asked['optim']}: {did_you_mean(asked['optim'], optimizers)}")
+    if not 0 <= asked["decay_fraction"] <= 1:
+        raise UserError(f"--decay_fraction {asked['decay_fraction']} must be from 0 to 1")
     if asked["optim"] == MUON and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise UserError(
             "muon updates whole matrices and ZeRO cuts them up: launch with --config_file accelerate_configs/ddp.yaml"

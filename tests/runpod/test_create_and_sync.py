@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -209,5 +210,6 @@ def test_hf_knows_how_a_place_is_tried() -> None:
     """The stubs take everything; the command line of the installed `hf` is asked itself."""
     script = (ROOT / "runpod" / "sync.sh").read_text()
     for words in re.findall(r"^ +hf ([a-z ]+)", script, flags=re.MULTILINE):
-        answer = subprocess.run(["hf", *words.split(), "--help"], capture_output=True, text=True)
+        hf = Path(sys.executable).with_name("hf")
+        answer = subprocess.run([hf, *words.split(), "--help"], capture_output=True, text=True)
         assert answer.returncode == 0 and "Usage: hf " + words.strip() in answer.stdout

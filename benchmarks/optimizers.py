@@ -1,0 +1,105 @@
+"""Tokens that Muon and AdamW need to one validation loss, on prose, by train.py: three seeds of each, on a CPU.
+
+    python benchmarks/optimizers.py prose.jsonl
+
+Both follow warmup_stable_decay without its fall, so that every step of a run is as good as the end of a shorter one; each has the best
+learning rate of those tried (--rates). The loss to reach is the mean of AdamW's last ones.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+ROOT = Path(__file__).parents[1]
+CONTEXT, STEP = 256, 8_192
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="documents, .jsonl or .txt")
+    parser.add_argument("--steps", type=int, default=240, help=f"of {STEP:,} tokens (240)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3], help="tried with the first seed")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="optimizers-") as folder:
+        work = Path(folder)
+        recipe = prepare(work, args.text, args.steps)
+        curves: dict[str, list[dict[int, float]]] = {}
+        chosen: dict[str, float] = {}
+        for optim in ("adamw_torch", "muon"):
+            tried = {rate: curve(work, recipe, optim, rate, args.seeds[0]) for rate in args.rates}
+            chosen[optim] = min(tried, key=lambda rate: list(tried[rate].values())[-1])
+            further = [curve(work, recipe, optim, chosen[optim], seed) for seed in args.seeds[1:]]
+            curves[optim] = [tried[chosen[optim]], *further]
+            ends = {rate: round(list(losses.values())[-1], 4) for rate, losses in tried.items()}
+            print(f"{optim}: last validation losses by rate, seed {args.seeds[0]}: {ends}", flush=True)
+        print(table(curves, chosen))
+
+
+def prepare(work: Path, text: Path, steps: int) -> Path:
+    data = {"source": "files", "data_files": [str(text)], "tokenizer": "train:4096", "sequence_length": CONTEXT}
+    data |= {"dataset_dir": str(work / "data"), "split": "hash", "validation_fraction": 0.03}
+    training: dict[str, Any] = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": 16}
+    training |= {"warmup_steps": 20, "lr_scheduler_type": "warmup_stable_decay", "decay_fraction": 0.0}
+    training |= {
+        "accept_any_hardware": True,
+        "eval_tokens": 65_536,
+        "eval_steps": 10,
+        "per_device_eval_batch_size": 32,
+    }
+    training |= {"sample_steps": 0, "save_strategy": "no", "dataloader_num_workers": 0}
+    recipe = work / "recipe.yaml"
+    model = {"n_layer": 4, "n_head": 4, "n_embd": 128}
+    recipe.write_text(yaml.safe_dump({"data": data, "model": model, "training": training}))
+    subprocess.run([sys.executable, "prepare_data.py", recipe], cwd=ROOT, check=True, capture_output=True)
+    return recipe
+
+
+def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[int, float]:
+    """Validation losses of a run by step."""
+    run = work / f"{optim}-{rate}-{seed}"
+    options = ["--optim", optim, "--learning_rate", str(rate), "--seed", str(seed), "--output_dir", str(run)]
+    subprocess.run([sys.executable, "train.py", recipe, *options], cwd=ROOT, check=True, capture_output=True)
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {event["step"]: event["eval_loss"] for event in events if "eval_loss" in event}
+
+
+def reached(losses: dict[int, float], target: float) -> float | None:
+    """The step at which a curve comes down to the target, between two validations on the line between them; None: never."""
+    before = None
+    for step, loss in losses.items():
+        if loss <= target:
+            return (
+                step if before is None else before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss)
+            )
+        before = (step, loss)
+    return None
+
+
+def table(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
+    target = statistics.mean(list(losses.values())[-1] for losses in curves["adamw_torch"])
+    lines = [
+        f"| optimizer | learning rate | last losses | steps to {target:.4f} | tokens, mean |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    means = {}
+    for optim, runs in curves.items():
+        steps = [reached(losses, target) for losses in runs]
+        there = [step for step in steps if step is not None]
+        means[optim] = statistics.mean(there) if there else float("nan")
+        ends = ", ".join(f"{list(losses.values())[-1]:.4f}" for losses in runs)
+        shown = ", ".join("never" if step is None else f"{step:.0f}" for step in steps)
+        lines.append(f"| {optim} | {chosen[optim]:g} | {ends} | {shown} | {means[optim] * STEP:,.0f} |")
+    return "\n".join([*lines, f"Muon's tokens to AdamW's: {means['muon'] / means['adamw_torch']:.2f}"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""plain_trainer.py, what a person might write, beside train.py: the table of docs/why.md.
+
+    python benchmarks/why.py --text prose.txt
+
+Both train the same small GPT-2 with one tokenizer on one text. What is compared with the truth is computed here, from the weights
+that lie on the disk, by a plain loop over rows.
+"""
+
+import argparse
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import yaml
+from datasets import load_from_disk
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks import plain_trainer  # noqa: E402
+
+
+CONTEXT, ROWS, PASSES, STEPS = 256, 8, 4, 120
+LITTLE = 60_000  # characters, of which all rows are one step
+SHAPE = {"n_layer": 4, "n_head": 4, "n_embd": 128}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True, help="plain text, some megabytes")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of {ROWS * PASSES * CONTEXT:,} tokens ({STEPS})")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="why-") as folder:
+        work = Path(folder)
+        recipe, tokenizer = prepare(work, args.text, args.steps)
+        plain, ours = Plain(work, args.text, tokenizer, args.steps), Ours(work, recipe, args.steps)
+        for side in (plain, ours):
+            print(json.dumps({side.name: measure(side)}, indent=2), flush=True)
+
+
+def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
+    """The recipe of train.py, its prepared text, and the tokenizer that both sides take; beside it one step's worth of text."""
+    step = ROWS * PASSES * CONTEXT
+    data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
+    training = {"tokens_per_step": step, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
+    training |= {"accept_any_hardware": True, "eval_tokens": 0, "per_device_eval_batch_size": ROWS, "sample_steps": 0}
+    whole = text.read_text()
+    (work / "little.txt").write_text(whole[:LITTLE])
+    for name, part in (("data", whole), ("little", whole[:LITTLE])):
+        documents = work / f"{name}.jsonl"
+        documents.write_text("\n".join(json.dumps({"text": each}) for each in part.split("\n\n") if each))
+        section = data | {"data_files": [str(documents)], "dataset_dir": str(work / name), "validation_fraction": 0.05}
+        if name == "little":
+            section["tokenizer"] = str(work / "data" / "tokenizer")
+        (work / f"{name}.yaml").write_text(yaml.safe_dump({"data": section, "model": SHAPE, "training": training}))
+        command = [sys.executable, "prepare_data.py", work / f"{name}.yaml"]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return work / "data.yaml", work / "data" / "tokenizer"
+
+
+class Side:
+    """One of the two: how it is started, and where it leaves what."""
+
+    name: str
+    work: Path
+    steps: int
+
+    def command(self, out: Path, **changed: Any) -> list[str]:
+        raise NotImplementedError
+
+    def run(self, out: Path, **changed: Any) -> tuple[int, str]:
+        done = subprocess.run(self.command(out, **changed), cwd=ROOT, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+
+class Plain(Side):
+    name = "plain_trainer.py"
+
+    def __init__(self, work: Path, text: Path, tokenizer: Path, steps: int) -> None:
+        self.work, self.text, self.tokenizer, self.steps = work, text, tokenizer, steps
+
+    def command(self, out: Path, **changed: Any) -> list[str]:
+        options = {"text": self.text, "tokenizer": self.tokenizer, "output_dir": out, "context": CONTEXT, **SHAPE}
+        options |= {"batch_size": ROWS, "accumulation": PASSES, "max_steps": self.steps, "warmup_steps": 20}
+        options |= {"save_steps": 0, "eval_steps": 0, "dtype": "bfloat16"} | changed
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        return [
+            sys.executable,
+            "benchmarks/plain_trainer.py",
+            *words,
+            *([] if torch.cuda.is_available() else ["--use_cpu"]),
+        ]
+
+    def rows(self, *, little: bool) -> list[list[int]]:
+        text = (self.work / "little.txt" if little else self.text).read_text()
+        part = slice(int(0.95 * len(text))) if little else slice(int(0.95 * len(text)), None)
+        return plain_trainer.tokenize(text[part], AutoTokenizer.from_pretrained(self.tokenizer), CONTEXT)["input_ids"]
+
+    def little(self) -> dict[str, Any]:
+        return {"text": self.work / "little.txt"}
+
+    def losses(self, out: Path) -> tuple[float, float]:
+        """Of the first step, and of the last validation."""
+        log = json.loads((out / "trainer_state.json").read_text())["log_history"]
+        evaluated = json.loads((out / "eval_results.json").read_text())["eval_loss"]
+        return next(line["loss"] for line in log if "loss" in line), evaluated
+
+    def final(self, out: Path) -> Path:
+        return out
+
+    def speed(self, out: Path, said: str) -> float:
+        rate = re.search(r"train_samples_per_second\s*=\s*([\d.]+)", said)
+        return float(rate[1]) * CONTEXT if rate else float("nan")
+
+    def is_saving(self, out: Path) -> bool:
+        return any(out.glob("checkpoint-*"))
+
+
+class Ours(Side):
+    name = "train.py"
+
+    def __init__(self, work: Path, recipe: Path, steps: int) -> None:
+        self.work, self.recipe, self.steps = work, recipe, steps
+
+    def command(self, out: Path, **changed: Any) -> list[str]:
+        names = {"accumulation": None, "batch_size": "per_device_train_batch_size", "dtype": "bf16"}
+        options: dict[str, Any] = {"output_dir": out}
+        for key, value in changed.items():
+            name = names.get(key, key)
+            if name is not None:
+                options[name] = str(value == "bfloat16").lower() if key == "dtype" else value
+        if "batch_size" in changed:
+            options["tokens_per_step"] = changed["batch_size"] * changed.get("accumulation", PASSES) * CONTEXT
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        return [sys.executable, "train.py", str(self.recipe), *words]
+
+    def rows(self, *, little: bool) -> list[list[int]]:
+        folder = self.work / ("little/train" if little else "data/validation")
+        return [list(map(int, row)) for row in load_from_disk(str(folder))["input_ids"]]
+
+    def little(self) -> dict[str, Any]:
+        return {"dataset_dir": self.work / "little"}
+
+    def losses(self, out: Path) -> tuple[float, float]:
+        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        validated = [event["eval_loss"] for event in events if "eval_loss" in event]
+        return next(event["loss"] for event in events if "loss" in event), validated[-1]
+
+    def final(self, out: Path) -> Path:
+        return out / "final"
+
+    def speed(self, out: Path, said: str) -> float:
+        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return statistics.median(event["tokens_per_second"] for event in events[3:] if "tokens_per_second" in event)
+
+    def is_saving(self, out: Path) -> bool:
+        return any((out / "staging").glob("checkpoint-*"))
+
+
+@torch.no_grad()
+def true_loss(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> float:
+    """Mean negative log-likelihood over the targets of all rows, one row at a time, softmax in fp32."""
+    total = targets = 0.0
+    for row in rows:
+        # train.py's rows hold one token more than the context: every position has a target.
+        ids = torch.tensor([row[:CONTEXT]])
+        labels = torch.tensor(row[1 : CONTEXT + 1])
+        logits = model(ids).logits[0, : len(labels)].float()
+        total += float(cross_entropy(logits, labels, reduction="sum"))
+        targets += len(labels)
+    return total / targets
+
+
+def measure(side: Side) -> dict[str, Any]:
+    """The rows of the table for one side."""
+    found: dict[str, Any] = {}
+    trained, start = side.work / f"{side.name}-trained", side.work / f"{side.name}-start"
+    code, said = side.run(trained)
+    assert code == 0, said[-2000:]
+    little = side.rows(little=True)
+    one_step = {"batch_size": len(little), "accumulation": 1, "dropout": 0.0, "dtype": "float32", **side.little()}
+    code, said = side.run(start, max_steps=1, learning_rate=1e-12, **one_step)
+    assert code == 0, said[-2000:]
+    model = AutoModelForCausalLM.from_pretrained(side.final(trained), dtype="auto").eval()
+    unmoved = AutoModelForCausalLM.from_pretrained(side.final(start), dtype="auto").eval()
+    begun = side.work / f"{side.name}-begun"  # in the precision of the training: its weights are drawn in that
+    assert side.run(begun, max_steps=1, learning_rate=1e-12)[0] == 0
+    before = AutoModelForCausalLM.from_pretrained(side.final(begun), dtype="auto")
+    found["training loss of a step"] = round(side.losses(start)[0], 5)
+    found["true, of its rows"] = round(true_loss(unmoved, little), 5)
+    found["validation loss"] = round(side.losses(trained)[1], 5)
+    found["true, of the saved weights"] = round(true_loss(model, side.rows(little=False)), 5)
+    moved = 1 - torch.cosine_similarity(
+        model.transformer.wpe.weight.float(), before.transformer.wpe.weight.float(), dim=1
+    )
+    found["last position turned (1 - cosine)"] = round(float(moved[-1]), 5)
+    found["other positions, median"] = round(float(moved[:-1].median()), 5)
+    gains = torch.cat(
+        [weight.flatten() for name, weight in model.named_parameters() if "ln_" in name and "weight" in name]
+    )
+    found["LayerNorm gains that moved"] = f"{int((gains.float() != 1).sum())} of {len(gains)}"
+    found |= {"after a kill while saving": killed_while_saving(side)}
+    fast = side.work / f"{side.name}-fast"
+    code, said = side.run(fast, dtype="float32", dropout=0.0, max_steps=40)
+    found["tokens/s, fp32, without dropout"] = round(side.speed(fast, said))
+    return found
+
+
+def killed_while_saving(side: Side) -> str:
+    """SIGKILL to everything as soon as the second checkpoint is begun, and the same command again."""
+    out = side.work / f"{side.name}-killed"
+    command = side.command(out, save_steps=10, max_steps=30)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while process.poll() is None and not side.is_saving(out):
+        time.sleep(0.001)
+    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        each.send_signal(signal.SIGKILL)
+    process.wait()
+    code, said = side.run(out, save_steps=10, max_steps=30)
+    last = [line for line in said.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return "goes on to the end" if code == 0 else f"ends with exit code {code}: {(last or ['no word'])[-1][:160]}"
+
+
+if __name__ == "__main__":
+    main()
