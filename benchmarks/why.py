@@ -112,10 +112,9 @@ class Plain(Side):
         return {"text": self.work / "little.txt"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        """Of the first step, and of the last validation."""
-        log = json.loads((out / "trainer_state.json").read_text())["log_history"]
-        evaluated = json.loads((out / "eval_results.json").read_text())["eval_loss"]
-        return next(line["loss"] for line in log if "loss" in line), evaluated
+        """Of the training, which is one step where it matters, and of the last validation."""
+        found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
+        return found[0], found[1]
 
     def final(self, out: Path) -> Path:
         return out

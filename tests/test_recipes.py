@@ -107,7 +107,8 @@ def test_a_header_says_what_is_needed_what_is_known_and_what_to_type(path: Path)
     assert re.search("published|Published", header) and re.search("[Ee]stimated|not estimated", header)
     recipe = f"recipes/{path.name}"
     assert f"python prepare_data.py {recipe}" in header
-    assert f"accelerate launch --config_file accelerate_configs/zero1.yaml train.py {recipe}" in header
+    launcher = "ddp" if values_of(path)["training"]["optim"] == "muon" else "zero1"
+    assert f"accelerate launch --config_file accelerate_configs/{launcher}.yaml train.py {recipe}" in header
     assert path.stem == "check_124m" or f"bash evaluate.sh runs/{path.stem}" in header
 
 
