@@ -202,7 +202,7 @@ def measure(side: Side) -> dict[str, Any]:
     found["validation loss"] = round(side.losses(trained)[1], 5)
     found["true, of the saved weights"] = round(true_loss(model, side.rows(little=False)), 5)
     moved = 1 - torch.cosine_similarity(
-        model.transformer.wpe.weight.float(), before.transformer.wpe.weight.float(), dim=1
+        model.transformer.wpe.weight.detach().float(), before.transformer.wpe.weight.detach().float(), dim=1
     )
     found["last position turned (1 - cosine)"] = round(float(moved[-1]), 5)
     found["other positions, median"] = round(float(moved[:-1].median()), 5)

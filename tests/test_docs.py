@@ -44,9 +44,10 @@ FOREIGN = {
     "python data/": set(),
     "torchrun --standalone": {"--standalone", "--nproc_per_node"},
     "hf ": {"--private"},  # tests/test_docs_data.py asks hf
-    "benchmarks/data_preparation.py": set(
-        re.findall(r'"(--\w+)"', (ROOT / "benchmarks" / "data_preparation.py").read_text())
-    ),
+    **{
+        f"{start}benchmarks/{name}.py": set(re.findall(r'"(--\w+)"', (ROOT / "benchmarks" / f"{name}.py").read_text()))
+        for start, name in (("", "data_preparation"), ("python ", "why"))
+    },
 }
 
 
