@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.entry import run as run_story
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.preflight import environment
+from gpt2_repro.preflight import disks, environment
 from gpt2_repro.preflight.findings import Finding
 
 
@@ -114,8 +114,8 @@ def main(argv: list[str]) -> None:
         findings += _what_the_name_means(name, measured=bool(options.tokens_per_second))
     else:
         needs = [
-            environment.Need("data", Path(recipe.values["data"]["dataset_dir"]), to_come),
-            environment.Need("the run", Path(training["output_dir"] or "runs"), planned["run_bytes"]),
+            disks.Need("data", Path(recipe.values["data"]["dataset_dir"]), to_come),
+            disks.Need("the run", Path(training["output_dir"] or "runs"), planned["run_bytes"]),
         ]
         volume = int(options.volume_gb * 1e9) if options.volume_gb else None
         findings = [
@@ -124,8 +124,8 @@ def main(argv: list[str]) -> None:
             *findings,
             *environment.check_limits(),
             machine.check_data(recipe),
-            *environment.check_room(needs, volume_bytes=volume),
-            *environment.check_speeds([need.folder for need in needs]),
+            *disks.check_room(needs, volume_bytes=volume),
+            *disks.check_speeds([need.folder for need in needs]),
             environment.check_secrets(os.environ),
             *machine.check_links(options.topology),
         ]
