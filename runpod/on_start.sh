@@ -6,7 +6,7 @@
 #   the environment on the volume, keyed by the image's Python, torch and CUDA and by requirements.txt; its torch is the image's
 #   flash-attn from a wheel that fits, never compiled unless BUILD_FLASH_ATTN=1 says so; else attention is torch's SDPA
 #   caches: those that cost much on the volume, those that are many small files in the container
-#   python -m gpt2_repro.preflight, into the log, again where the cards or their driver are others
+#   python -m gpt2_repro.preflight, into the log, beside what is started: each start may be on another machine
 #   AUTO_RUN="…"  a command in a tmux session named run, or without a terminal where tmux fails; best runpod/run_and_stop.sh …
 #                 Where the environment could not be installed the pod is stopped after START_GRACE (15) minutes instead.
 # The log is $WORKSPACE/logs/on_start.log, or /tmp/on_start.log; `. ~/gpt2.env` in a shell has the same environment.
@@ -50,7 +50,6 @@ run_by_itself() {
 }
 
 start() {
-  local looked
   # shellcheck source=/dev/null
   if ! { set_up && write_settings >"$settings" && . "$settings"; }; then
     say "THE ENVIRONMENT COULD NOT BE INSTALLED: see above; the pod is up and paid"
@@ -60,10 +59,7 @@ start() {
     bash "$repository/runpod/stop_pod.sh"
     return
   fi
-  looked=$venv/.preflight-$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | sha256sum | cut -c1-12)
-  if [[ ! -e $looked ]]; then
-    python -m gpt2_repro.preflight && touch "$looked"
-  fi
+  setsid python -m gpt2_repro.preflight </dev/null &
   [[ -n ${AUTO_RUN:-} ]] && run_by_itself
   say "ready: . $settings"
 }

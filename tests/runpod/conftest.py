@@ -34,6 +34,7 @@ case "$*" in
   *"-m pip install"*flash_attn.whl*) exit "${WHEEL:-0}" ;;
   *"sys.version_info"*) printf py312-torch ;;
   *"importlib.metadata"*) echo 2.9.1+cu128 ;;
+  "-m gpt2_repro.preflight") sleep "${PREFLIGHT_SECONDS:-0}" ;;
   "-m gpt2_repro.evaluation"*) exit "${EVALUATION:-0}" ;;
   "-m gpt2_repro.supervise"*)
     if [[ -n ${RUN:-} ]]; then
