@@ -136,14 +136,17 @@ def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
         silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none"}
-        whole = {"resume_from": "", "extend_to": 0, "stop_at_step": 0, "total_tokens": 10**12}
+        whole = {"resume_from": "", "extend_to": 0, "stop_at_step": 0}
         path.write_text(recipe.to_yaml(output_dir=str(run), **silent, **whole))
 
         def attempt(rung: memory.Rung) -> memory.Outcome:
             # Two steps, the second with the optimizer's states there, of two passes each.
             step = str(2 * rung.micro_batch * length * cards)
             steps = ["--tokens_per_step", step, "--max_steps", "2", "--warmup_steps", "1", "--disable_tqdm", "true"]
-            typed = ["--dataset_dir", data["dataset_dir"]]
+            typed = [
+                "--dataset_dir",
+                data["dataset_dir"],
+            ]  # as here: of a folder that is typed only the form has to fit
             command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed, *steps]
             shutil.rmtree(run, ignore_errors=True)
             outcome = memory.attempt_command(command, rung, seconds=PROBE_SECONDS)

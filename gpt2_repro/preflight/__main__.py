@@ -196,11 +196,12 @@ def _preparing(recipe: "ParsedRecipe", machine: dict[str, Any], *, here_cores: i
     from gpt2_repro.data.sources.presets import PRESETS, TEXT_RATE
     from gpt2_repro.preflight.cost import preparing
 
-    preset = PRESETS.get(recipe.values["data"]["source"])
+    data = recipe.values["data"]
+    preset = None if data["data_files"] else PRESETS.get(data["source"])
     if preset is None or not preset.text or not machine["usd_per_hour"]:
         return None
     cores = here_cores or CORES_A_CARD * machine["cards"]
-    taken = min(1.0, (recipe.values["data"]["max_tokens"] or preset.tokens) / preset.tokens)
+    taken = min(1.0, (data["max_tokens"] or preset.tokens) / preset.tokens)
     found = preparing(
         text_bytes=taken * preset.text,
         download_bytes=taken * preset.download,
