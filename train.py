@@ -64,7 +64,8 @@ def main(argv: list[str]) -> None:
 
     from transformers import set_seed
 
-    from gpt2_repro.model.build import build_config, build_model, choose_attention
+    from gpt2_repro.model.build import build_model, choose_attention
+    from gpt2_repro.model.configuration import build_config
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.fit import fit
     from gpt2_repro.training.inputs import open_inputs

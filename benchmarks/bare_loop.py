@@ -79,7 +79,8 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     from gpt2_repro.data.arguments import DataArguments
     from gpt2_repro.data.prepared import open_dataset
     from gpt2_repro.model.arguments import ModelArguments
-    from gpt2_repro.model.build import build_config, build_model
+    from gpt2_repro.model.build import build_model
+    from gpt2_repro.model.configuration import build_config
     from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.training.arguments import PretrainingArguments
 

@@ -82,7 +82,8 @@ class RandomRows:
 
 def our_model(setup: Setup) -> Any:
     from gpt2_repro.model.arguments import ModelArguments
-    from gpt2_repro.model.build import build_config, build_model, choose_attention
+    from gpt2_repro.model.build import build_model, choose_attention
+    from gpt2_repro.model.configuration import build_config
 
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
     length, vocabulary = setup.model["sequence_length"], setup.model["vocab_size"]

@@ -48,7 +48,8 @@ def saved_bytes_per_token(
 
 def main() -> None:
     from gpt2_repro.model.arguments import ModelArguments
-    from gpt2_repro.model.build import build_config, build_model
+    from gpt2_repro.model.build import build_model
+    from gpt2_repro.model.configuration import build_config
 
     config = build_config(ModelArguments(), sequence_length=1024, vocab_size=50_257)
     contenders = {

@@ -60,7 +60,7 @@ def model_card(
     settings = {key: trajectory[key] for key in SETTINGS if key in trajectory}
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}",
-        f"A GPT-2 of {environment['parameters']:,} parameters, {origin}. One seed is one checkpoint, not a recipe.",
+        f"{_architecture(environment)}, {origin}. One seed is one checkpoint, not a recipe.",
         _table(facts),
         *_evaluation(rows, comparison, column),
         "## Data\n\n" + _table(_describe_data(data)),
@@ -73,6 +73,13 @@ def model_card(
         f"prejudice included. Nothing was filtered for safety. It sees {environment['plan']['sequence_length']:,} tokens at once.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _architecture(environment: Mapping[str, Any]) -> str:
+    kind, parameters = environment.get("architecture", "gpt2"), environment["parameters"]
+    active = environment.get("active_parameters", parameters)
+    part = f", {active:,} of them active for a token" if active < parameters else ""
+    return f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters{part}"
 
 
 def add_results(final: Path, comparison: Mapping[str, Any], column: str) -> None:

@@ -4,13 +4,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.compute import checkpoint_bytes, forward_share, gpt2_scale
+from gpt2_repro.compute import checkpoint_bytes, forward_share
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import read_manifest
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.scale import scale_of
 from gpt2_repro.plan import BY_LENGTH, check_strategy, plan_run
 from gpt2_repro.recipe import ParsedRecipe
 
@@ -32,18 +33,14 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
             "vocab_size"
         ]
     length = data_args.sequence_length
-    scale = gpt2_scale(
-        n_layer=model_args.n_layer,
-        n_embd=model_args.n_embd,
-        sequence_length=length,
-        vocab_size=vocabulary,
-        pad_to_multiple_of=model_args.pad_vocab_to_multiple_of,
-    )
+    scale = scale_of(model_args, sequence_length=length, vocab_size=vocabulary)
 
     print(recipe.to_yaml())
     print(
         f"parameters        {scale.parameters:,} ({scale.trained:,} while training, vocabulary {vocabulary:,} padded to {scale.padded_vocab_size:,})"
     )
+    if scale.active < scale.parameters:
+        print(f"  active          {scale.active:,} for a token")
     by_length = training["train_sampling_strategy"] == BY_LENGTH
     tokens_per_step = training["tokens_per_step"]
     rows = "targets, without padding" if by_length else f"{tokens_per_step // length:,} rows x {length:,}"

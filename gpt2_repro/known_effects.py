@@ -89,6 +89,8 @@ KNOWN_EFFECTS: dict[str, str | Callable[[Any, Any], str]] = {
     "separator": _separator,
     "max_tokens": f"another amount of text; a run that is longer repeats it; {UNKNOWN}",
     "init_from": "trained weights at the start: no reproduction from scratch",
+    "model_type": f"another architecture: curves and scores published for GPT-2 do not apply; {UNKNOWN}",
+    "config_overrides": f"another function or shape of the same parts; {UNKNOWN}",
     "n_layer": OTHER_SIZE,
     "n_embd": OTHER_SIZE,
     "dropout": f"without it 3.6413, with 0.1 3.6915 {THOMAS}",

@@ -13,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from benchmarks.saved_bytes import saved_bytes_per_token
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.model.build import build_config, build_model
+from gpt2_repro.model.build import build_model
+from gpt2_repro.model.configuration import build_config
 
 
 LAYERS, WIDTH, LENGTH = 3, 128, 64

@@ -11,11 +11,12 @@ from transformers import GPT2Config, TrainingArguments
 
 import train as train_story
 from gpt2_repro.baselines import BASELINES
-from gpt2_repro.compute import gpt2_parameters, plan_batches
+from gpt2_repro.compute import checkpoint_bytes, gpt2_parameters, plan_batches
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationArguments
-from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.arguments import ModelArguments, Overrides
+from gpt2_repro.model.scale import scale_of
 from gpt2_repro.plan import plan_run
 from gpt2_repro.preflight.__main__ import main as preflight
 from gpt2_repro.recipe import load_sections, own_fields, parse_recipe, read_section
@@ -33,7 +34,12 @@ SECTIONS = {
 OPTIONS = ("data", "model", "training")
 # The recipes of a rented machine, by their names; the others say what they are in a line or two.
 GPT2 = [path for path in RECIPES if not path.stem.startswith(("demo", "shakespeare", "finetune"))]
-ESTIMATED = [path for path in GPT2 if path.stem not in ("gpt2_124m", "check_124m", "blog_wrap512")]
+OTHER_ARCHITECTURES = [path for path in GPT2 if path.stem in ("llama_124m", "moe_124m")]
+ESTIMATED = [
+    path
+    for path in GPT2
+    if path not in OTHER_ARCHITECTURES and path.stem not in ("gpt2_124m", "check_124m", "blog_wrap512")
+]
 # llm.c's scripts/run_gpt2_*.sh: steps (-x), tokens a step (-d), learning rate (-l), its final fraction (-q), and the text (-i).
 LLMC = {
     "gpt2_124m": (18_865, 524_288, 6e-4, 0.0, "fineweb-10bt"),
@@ -68,7 +74,10 @@ def test_recipe_parses_for_every_script(path: Path) -> None:
     assert trained.values["evaluation"] == dataclasses.asdict(evaluated)
     for section, keys in load_sections(path).items():
         for key, value in keys.items():
-            assert trained.values[section][key] == (float(value) if _is_number(value) else value), f"{section}.{key}"
+            read = trained.values[section][key]
+            assert (json.loads(read) if isinstance(value, dict) else read) == (
+                float(value) if _is_number(value) else value
+            ), f"{section}.{key}"
 
 
 def _is_number(value: object) -> bool:
@@ -163,6 +172,33 @@ def test_each_size_is_llmc_s_script(size: str) -> None:
         assert {key for key, value in keys.items() if value != default[section][key]} <= free
 
 
+@pytest.mark.parametrize("path", OTHER_ARCHITECTURES, ids=lambda path: path.stem)
+def test_another_architecture_is_matched_to_gpt2_and_changes_nothing_else(path: Path) -> None:
+    values, default = values_of(path), values_of(ROOT / "recipes" / "gpt2_124m.yaml")
+    scales = {}
+    for model_type, section in (("gpt2", default["model"]), (values["model"]["model_type"], values["model"])):
+        scales[model_type] = scale_of(ModelArguments(**section), sequence_length=1024, vocab_size=50_257)
+    gpt2, other = scales["gpt2"], scales[values["model"]["model_type"]]
+    assert other.active == pytest.approx(gpt2.active, rel=0.01)
+    assert other.flops_per_token == pytest.approx(gpt2.flops_per_token, rel=0.001)
+    header = header_of(path)
+    for said in (other.active, other.parameters, gpt2.parameters):
+        assert f"{said:,}" in header
+    assert f"{other.flops_per_token / 1e6:.1f} MFLOP" in header
+    assert f"{round(checkpoint_bytes(other.trained, bf16=True) / 1e9, 1):g} GB" in header
+    changed = {key for name, keys in values.items() for key, value in keys.items() if value != default[name][key]}
+    assert changed == {"model_type", "config_overrides"}
+
+
+def test_grouped_query_attention_as_the_header_types_it() -> None:
+    path = ROOT / "recipes" / "llama_124m.yaml"
+    typed = re.search(r"--config_overrides '(\{.*?\})'", header_of(path))
+    assert typed
+    model = values_of(path)["model"] | {"config_overrides": Overrides(typed[1])}
+    parameters = scale_of(ModelArguments(**model), sequence_length=1024, vocab_size=50_257).parameters
+    assert f"{parameters:,} parameters" in header_of(path)
+
+
 @pytest.mark.parametrize("path", GPT2, ids=lambda path: path.stem)
 def test_a_dry_run_prints_the_plan(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -225,6 +261,8 @@ def test_the_default_recipe_is_llmc_on_1_to_8_gpus(processes: int) -> None:
     wanted |= {"weight_decay": 0.1, "max_grad_norm": 1.0, "final_learning_rate_fraction": 0.0}
     assert {key: training[key] for key in wanted} == wanted
     assert recipe.values["model"] == {
+        "model_type": "gpt2",
+        "config_overrides": "",
         "n_layer": 12,
         "n_head": 12,
         "n_embd": 768,

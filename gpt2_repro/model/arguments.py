@@ -1,6 +1,7 @@
 """The recipe section `model:`: the shape of the network and how it computes."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,13 +9,47 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import ParsedRecipe, load_sections
 
 
-SHAPE = ("n_layer", "n_head", "n_embd")
+GPT2 = "gpt2"
+# GPT-2's words for a shape, which are the options of every architecture, and transformers' words for it.
+SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size"}
+
+
+class Overrides(str):
+    """Keys of a configuration and their values as JSON, from JSON or from `key=value,key=value` with values of JSON or text."""
+
+    def __new__(cls, text: str) -> "Overrides":
+        if not text.strip() or text.lstrip().startswith("{"):
+            values = json.loads(text or "{}")
+        else:
+            values = {
+                key.strip(): _value(value.strip()) for key, value in (part.split("=") for part in text.split(","))
+            }
+        return super().__new__(cls, json.dumps(values, sort_keys=True) if values else "")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @dataclasses.dataclass
 class ModelArguments:
-    """A GPT-2 by its shape. The defaults are the 124M model of the paper as llm.c trains it."""
+    """A model by its shape. The defaults are the 124M GPT-2 of the paper as llm.c trains it."""
 
+    model_type: str = dataclasses.field(
+        default=GPT2,
+        metadata={
+            "help": "Architecture, any causal language model of transformers by its model_type: llama, mixtral."
+        },
+    )
+    config_overrides: Overrides = dataclasses.field(
+        default=Overrides(""),
+        metadata={
+            "help": "Further keys of its configuration: a mapping in a recipe; as an option JSON, or key=value,key=value."
+        },
+    )
     n_layer: int = dataclasses.field(default=12, metadata={"help": "Transformer blocks."})
     n_head: int = dataclasses.field(default=12, metadata={"help": "Attention heads in a block."})
     n_embd: int = dataclasses.field(default=768, metadata={"help": "Width of the residual stream."})
@@ -56,8 +91,9 @@ def follow_checkpoint(recipe: ParsedRecipe) -> None:
     model = recipe.values["model"]
     if model["init_from"]:
         said = recipe.typed | load_sections(recipe.path).get("model", {}).keys()
-        shape = _read_config(model["init_from"])
-        model |= {key: shape[key] for key in SHAPE if key in shape and key not in said}
+        config = _read_config(model["init_from"])
+        shape = {key: config.get(key, config.get(name)) for key, name in SHAPE.items()}
+        model |= {key: value for key, value in shape.items() if value is not None and key not in said}
 
 
 def _read_config(name: str) -> dict[str, Any]:

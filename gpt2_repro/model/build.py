@@ -6,44 +6,21 @@ import logging
 import math
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.arguments import GPT2
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
+from gpt2_repro.model.stock import require_stock_loss, stock_model
 
 
 logger = logging.getLogger(__name__)
 
 
-def build_config(
-    args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
-) -> GPT2Config:
-    """The training configuration: padded vocabulary, fused GELU, no cache. `tokenizer` gives the special ids."""
-    multiple = args.pad_vocab_to_multiple_of
-    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id} if tokenizer else {}
-    config = GPT2Config(
-        vocab_size=-(-vocab_size // multiple) * multiple,
-        n_positions=sequence_length,
-        n_layer=args.n_layer,
-        n_head=args.n_head,
-        n_embd=args.n_embd,
-        resid_pdrop=args.dropout,
-        embd_pdrop=args.dropout,
-        attn_pdrop=args.dropout,
-        # gelu_new by another name: one kernel instead of eight (transformers activations.py).
-        activation_function="gelu_pytorch_tanh",
-        use_cache=False,
-        **special,
-    )
-    config.true_vocab_size = vocab_size
-    return config
-
-
 def build_model(
-    config: GPT2Config,
+    config: PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     attention: str,
@@ -53,11 +30,14 @@ def build_model(
     """A model with fp32 weights and the pre-training forward, its loss compiled where that is asked for.
 
     Fresh weights come from torch's global seed; those of `init_from`, a plain checkpoint, replace them.
-    Raises UserError where that cannot be loaded, has another shape, or another tokenizer than the data's `tokenizer`.
+    Raises UserError where that cannot be loaded, has another shape, or another tokenizer than the data's `tokenizer`, and
+    for an architecture that does not compute what the pre-training forward does.
     """
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    model = stock_model(config, attention=attention)
     if init_from:
         start_from(init_from, model, tokenizer)
+    if config.model_type != GPT2:
+        require_stock_loss(model)
     make_pretraining(model, vocab_size=config.true_vocab_size)
     if compiled:
         compile_loss(model)

@@ -44,6 +44,10 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
     # Importing transformers already writes torch's own default, in /tmp, into the environment.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(CACHE).resolve())
+    recomputed = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+    if model.balance_loss is not None and hasattr(torch._dynamo.config, recomputed):
+        # Hooks collect what routers say in the forward pass, and need not do so again where blocks are computed twice.
+        setattr(torch._dynamo.config, recomputed, True)
     compiler = torch._dynamo.lookup_backend(backend)
     graphs: list[Graph] = []
 

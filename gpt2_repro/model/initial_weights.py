@@ -4,19 +4,22 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.model.arguments import SHAPE
+from gpt2_repro.model.configuration import own_keys
 from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
 from gpt2_repro.model.pretraining import plain_config
 
 
-# What decides the function that a GPT-2 of a given shape computes.
-SAME_FUNCTION = (
-    "activation_function",
-    "layer_norm_epsilon",
-    "n_inner",
-    "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx",
-    "tie_word_embeddings",
+# Of what an architecture calls its own, what a checkpoint may have otherwise: it does not decide the function.
+FREE = (
+    "vocab_size",
+    "use_cache",
+    "initializer_range",
+    "reorder_and_upcast_attn",
+    "pretraining_tp",
+    "output_router_logits",
 )
+FREE_ENDS = ("_token_id", "pdrop", "_dropout", "_positions", "_position_embeddings", "_noise", "_coef")
 
 
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -39,24 +42,24 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:
         raise UserError(
-            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: name one of those"
+            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: name one of those, or type "
+            f"--model_type {theirs.model_type}"
         )
-    plain = plain_config(ours)
-    for key in SAME_FUNCTION:
-        if getattr(theirs, key) != getattr(plain, key):
-            raise UserError(
-                f"{name} computes another function than this recipe's GPT-2: {key} {getattr(theirs, key)}, not "
-                f"{getattr(plain, key)}; name a checkpoint like openai-community/gpt2"
-            )
-    asked = {key: getattr(ours, key, None) for key in ("n_layer", "n_head", "n_embd", "n_positions")}
-    found = {key: getattr(theirs, key, None) for key in asked}
+    options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
+    asked = {option: getattr(ours, key) for option, key in options.items()}
+    found = {option: getattr(theirs, key) for option, key in options.items()}
     if found != asked:
-        mend = " ".join(
-            f"--{'sequence_length' if key == 'n_positions' else key} {value}"
-            for key, value in found.items()
-            if value != asked[key]
-        )
+        mend = " ".join(f"--{option} {value}" for option, value in found.items() if value != asked[option])
         raise UserError(f"{name} has another shape than this recipe: type {mend}")
+    plain = plain_config(ours)
+    shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
+    for key in sorted(own_keys(ours) - shaped - {*FREE}):
+        one, other = getattr(theirs, key), getattr(plain, key)
+        if one != other and not key.startswith("summary_") and not key.endswith(FREE_ENDS):
+            raise UserError(
+                f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}; type "
+                f"--config_overrides {key}={one}, or name another checkpoint"
+            )
     if theirs.vocab_size != ours.true_vocab_size:
         raise UserError(
             f"{name} knows {theirs.vocab_size:,} ids and the prepared data has {ours.true_vocab_size:,}: prepare the "

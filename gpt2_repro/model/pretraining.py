@@ -22,6 +22,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 
+from gpt2_repro.model.experts import balance_loss
+
 
 IGNORED = -100  # the label of a position that is no target
 # The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
@@ -106,14 +108,23 @@ def chunk_size(weight: Tensor) -> int:
 
 
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
-    """Sum of the negative log-likelihoods of `shift_labels` [rows, T] after `input_ids` [rows, T]: what is compiled."""
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    return chunked_cross_entropy(
-        hidden.flatten(0, 1),
+    """Sum of the negative log-likelihoods of `shift_labels` [rows, T] after `input_ids` [rows, T]: what is compiled.
+
+    Of a mixture of experts its gradient is that of the loss that balances them too, by the targets of this pass; its value is not.
+    """
+    balances = model.balance_loss is not None and torch.is_grad_enabled()
+    routers = {"output_router_logits": True} if balances else {}
+    outputs = model.base_model(input_ids=input_ids, use_cache=False, **routers)
+    loss = chunked_cross_entropy(
+        outputs.last_hidden_state.flatten(0, 1),
         model.get_output_embeddings().weight,
         shift_labels.flatten(),
         vocab_size=model.config.true_vocab_size,
     )
+    if balances:
+        balance = model.balance_loss(outputs) * (shift_labels != IGNORED).sum()
+        loss = loss + (balance - balance.detach())
+    return loss
 
 
 @torch.no_grad()
@@ -164,6 +175,7 @@ def make_pretraining(model: PreTrainedModel, *, vocab_size: int) -> PreTrainedMo
     The instance, not a subclass: a subclass would leak into `architectures` of every saved config.
     """
     model.config.true_vocab_size = vocab_size
+    model.balance_loss = balance_loss(model)
     model.summed_loss = MethodType(summed_loss, model)
     model.forward = MethodType(_forward, model)
     # Activation checkpointing hooks the embeddings for models of which only a part is trained. Here every weight is,

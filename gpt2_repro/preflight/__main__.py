@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
         cards,
         usd_per_hour=training["usd_per_hour"],
         tokens_per_second=options.tokens_per_second,
-        as_published=is_as_published(training),
+        as_published=is_as_published(training, model_type=recipe.values["model"]["model_type"]),
     )
     planned |= {"data_bytes": data_bytes, "run_bytes": run_bytes(work)}
     planned["preparing"] = _preparing(
@@ -161,11 +161,12 @@ def _what_the_name_means(name: str, *, measured: bool) -> list[Finding]:
 
 def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
     """The work of a recipe, the bytes of its prepared data, and those that are still to come at most."""
-    from gpt2_repro.compute import gpt2_scale
     from gpt2_repro.data.manifest import read_manifest
     from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
     from gpt2_repro.data.tokenizer import expected_vocab_size
     from gpt2_repro.dry_run import HELLASWAG_TOKENS
+    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.model.scale import scale_of
     from gpt2_repro.preflight.work import work_of
 
     data, model, training = (recipe.values[section] for section in ("data", "model", "training"))
@@ -178,12 +179,10 @@ def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
     # Not prepared: what the source has, or as much as the run takes.
     tokens = tokens or min(data["max_tokens"] or math.inf, preset.tokens if preset else training["total_tokens"])
     share = data["validation_tokens"] if data["split"] == "head" else data["validation_fraction"] * tokens
-    scale = gpt2_scale(
-        n_layer=model["n_layer"],
-        n_embd=model["n_embd"],
+    scale = scale_of(
+        ModelArguments(**model),
         sequence_length=data["sequence_length"],
         vocab_size=manifest.get("vocab_size") or expected_vocab_size(data["tokenizer"]) or 50_257,
-        pad_to_multiple_of=model["pad_vocab_to_multiple_of"],
     )
     validation = counts.get("validation", {}).get("row_tokens") or int(share)
     work = work_of(training, scale, validation_tokens=validation, hellaswag_tokens=HELLASWAG_TOKENS)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.compute import GPT2Scale, checkpoint_bytes, count_steps
+from gpt2_repro.compute import ModelScale, checkpoint_bytes, count_steps
 from gpt2_repro.errors import UserError
 from gpt2_repro.preflight.cost import Work, times
 
 
-def work_of(training: Mapping[str, Any], scale: GPT2Scale, *, validation_tokens: int, hellaswag_tokens: int) -> Work:
+def work_of(training: Mapping[str, Any], scale: ModelScale, *, validation_tokens: int, hellaswag_tokens: int) -> Work:
     """The work of a recipe.
 
     Args:
@@ -56,6 +56,8 @@ def work_of(training: Mapping[str, Any], scale: GPT2Scale, *, validation_tokens:
     )
 
 
-def is_as_published(training: Mapping[str, Any]) -> bool:
-    """Whether a run computes as the published ones did: in bf16, compiled, each block once."""
+def is_as_published(training: Mapping[str, Any], *, model_type: str) -> bool:
+    """Whether a run computes as the published ones did: a GPT-2 in bf16, compiled, each block once."""
+    if model_type != "gpt2":
+        return False
     return training["bf16"] and not training["activation_checkpointing"] and training["torch_compile"] is not False

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.baselines import HELLASWAG_ITEMS, baseline_of, published_loss
+from gpt2_repro.baselines import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Run, is_number, mapping, values
 
 
@@ -103,15 +103,21 @@ def baseline_losses(run: Run) -> dict[str, float]:
     for domain in run.diagnosis.get("domains", []):
         if domain["label"] == OWN_TEXT:
             return {"baseline": losses[-1]["eval_loss"] - domain["difference"]["value"]}
-    baseline = baseline_of(_number(run.environment.get("parameters")))
+    baseline = _baseline(run)
     request = mapping(mapping(run.environment.get("data")).get("request"))
     loss = published_loss(baseline, request, losses[-1].get("eval_tokens"))
     return {} if loss is None else {baseline.name: loss}
 
 
+def _baseline(run: Run) -> Baseline:
+    """The GPT-2 of the size that works on a token."""
+    active = _number(run.environment.get("active_parameters"))
+    return baseline_of(active or _number(run.environment.get("parameters")))
+
+
 def hellaswag_lines(run: Run) -> dict[str, float]:
     """What GPT-2 and GPT-3 of the nearest size have, where the whole validation split was scored."""
-    baseline = baseline_of(_number(run.environment.get("parameters")))
+    baseline = _baseline(run)
     whole = run.hellaswag and run.hellaswag[-1].get("hellaswag_items") == HELLASWAG_ITEMS
     of_gpt3 = baseline.name.replace("GPT-2", "GPT-3")
     return {baseline.name: baseline.hellaswag, of_gpt3: baseline.gpt3_hellaswag} if whole else {}

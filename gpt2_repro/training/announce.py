@@ -6,22 +6,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gpt2_repro.compute import BatchPlan, flops_per_token
+from gpt2_repro.compute import BatchPlan
 from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.model.scale import measure
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.run_directory import describe_environment
 
 
 logger = logging.getLogger(__name__)
-
-
-def model_flops(model: PreTrainedModel, sequence_length: int) -> int:
-    """Training FLOPs per token of a GPT-2: its position embeddings are looked up, not multiplied."""
-    config = model.config
-    multiplied = model.num_parameters() - config.n_positions * config.n_embd
-    return flops_per_token(
-        parameters=multiplied, n_layer=config.n_layer, n_embd=config.n_embd, sequence_length=sequence_length
-    )
 
 
 def describe_run(
@@ -39,14 +31,16 @@ def describe_run(
         attention: its name and why it was chosen.
         beside_default: the deviations from the default recipe, and the reference whose curve is to be expected.
     """
-    padding = (model.config.vocab_size - model.config.true_vocab_size) * model.config.n_embd
+    scale = measure(model, plan.sequence_length)
     return (
         describe_environment()
         | {
             "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
             "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
-            "parameters": model.num_parameters() - padding,
-            "flops_per_token": model_flops(model, plan.sequence_length),
+            "architecture": model.config.model_type,
+            "parameters": scale.parameters,
+            "active_parameters": scale.active,
+            "flops_per_token": scale.flops_per_token,
             "precision": "bf16" if args.bf16 else "fp32",
             "attention": f"{attention[0]} ({attention[1]})",
             "usd_per_hour": args.usd_per_hour or None,
@@ -65,7 +59,14 @@ def announce(environment: dict[str, Any]) -> dict[str, Any]:
         epochs = plan["total_tokens"] / max(1, counts["row_tokens"])
     else:
         epochs = plan["max_steps"] * (plan["tokens_per_step"] // plan["sequence_length"]) / max(1, counts["rows"])
-    logger.info("model: %s parameters, attention %s", f"{environment['parameters']:,}", environment["attention"])
+    active = environment["active_parameters"]
+    logger.info(
+        "model: %s, %s parameters%s, attention %s",
+        environment["architecture"],
+        f"{environment['parameters']:,}",
+        f", {active:,} active for a token" if active < environment["parameters"] else "",
+        environment["attention"],
+    )
     batch = (
         "batch: %s targets a step without padding, give or take a row's, in passes of at most %s x %s positions of like "
         "length x %s processes x %s accumulation steps"

@@ -9,6 +9,7 @@ from transformers.training_args import OptimizerNames
 from gpt2_repro import hardware
 from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.model.arguments import GPT2
 from gpt2_repro.plan import plan_run
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
@@ -119,10 +120,11 @@ def trajectory_of(
     schedule = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm")
     optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "skip_loss_z", "skip_grad_z")
     order = ("seed", "data_seed", "train_sampling_strategy")
-    shape = {key: value for key, value in model.items() if key != "attn_implementation"}
     # What came later is told where it is no default: runs from before do not name it.
-    later = {"lr_scheduler_type": "cosine", "decay_fraction": 0.2}
-    named = {name: getattr(args, name) for name, default in later.items() if getattr(args, name) != default}
+    later = {"lr_scheduler_type": "cosine", "decay_fraction": 0.2, "model_type": GPT2, "config_overrides": ""}
+    asked = model | {name: getattr(args, name) for name in later.keys() - model.keys()}
+    named = {name: asked[name] for name, default in later.items() if asked[name] != default}
+    shape = {key: value for key, value in model.items() if key not in later and key != "attn_implementation"}
     return {
         "data": data["sha256"]["train"],
         "tokens_per_step": plan.tokens_per_step,

@@ -31,7 +31,8 @@ def test_rows_of_different_lengths_are_padded_behind_their_end() -> None:
 
 def test_padding_changes_no_loss() -> None:
     from gpt2_repro.model.arguments import ModelArguments
-    from gpt2_repro.model.build import build_config, build_model
+    from gpt2_repro.model.build import build_model
+    from gpt2_repro.model.configuration import build_config
     from gpt2_repro.model.pretraining import IGNORED as OF_THE_LOSS
 
     assert IGNORED == OF_THE_LOSS

@@ -19,7 +19,8 @@ from gpt2_repro.compute import gpt2_parameters
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import build
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.model.build import build_config, build_model, choose_attention
+from gpt2_repro.model.build import build_model, choose_attention
+from gpt2_repro.model.configuration import build_config
 
 
 def test_the_124m_model_without_allocating_it() -> None:

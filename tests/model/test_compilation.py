@@ -8,9 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from gpt2_repro.model import compilation
-from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.model.build import build_config, build_model
+from gpt2_repro.model.arguments import ModelArguments, Overrides
+from gpt2_repro.model.build import build_model
 from gpt2_repro.model.compilation import Graph, compile_loss, describe_graph
+from gpt2_repro.model.configuration import build_config
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +21,16 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-def build(attention: str = "causal_sdpa") -> PreTrainedModel:
+KINDS = {
+    "gpt2": "",
+    "llama": "num_key_value_heads=1,intermediate_size=48",
+    "mixtral": "num_key_value_heads=1,intermediate_size=24,router_aux_loss_coef=0.1",
+}
+
+
+def build(attention: str = "causal_sdpa", kind: str = "gpt2") -> PreTrainedModel:
     torch.manual_seed(0)
-    args = ModelArguments(n_layer=2, n_head=2, n_embd=32)
+    args = ModelArguments(n_layer=2, n_head=2, n_embd=32, model_type=kind, config_overrides=Overrides(KINDS[kind]))
     return build_model(build_config(args, sequence_length=16, vocab_size=200), attention=attention).train()
 
 
@@ -33,8 +41,9 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "activation_checkpointing"])
-def test_one_causal_graph_without_logits_equals_the_eager_loss(batch, checkpointing: bool) -> None:
-    eager, model = build(), build()
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_causal_graph_without_logits_equals_the_eager_loss(batch, kind: str, checkpointing: bool) -> None:
+    eager, model = build(kind=kind), build(kind=kind)
     if checkpointing:
         model.activation_checkpointing_enable()
     graphs = compile_loss(model, backend="aot_eager")

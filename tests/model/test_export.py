@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from gpt2_repro.data.tokenizer import count_characters
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.model.build import build_config, build_model
+from gpt2_repro.model.build import build_model
+from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, start_ids, untrained_like
 from gpt2_repro.model.pretraining import plain_model
 

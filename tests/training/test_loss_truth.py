@@ -17,7 +17,8 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.collator import EpochSampler, collate_rows
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.model.build import build_config, build_model
+from gpt2_repro.model.build import build_model
+from gpt2_repro.model.configuration import build_config
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,60 @@
+"""How large a model is and what a token costs: GPT-2's by arithmetic, any other's by its weights, none of them allocated."""
+
+from typing import TYPE_CHECKING
+
+from gpt2_repro.compute import ModelScale, flops_per_token, gpt2_scale
+from gpt2_repro.model.arguments import GPT2, ModelArguments
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> ModelScale:
+    """Of a recipe's model, whose rows have `sequence_length` tokens.
+
+    Raises UserError for an architecture or overrides that are none.
+    """
+    if args.model_type == GPT2 and not args.config_overrides:
+        return gpt2_scale(
+            n_layer=args.n_layer,
+            n_embd=args.n_embd,
+            sequence_length=sequence_length,
+            vocab_size=vocab_size,
+            pad_to_multiple_of=args.pad_vocab_to_multiple_of,
+        )
+    import torch
+
+    from gpt2_repro.model.configuration import build_config
+    from gpt2_repro.model.stock import stock_model
+
+    config = build_config(args, sequence_length=sequence_length, vocab_size=vocab_size)
+    with torch.device("meta"):
+        return measure(stock_model(config, attention="eager"), sequence_length)
+
+
+def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
+    """Of a model that is there, on the meta device or another."""
+    from torch import nn
+
+    from gpt2_repro.model.experts import idle_parameters
+
+    config, head = model.config, model.get_output_embeddings().weight
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    looked_up = sum(table.numel() for table in tables if table is not head)
+    trained, idle = model.num_parameters(), idle_parameters(model)
+    padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
+    parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelScale(
+        parameters=parameters,
+        active=parameters - idle,
+        trained=trained,
+        flops_per_token=flops_per_token(
+            parameters=trained - looked_up - idle,
+            n_layer=config.num_hidden_layers,
+            n_embd=width * config.num_attention_heads,
+            sequence_length=sequence_length,
+        ),
+        padded_vocab_size=config.vocab_size,
+    )
