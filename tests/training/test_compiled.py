@@ -39,13 +39,13 @@ def test_a_good_graph_has_no_problem() -> None:
 def test_a_compiled_run_under_zero1_is_the_eager_one(
     train, events, type_command, tiny_recipe: Path, tmp_path: Path
 ) -> None:
-    # 151 validation rows on two processes: the last batches are short, and are not compiled anew.
+    # 151 validation rows in batches of 4: the last one is short, and is not compiled anew.
     options = ("--eval_tokens", 151 * 32, "--activation_checkpointing", "--max_steps", 4)
     eager = train(tmp_path / "eager", *options)
     words = ("train.py", tiny_recipe, *options, "--torch_compile", "--per_device_train_batch_size", 4)
     run = tmp_path / "compiled"
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    done = type_command("launch", 2, *words, "--output_dir", run, timeout=500, **cache)
+    done = type_command("launch", 1, *words, "--output_dir", run, timeout=500, **cache)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"compiling the training step; the cache is {tmp_path}/cache" in done.stdout
     assert "compiled: 1 graph, 2 causal attentions, no logits; first step" in done.stdout
