@@ -28,6 +28,7 @@ class Facts:
     tokens: int | None
     total_tokens: int | None
     validation_loss: float | None  # nats per token, the last one
+    best_loss: float | None  # of all validations
     further_losses: dict[str, float]  # the same of each further validation set, by its name
     tokens_per_second: float | None  # median over the steps
     mfu: float | None  # median, a fraction of the peak
@@ -66,6 +67,7 @@ def facts(run: Run) -> Facts:
         tokens=_number(run.status.get("tokens"), last.get("tokens")),
         total_tokens=max_steps * tokens_per_step if max_steps and tokens_per_step else None,
         validation_loss=losses[-1] if losses else None,
+        best_loss=min(losses, default=None),
         further_losses={name: found[-1] for name, found in further.items() if found},
         tokens_per_second=statistics.median(speeds) if speeds else None,
         mfu=statistics.median(mfus) if mfus else None,

@@ -191,20 +191,23 @@ def _draw_learning_rate(figure: Figure, run: Run) -> None:
     upper.set_ylabel("learning rate")
     upper.set_ylim(bottom=0)
     upper.ticklabel_format(axis="y", scilimits=(0, 0), useMathText=True)
+    for axes in lower:
+        axes.plot(tokens, norms, color=PURPLE, linewidth=0.8, marker=marker(tokens))
+        _dress_norms(axes, norms, mapping(run.recipe.get("training")).get("max_grad_norm"))
+    # Behind the curves: it looks at where they lie.
     finish(lower[0] if lower else upper, [], {})
-    if not lower:
-        return
-    lower[0].plot(tokens, norms, color=PURPLE, linewidth=0.8, marker=marker(tokens))
-    lower[0].set_ylabel("gradient norm")
+
+
+def _dress_norms(axes: Axes, norms: Sequence[float], clip: object) -> None:
+    axes.set_ylabel("gradient norm")
     if min(norms) > 0:
-        lower[0].set_yscale("log")
-        lower[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        lower[0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        lower[0].yaxis.set_minor_locator(NullLocator())
-    clip = mapping(run.recipe.get("training")).get("max_grad_norm")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     if is_number(clip) and clip > 0:
-        lower[0].axhline(clip, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
-        lower[0].annotate(
+        axes.axhline(clip, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
+        axes.annotate(
             f"clipped at {clip:g}",
             (1, clip),
             (0, 3),

@@ -94,9 +94,18 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
         score = f"{numbers.hellaswag:.4f}" if numbers.hellaswag is not None else "–"
         mfu = f"{numbers.mfu:.1%}" if numbers.mfu is not None else "–"
         cost = f"${numbers.usd:,.2f}" if numbers.usd is not None else "–"
-        texts += [loss_text(numbers.validation_loss), score, speed, mfu, duration(numbers.seconds), cost]
+        texts += [loss_text(numbers.validation_loss), loss_text(numbers.best_loss)]
+        texts += [score, speed, mfu, duration(numbers.seconds), cost]
         rows.append([Cell(label), Cell(numbers.state), *(Cell(text, "number") for text in texts)])
-    units = ["parameters", "tokens", "validation loss (nats/token)", "HellaSwag", "tokens/s (median)", "MFU"]
+    units = [
+        "parameters",
+        "tokens",
+        "validation loss (nats/token)",
+        "its best",
+        "HellaSwag",
+        "tokens/s (median)",
+        "MFU",
+    ]
     units += ["time", "cost"]
     return Table(["run", "state", *units], rows)
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
+from matplotlib.figure import Figure
 
+from gpt2_repro.report import plots
 from gpt2_repro.report.page import label_runs, write_page
 from gpt2_repro.report.plots import smooth
 from gpt2_repro.report.read import read_run
@@ -112,13 +114,26 @@ def test_one_logged_step_is_enough_for_every_figure(run_folder: Path) -> None:
     assert "No validation loss is logged yet" in page.text
 
 
+def test_curves_lie_inside_their_frames(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    for draw in (plots._draw_loss, plots._draw_learning_rate, plots._draw_throughput):
+        figure = Figure()
+        draw(figure, run)
+        for axes in figure.axes:
+            left, right = axes.get_xlim()
+            curves = [line for line in axes.lines if line.get_transform() == axes.transData]
+            assert curves, draw.__name__
+            for line in curves:
+                assert left <= min(line.get_xdata()) <= max(line.get_xdata()) <= right, draw.__name__
+
+
 def test_several_runs_are_laid_over_each_other(
     run_folder: Path, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     other = make_run(tmp_path / "elsewhere" / "demo", learning_rate=2e-3)
     _, page = _page(run_folder, other)
     assert len(page.addresses) == 2 + 2 * 6
-    assert "2 GPT-2 runs" in page.text
+    assert "2 runs" in page.text
     assert "elsewhere/demo" in page.text
     runs = [read_run(run_folder), read_run(other)]
     assert label_runs(runs) == ["runs/demo", "elsewhere/demo"]
