@@ -22,6 +22,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 
+from gpt2_repro.model.documents import Documents
+
 
 IGNORED = -100  # the label of a position that is no target
 # The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
@@ -105,9 +107,12 @@ def chunk_size(weight: Tensor) -> int:
     return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
 
-def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
-    """Sum of the negative log-likelihoods of `shift_labels` [rows, T] after `input_ids` [rows, T]: what is compiled."""
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
+    """Sum of the negative log-likelihoods of `shift_labels` [rows, T] after `input_ids` [rows, T]: what is compiled.
+
+    `attention`: what else the model's forward takes, as documents.py makes it.
+    """
+    hidden = model.base_model(input_ids=input_ids, use_cache=False, **attention).last_hidden_state
     return chunked_cross_entropy(
         hidden.flatten(0, 1),
         model.get_output_embeddings().weight,
@@ -143,8 +148,8 @@ def _forward(
     **kwargs: Any,
 ) -> Any:
     """With `shift_labels` [rows, T], the loss alone: the sum over targets divided by `num_items_in_batch`, or by the
-    targets of this batch; with `reduction` "none", that of each target. Without, the stock forward, its logits cut to
-    the ids that exist.
+    targets of this batch; with `reduction` "none", that of each target, whose rows are no packed ones. Without, the
+    stock forward, its logits cut to the ids that exist.
     """
     if shift_labels is None:
         if labels is not None:
@@ -155,15 +160,23 @@ def _forward(
     if reduction == "none":
         return CausalLMOutput(loss=target_losses(self, input_ids, shift_labels))
     targets = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-    return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels) / targets)
+    attention = self.documents.attention(self, input_ids) if self.documents else {}
+    return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels, **attention) / targets)
 
 
-def make_pretraining(model: PreTrainedModel, *, vocab_size: int) -> PreTrainedModel:
-    """Give this instance the pre-training forward. `vocab_size`: ids that exist, without padding.
+def make_pretraining(
+    model: PreTrainedModel, *, vocab_size: int, documents: Documents | None = None
+) -> PreTrainedModel:
+    """Give this instance the pre-training forward.
+
+    Args:
+        vocab_size: ids that exist, without padding.
+        documents: which the loss of packed rows keeps apart; None lets attention run across them.
 
     The instance, not a subclass: a subclass would leak into `architectures` of every saved config.
     """
     model.config.true_vocab_size = vocab_size
+    model.documents = documents
     model.summed_loss = MethodType(summed_loss, model)
     model.forward = MethodType(_forward, model)
     # Activation checkpointing hooks the embeddings for models of which only a part is trained. Here every weight is,

@@ -49,6 +49,7 @@ def describe_run(
             "flops_per_token": model_flops(model, plan.sequence_length),
             "precision": "bf16" if args.bf16 else "fp32",
             "attention": f"{attention[0]} ({attention[1]})",
+            "document_mask": model.documents is not None,
             "usd_per_hour": args.usd_per_hour or None,
             "seed": args.seed,
             "data": data,
@@ -65,7 +66,8 @@ def announce(environment: dict[str, Any]) -> dict[str, Any]:
         epochs = plan["total_tokens"] / max(1, counts["row_tokens"])
     else:
         epochs = plan["max_steps"] * (plan["tokens_per_step"] // plan["sequence_length"]) / max(1, counts["rows"])
-    logger.info("model: %s parameters, attention %s", f"{environment['parameters']:,}", environment["attention"])
+    attention = f"{environment['attention']}{', kept inside documents' if environment['document_mask'] else ''}"
+    logger.info("model: %s parameters, attention %s", f"{environment['parameters']:,}", attention)
     batch = (
         "batch: %s targets a step without padding, give or take a row's, in passes of at most %s x %s positions of like "
         "length x %s processes x %s accumulation steps"

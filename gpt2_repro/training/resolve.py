@@ -119,8 +119,13 @@ def trajectory_of(
     schedule = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm")
     optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "skip_loss_z", "skip_grad_z")
     order = ("seed", "data_seed", "train_sampling_strategy")
-    shape = {key: value for key, value in model.items() if key != "attn_implementation"}
     # What came later is told where it is no default: runs from before do not name it.
+    later_of_model = {"document_mask": False}
+    shape = {
+        key: value
+        for key, value in model.items()
+        if key != "attn_implementation" and (key not in later_of_model or later_of_model[key] != value)
+    }
     later = {"lr_scheduler_type": "cosine", "decay_fraction": 0.2}
     named = {name: getattr(args, name) for name, default in later.items() if getattr(args, name) != default}
     return {
