@@ -13,7 +13,7 @@ from gpt2_repro import diff_recipe, dry_run, entry
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import open_manifest, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
-from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint
+from gpt2_repro.model.arguments import ModelArguments, check_documents, follow_checkpoint
 from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.supervision import RUN, note
 from gpt2_repro.training.launcher import end_with_launcher
@@ -39,6 +39,7 @@ def main(argv: list[str]) -> None:
     recipe = parse_recipe(argv, sections=sections, options=OPTIONS, description=__doc__, extras=EXTRAS)
     follow_checkpoint(recipe)
     data_args, model_args = DataArguments(**recipe.values["data"]), ModelArguments(**recipe.values["model"])
+    check_documents(model_args, packing=data_args.packing, separator=data_args.separator)
     if recipe.extras.dry_run:
         return dry_run.dry_run(recipe, data_args, model_args)
     if recipe.extras.diff_recipe is not None:
@@ -66,6 +67,7 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro.model.build import build_model, choose_attention
     from gpt2_repro.model.configuration import build_config
+    from gpt2_repro.model.documents import documents_of
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.fit import fit
     from gpt2_repro.training.inputs import open_inputs
@@ -74,23 +76,20 @@ def main(argv: list[str]) -> None:
     inputs = open_inputs(data_args, manifest, args)
     tokenizer = inputs.tokenizer
     config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
-    attention = choose_attention(
-        model_args.attn_implementation, cuda=not args.use_cpu, bf16=args.bf16, one_row_compiled=args.compiles_one_row
-    )
+    documents = documents_of(tokenizer, data_args.separator) if model_args.document_mask else None
+    device = {"cuda": not args.use_cpu, "bf16": args.bf16, "one_row_compiled": args.compiles_one_row}
+    attention = choose_attention(model_args.attn_implementation, document_mask=model_args.document_mask, **device)
     set_seed(args.seed)
     init_from = "" if start.checkpoint else model_args.init_from
-    model = build_model(config, tokenizer, attention=attention[0], init_from=init_from, compiled=args.compile_loss)
+    model = build_model(
+        config, tokenizer, attention=attention[0], init_from=init_from, documents=documents, compiled=args.compile_loss
+    )
 
     if main_process:
         run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
+    environment = announce(describe_run(args, plan, model, manifest, attention, diff_recipe.beside_default(recipe)))
     trainer = PretrainingTrainer(
-        model=model,
-        args=args,
-        inputs=inputs,
-        plan=plan,
-        run=run,
-        environment=announce(describe_run(args, plan, model, manifest, attention, diff_recipe.beside_default(recipe))),
-        trajectory=trajectory,
+        model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, trajectory=trajectory
     )
     fit(trainer, start)
 

@@ -7,6 +7,7 @@ Every contender trains the same shape on the same random ids with AdamW, clippin
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import logging
@@ -31,6 +32,8 @@ SHAPES = {
     # nanoGPT's README, "I only have a macbook": the CPU command of its Shakespeare characters.
     "shakespeare": {"n_layer": 4, "n_head": 4, "n_embd": 128, "sequence_length": 64, "vocab_size": 65},
 }
+SEPARATOR = 0  # an id that stands there by chance in 1 of DOCUMENT places, as in documents of 700 tokens
+DOCUMENT = 700
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +64,14 @@ def device() -> str:
 
 
 class RandomRows:
-    """Rows of sequence_length + 1 random ids, the same for every contender."""
+    """Rows of sequence_length + 1 random ids with separators among them, the same for every contender."""
 
     def __init__(self, setup: Setup) -> None:
         count = setup.micro_batch * setup.accumulation * setup.total_steps
         shape = (count, setup.model["sequence_length"] + 1)
-        self.rows = np.random.default_rng(0).integers(0, setup.model["vocab_size"], shape, dtype=np.int64)
+        source = np.random.default_rng(0)
+        self.rows = source.integers(0, setup.model["vocab_size"], shape, dtype=np.int64)
+        self.rows[source.random(shape) < 1 / DOCUMENT] = SEPARATOR
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -80,19 +85,22 @@ class RandomRows:
             yield torch.from_numpy(self.rows[start : start + setup.micro_batch]).to(device(), non_blocking=True)
 
 
-def our_model(setup: Setup) -> Any:
+def our_model(setup: Setup, *, document_mask: bool = False) -> Any:
     from gpt2_repro.model.arguments import ModelArguments
     from gpt2_repro.model.build import build_model, choose_attention
     from gpt2_repro.model.configuration import build_config
+    from gpt2_repro.model.documents import Documents
 
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
     length, vocabulary = setup.model["sequence_length"], setup.model["vocab_size"]
     config = build_config(ModelArguments(**shape), sequence_length=length, vocab_size=vocabulary)
-    attention, _ = choose_attention("auto", cuda=torch.cuda.is_available(), bf16=setup.bf16)
-    return build_model(config, attention=attention, compiled=setup.compile)
+    device = {"cuda": torch.cuda.is_available(), "bf16": setup.bf16}
+    attention, _ = choose_attention("auto", document_mask=document_mask, **device)
+    documents = Documents(SEPARATOR) if document_mask else None
+    return build_model(config, attention=attention, documents=documents, compiled=setup.compile)
 
 
-def trainer(setup: Setup, watch: Stopwatch) -> None:
+def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> None:
     """This project's step, through its Trainer, under whatever launcher started the process."""
     from transformers import TrainerCallback
 
@@ -140,7 +148,7 @@ def trainer(setup: Setup, watch: Stopwatch) -> None:
         "data": {"request": {"packing": "concat"}},
     }
     training = PretrainingTrainer(
-        model=our_model(setup),
+        model=our_model(setup, document_mask=document_mask),
         args=args,
         inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
         plan=plan,
@@ -236,7 +244,13 @@ def main(name: str, described: str) -> None:
     watch = Stopwatch(
         warmup=setup.warmup, steps=setup.steps, windows=setup.windows, total=setup.total_steps, eager=not setup.compile
     )
-    {"bare": bare, "nanogpt": nanogpt, "stock": stock}.get(name, trainer)(setup, watch)
+    others: dict[str, Callable[[Setup, Stopwatch], None]] = {
+        "bare": bare,
+        "nanogpt": nanogpt,
+        "stock": stock,
+        "masked": functools.partial(trainer, document_mask=True),
+    }
+    others.get(name, trainer)(setup, watch)
     on_gpu = torch.cuda.is_available()
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if os.environ.get("RANK", "0") == "0":

@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 CONTENDERS = {
     "trainer": "this project, one process",
+    "masked": "this project, attention inside documents",
     "ddp": "this project under DDP",
     "zero1": "this project under DeepSpeed ZeRO-1",
     "bare": "PyTorch loop, this project's model and loss",

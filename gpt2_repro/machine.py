@@ -27,7 +27,7 @@ DIST_SECONDS = 30.0
 PROBE_SECONDS = 600.0
 
 
-def check_devices(training: dict[str, Any], *, attention: str) -> list[Finding]:
+def check_devices(training: dict[str, Any], *, attention: str, document_mask: bool = False) -> list[Finding]:
     """Driver, GPUs, precision, compiler and attention, by the rules of train.py."""
     import torch
 
@@ -48,7 +48,8 @@ def check_devices(training: dict[str, Any], *, attention: str) -> list[Finding]:
     )
     compiled = functools.partial(hardware.choose_compile, training["torch_compile"], **rules)
     found.append(_judge("torch.compile", compiled, lambda compiles: "the loss is compiled" if compiles else "off"))
-    chosen = functools.partial(choose_attention, attention, cuda=not on_cpu, bf16=training["bf16"])
+    asked = {"cuda": not on_cpu, "bf16": training["bf16"], "document_mask": document_mask}
+    chosen = functools.partial(choose_attention, attention, **asked)
     attends = _judge("attention", chosen, ": ".join)
     slower = attends.mark == "✓" and not on_cpu and not attends.words.startswith("flash_attention_2")
     return [*found, attends._replace(mark="!") if slower else attends]

@@ -138,6 +138,17 @@ def test_flash_attention_where_it_is_missing(refused) -> None:
     assert message.startswith("flash_attention_2 cannot be used: there is no GPU")
 
 
+def test_documents_that_rows_do_not_show_are_not_kept_apart(refused) -> None:
+    assert refused("--document_mask", "--packing", "wrap") == (
+        "with packing wrap a row is of one document: leave out --document_mask"
+    )
+    message = refused("--document_mask", "--separator", "none")
+    assert message.endswith("prepare the data with --separator before, or leave it out")
+    assert refused("--document_mask", "--separator", "none", "--dry_run") == message
+    message = refused("--document_mask", "--attn_implementation", "flash_attention_2")
+    assert message.endswith("there is no GPU; use --attn_implementation auto")
+
+
 def test_a_field_of_training_arguments_that_something_else_owns(refused, changed) -> None:
     for field, owner in [
         ("gradient_accumulation_steps", "tokens_per_step"),

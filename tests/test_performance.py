@@ -15,6 +15,7 @@ from benchmarks.saved_bytes import saved_bytes_per_token
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.documents import Documents
 
 
 LAYERS, WIDTH, LENGTH = 3, 128, 64
@@ -74,6 +75,14 @@ def test_fewer_operations_than_stock_and_no_wait(stock, ours) -> None:
     # 206 against 385 with three layers: an activation of one kernel, no dropout, no mask.
     assert mine.operations < 0.55 * theirs.operations
     assert (mine.syncs, theirs.syncs > 0) == (0, True)
+
+
+def test_a_mask_of_documents_is_one_for_all_layers_and_no_wait(ours) -> None:
+    model, call = ours
+    without = saved_bytes_per_token(model, call, length=LENGTH)
+    model.documents = Documents(separator=0)
+    assert saved_bytes_per_token(model, call, length=LENGTH) - without == 2 * LENGTH  # bf16, whatever the layers
+    assert count(model, call).syncs == 0
 
 
 def test_memory_of_a_token(stock, ours) -> None:

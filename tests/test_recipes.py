@@ -269,6 +269,7 @@ def test_the_default_recipe_is_llmc_on_1_to_8_gpus(processes: int) -> None:
         "dropout": 0.0,
         "pad_vocab_to_multiple_of": 128,
         "attn_implementation": "auto",
+        "document_mask": False,
         "init_from": "",
     }
     assert recipe.values["data"]["source"] == "fineweb-10bt"

@@ -67,6 +67,13 @@ class ModelArguments:
         metadata={"help": "auto is flash_attention_2 where flash-attn works, else torch's SDPA without a mask."},
     )
 
+    document_mask: bool = dataclasses.field(
+        default=False,
+        metadata={
+            "help": "Keep attention inside a document, in the loss of packed rows; positions stay those of the row. With "
+            "SDPA and eager by a mask that costs speed, with flash_attention_2 by the documents' lengths."
+        },
+    )
     init_from: str = dataclasses.field(
         default="",
         metadata={
@@ -81,6 +88,17 @@ class ModelArguments:
             raise UserError(f"--n_embd {self.n_embd} does not divide by --n_head {self.n_head}")
         if not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1")
+
+
+def check_documents(model: ModelArguments, *, packing: str, separator: str) -> None:
+    """Raise UserError where the rows of the recipe do not show the documents that its mask would keep apart."""
+    if model.document_mask and packing == "wrap":
+        raise UserError("with packing wrap a row is of one document: leave out --document_mask")
+    if model.document_mask and separator == "none":
+        raise UserError(
+            "--document_mask finds documents by their separator, and with separator none rows have none: prepare the data "
+            "with --separator before, or leave it out"
+        )
 
 
 def follow_checkpoint(recipe: ParsedRecipe) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, Pre
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import GPT2
 from gpt2_repro.model.compilation import compile_loss
+from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
 from gpt2_repro.model.stock import require_stock_loss, stock_model
@@ -25,11 +26,13 @@ def build_model(
     *,
     attention: str,
     init_from: str = "",
+    documents: Documents | None = None,
     compiled: bool = False,
 ) -> PreTrainedModel:
     """A model with fp32 weights and the pre-training forward, its loss compiled where that is asked for.
 
-    Fresh weights come from torch's global seed; those of `init_from`, a plain checkpoint, replace them.
+    Fresh weights come from torch's global seed; those of `init_from`, a plain checkpoint, replace them. The loss keeps
+    attention inside `documents`.
     Raises UserError where that cannot be loaded, has another shape, or another tokenizer than the data's `tokenizer`, and
     for an architecture that does not compute what the pre-training forward does.
     """
@@ -37,36 +40,41 @@ def build_model(
     if init_from:
         start_from(init_from, model, tokenizer)
     if config.model_type != GPT2:
-        require_stock_loss(model)
-    make_pretraining(model, vocab_size=config.true_vocab_size)
+        require_stock_loss(model, masked=documents is not None)
+    make_pretraining(model, vocab_size=config.true_vocab_size, documents=documents)
     if compiled:
         compile_loss(model)
     return model
 
 
-def choose_attention(asked: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False) -> tuple[str, str]:
+def choose_attention(
+    asked: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False, document_mask: bool = False
+) -> tuple[str, str]:
     """The attention implementation and the reason for it.
 
-    `one_row_compiled`: whether passes of one row are to be compiled.
+    Args:
+        one_row_compiled: whether passes of one row are to be compiled.
+        document_mask: whether it has to stay inside documents.
 
     Raises UserError where flash_attention_2 is asked for and cannot run.
     """
     if asked in ("causal_sdpa", "eager"):
         return asked, "as asked"
-    obstacle = _flash_obstacle(cuda=cuda, bf16=bf16)
-    if one_row_compiled and not obstacle:
-        # transformers' _is_packed_sequence, 5.23
+    obstacle = _flash_obstacle(cuda=cuda, bf16=bf16, document_mask=document_mask)
+    if one_row_compiled and not obstacle and not document_mask:
+        # transformers' _is_packed_sequence, 5.23; told the lengths of documents it does not look
         obstacle = "with one row a pass transformers reads the position ids in it, which cannot be compiled"
     if asked == "flash_attention_2":
         if obstacle:
             raise UserError(f"flash_attention_2 cannot be used: {obstacle}; use --attn_implementation auto")
         return asked, "as asked"
     if obstacle:
-        return "causal_sdpa", f"torch's SDPA without a mask, because {obstacle}"
+        mask = "with a mask of documents" if document_mask else "without a mask"
+        return "causal_sdpa", f"torch's SDPA {mask}, because {obstacle}"
     return "flash_attention_2", f"flash-attn {importlib.metadata.version('flash-attn')} agrees with SDPA"
 
 
-def _flash_obstacle(*, cuda: bool, bf16: bool) -> str | None:
+def _flash_obstacle(*, cuda: bool, bf16: bool, document_mask: bool) -> str | None:
     if not cuda:
         return "there is no GPU"
     if importlib.util.find_spec("flash_attn") is None:
@@ -76,33 +84,34 @@ def _flash_obstacle(*, cuda: bool, bf16: bool) -> str | None:
     if torch.cuda.get_device_capability() < (8, 0):
         return "this GPU is older than Ampere"
     try:
-        difference = _flash_difference()
+        difference = _flash_difference(document_mask=document_mask)
     except (ImportError, RuntimeError) as error:
         return f"it fails on this machine ({str(error).splitlines()[0]})"
     # bf16 keeps 8 bits: outputs and gradients of unit scale agree to a few parts in a hundred, wrong ones do not.
     return None if difference < 0.05 else f"it differs from SDPA by {difference:.3f}"
 
 
-def _flash_difference() -> float:
+def _flash_difference(*, document_mask: bool) -> float:
     """Of flash_attention_2 and SDPA on the GPU: see `attention_difference`."""
-    return attention_difference("flash_attention_2", "sdpa", device="cuda")
+    return attention_difference("flash_attention_2", "sdpa", device="cuda", document_mask=document_mask)
 
 
-def attention_difference(one: str, other: str, *, device: str) -> float:
+def attention_difference(one: str, other: str, *, device: str, document_mask: bool = False) -> float:
     """Largest difference of two attentions in bf16, in output and gradient, relative to the largest value; inf for a NaN.
 
-    Sets the global seed: choose an attention before seeding a run.
+    With `document_mask`, inside documents of 37 ids. Sets the global seed: choose an attention before seeding a run.
     """
     no_dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
     no_special = {"bos_token_id": None, "eos_token_id": None}
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **no_dropout, **no_special)
-    ids = torch.arange(256, device=device).view(2, 128) % 512
+    ids = torch.arange(256, device=device).view(2, 128) % (37 if document_mask else 512)
     results: list[list[torch.Tensor]] = []
     for implementation in (one, other):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=implementation)
         model = model.to(device)
-        hidden = model.base_model(ids, use_cache=False).last_hidden_state.float()
+        inside = Documents(separator=0).attention(model, ids) if document_mask else {}
+        hidden = model.base_model(ids, use_cache=False, **inside).last_hidden_state.float()
         # Not a norm of it: behind a LayerNorm that is the same for all weights, and its gradient rounding noise.
         direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(device)
         (hidden * direction).mean().backward()

@@ -7,6 +7,7 @@ the stock forward, and DDP and DeepSpeed see an ordinary module.
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Beside the runs, not in /tmp: a rented machine forgets that when it stops.
 CACHE = ".cache/inductor"
+# flash-attn's operations, on whole rows and on documents by their lengths.
+FLASH = re.compile("_flash_attn_(varlen_)?forward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Graph:
 
     training: bool
     causal: int  # attentions that the kernel itself makes causal
-    masked: int  # attentions that are handed a mask
+    masked: int  # attentions that are handed a mask, of documents where they are kept apart
     logits: bool  # whether it returns something as wide as the vocabulary
 
 
@@ -66,7 +69,7 @@ def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
     """What a graph of torch.compile, before it is lowered, says of attention and logits."""
     attentions = [node for node in _calls(graph) if "scaled_dot_product_attention" in str(node.target)]
     # flash-attn takes no mask, and its backward operation stands in the same graph.
-    flash = [node for node in _calls(graph) if "_flash_attn_forward" in str(node.target)]
+    flash = [node for node in _calls(graph) if FLASH.search(str(node.target))]
     masked = sum(node.kwargs.get("attn_mask") is not None or len(node.args) > 3 for node in attentions)
     causal = sum(bool(node.kwargs.get("is_causal")) for node in attentions)
     causal += sum(bool(node.kwargs.get("causal")) for node in flash)

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 
+from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.experts import balance_loss
 
 
@@ -107,14 +108,15 @@ def chunk_size(weight: Tensor) -> int:
     return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
 
-def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
+def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
     """Sum of the negative log-likelihoods of `shift_labels` [rows, T] after `input_ids` [rows, T]: what is compiled.
 
     Of a mixture of experts its gradient is that of the loss that balances them too, by the targets of this pass; its value is not.
+    `attention`: what else the model's forward takes, as documents.py makes it.
     """
     balances = model.balance_loss is not None and torch.is_grad_enabled()
     routers = {"output_router_logits": True} if balances else {}
-    outputs = model.base_model(input_ids=input_ids, use_cache=False, **routers)
+    outputs = model.base_model(input_ids=input_ids, use_cache=False, **routers, **attention)
     loss = chunked_cross_entropy(
         outputs.last_hidden_state.flatten(0, 1),
         model.get_output_embeddings().weight,
@@ -154,8 +156,8 @@ def _forward(
     **kwargs: Any,
 ) -> Any:
     """With `shift_labels` [rows, T], the loss alone: the sum over targets divided by `num_items_in_batch`, or by the
-    targets of this batch; with `reduction` "none", that of each target. Without, the stock forward, its logits cut to
-    the ids that exist.
+    targets of this batch; with `reduction` "none", that of each target, whose rows are no packed ones. Without, the
+    stock forward, its logits cut to the ids that exist.
     """
     if shift_labels is None:
         if labels is not None:
@@ -166,15 +168,23 @@ def _forward(
     if reduction == "none":
         return CausalLMOutput(loss=target_losses(self, input_ids, shift_labels))
     targets = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-    return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels) / targets)
+    attention = self.documents.attention(self, input_ids) if self.documents else {}
+    return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels, **attention) / targets)
 
 
-def make_pretraining(model: PreTrainedModel, *, vocab_size: int) -> PreTrainedModel:
-    """Give this instance the pre-training forward. `vocab_size`: ids that exist, without padding.
+def make_pretraining(
+    model: PreTrainedModel, *, vocab_size: int, documents: Documents | None = None
+) -> PreTrainedModel:
+    """Give this instance the pre-training forward.
+
+    Args:
+        vocab_size: ids that exist, without padding.
+        documents: which the loss of packed rows keeps apart; None lets attention run across them.
 
     The instance, not a subclass: a subclass would leak into `architectures` of every saved config.
     """
     model.config.true_vocab_size = vocab_size
+    model.documents = documents
     model.balance_loss = balance_loss(model)
     model.summed_loss = MethodType(summed_loss, model)
     model.forward = MethodType(_forward, model)

@@ -21,10 +21,10 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def require_stock_loss(model: PreTrainedModel, *, tolerance: float = 1e-3) -> None:
-    """Raise UserError where hidden states times the head, or causal attention without a mask, are not what the
-    architecture computes: by the losses of one row, with a head that is louder than a fresh one, so that what is done to large
-    logits shows.
+def require_stock_loss(model: PreTrainedModel, *, masked: bool, tolerance: float = 1e-3) -> None:
+    """Raise UserError where hidden states times the head, or causal attention where the attention or a mask of documents
+    makes it so, are not what the architecture computes: by the losses of one row, with a head that is louder than a fresh
+    one, so that what is done to large logits shows.
 
     Of a mixture of experts rounding may send a token elsewhere: one in a hundred losses may differ.
     """
@@ -42,10 +42,11 @@ def require_stock_loss(model: PreTrainedModel, *, tolerance: float = 1e-3) -> No
         _require_same(
             _own_losses(model, ids), expected, tolerance, f"a {name} computes more than hidden states times its head"
         )
-        if asked == "causal_sdpa":
-            model.set_attn_implementation(asked)
+        if asked == "causal_sdpa" or masked:
+            model.set_attn_implementation("causal_sdpa")
             own = _own_losses(model, ids)
             mend = "attends otherwise than to all tokens before: type --attn_implementation eager"
+            mend += ", without --document_mask" if masked else ""
             _require_same(own, expected, tolerance, f"a {name} of this configuration {mend}")
     except (*REFUSALS, RuntimeError) as error:
         raise UserError(f"a {name} of this configuration cannot be trained on tokens alone: {_line(error)}") from None

@@ -120,7 +120,11 @@ def main(argv: list[str]) -> None:
         volume = int(options.volume_gb * 1e9) if options.volume_gb else None
         findings = [
             *packages,
-            *machine.check_devices(training, attention=recipe.values["model"]["attn_implementation"]),
+            *machine.check_devices(
+                training,
+                attention=recipe.values["model"]["attn_implementation"],
+                document_mask=recipe.values["model"]["document_mask"],
+            ),
             *findings,
             *environment.check_limits(),
             machine.check_data(recipe),

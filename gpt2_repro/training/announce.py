@@ -43,6 +43,7 @@ def describe_run(
             "flops_per_token": scale.flops_per_token,
             "precision": "bf16" if args.bf16 else "fp32",
             "attention": f"{attention[0]} ({attention[1]})",
+            "document_mask": model.documents is not None,
             "usd_per_hour": args.usd_per_hour or None,
             "seed": args.seed,
             "data": data,
@@ -61,11 +62,12 @@ def announce(environment: dict[str, Any]) -> dict[str, Any]:
         epochs = plan["max_steps"] * (plan["tokens_per_step"] // plan["sequence_length"]) / max(1, counts["rows"])
     active = environment["active_parameters"]
     logger.info(
-        "model: %s, %s parameters%s, attention %s",
+        "model: %s, %s parameters%s, attention %s%s",
         environment["architecture"],
         f"{environment['parameters']:,}",
         f", {active:,} active for a token" if active < environment["parameters"] else "",
         environment["attention"],
+        ", kept inside documents" if environment["document_mask"] else "",
     )
     batch = (
         "batch: %s targets a step without padding, give or take a row's, in passes of at most %s x %s positions of like "

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
 from gpt2_repro.model.compilation import Graph
+from gpt2_repro.model.documents import takes_lengths
 
 
 logger = logging.getLogger(__name__)
 
 
-def check_graphs(graphs: Sequence[Graph], *, n_layer: int) -> list[str]:
-    """What is wrong with the compiled training step, in lines; nothing where all attentions are causal in the kernel.
+def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) -> list[str]:
+    """What is wrong with the compiled training step, in lines; nothing where all attentions are causal in the kernel,
+    or all are handed a mask of documents where there are to be `masks`.
 
     One process and DeepSpeed have one graph; under DDP torch cuts it at the buckets of gradients, so that their
     communication overlaps.
@@ -27,10 +29,14 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int) -> list[str]:
         ]
     problems = []
     causal, masked = sum(graph.causal for graph in training), sum(graph.masked for graph in training)
-    if masked:
+    if masks and causal:
+        problems.append(f"{causal} attentions get no mask: they run across documents")
+    if masked and not masks:
         problems.append(f"{masked} attentions get a mask: the flash kernel is lost")
     if causal + masked > n_layer:
         problems.append(f"{causal + masked} attentions were compiled for {n_layer} layers: the shapes change")
+    elif masks and masked < n_layer and not causal:
+        problems.append(f"{masked} of {n_layer} attentions get a mask")
     elif causal < n_layer and not masked:
         problems.append(f"{causal} of {n_layer} attentions are known to be causal in the kernel")
     if any(graph.logits for graph in training):
@@ -53,8 +59,9 @@ def time_compilation(took: Callable[[float], None]) -> None:
 class CompilationReport(TrainerCallback):
     """After the first step, says what was compiled and hands it to `record`; a run that is not is warned of."""
 
-    def __init__(self, graphs: Sequence[Graph], *, n_layer: int, record: Callable[[dict[str, Any]], None]) -> None:
-        self.graphs, self.n_layer, self.record = graphs, n_layer, record
+    def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:
+        self.graphs, self.n_layer, self.record = model.compiled_graphs, model.config.num_hidden_layers, record
+        self.masks = model.documents is not None and not takes_lengths(model)
         self.began: float | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -63,17 +70,18 @@ class CompilationReport(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.began is None:
             return
-        problems = check_graphs(self.graphs, n_layer=self.n_layer)
+        problems = check_graphs(self.graphs, n_layer=self.n_layer, masks=self.masks)
         for problem in problems:
             logger.warning("compilation: %s", problem)
         if not problems:
             seconds = time.perf_counter() - self.began
             graphs = sum(graph.training for graph in self.graphs)
             logger.info(
-                "compiled: %d graph%s, %d causal attentions, no logits; first step %.0f s",
+                "compiled: %d graph%s, %d %s attentions, no logits; first step %.0f s",
                 graphs,
                 "" if graphs == 1 else "s",
                 self.n_layer,
+                "masked" if self.masks else "causal",
                 seconds,
             )
         self.record({"compiled": bool(self.graphs), "compilation_problems": problems})

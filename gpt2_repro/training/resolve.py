@@ -121,7 +121,8 @@ def trajectory_of(
     optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "skip_loss_z", "skip_grad_z")
     order = ("seed", "data_seed", "train_sampling_strategy")
     # What came later is told where it is no default: runs from before do not name it.
-    later = {"lr_scheduler_type": "cosine", "decay_fraction": 0.2, "model_type": GPT2, "config_overrides": ""}
+    later = {"lr_scheduler_type": "cosine", "decay_fraction": 0.2}
+    later |= {"model_type": GPT2, "config_overrides": "", "document_mask": False}
     asked = model | {name: getattr(args, name) for name in later.keys() - model.keys()}
     named = {name: asked[name] for name, default in later.items() if asked[name] != default}
     shape = {key: value for key, value in model.items() if key not in later and key != "attn_implementation"}

@@ -133,9 +133,8 @@ class PretrainingTrainer(Trainer):
         for own in (bar, sampler, self.guard, self.stopping, self.watchdog, self.stragglers, self.alarm):
             self.add_callback(own)
         if self.args.compile_loss:
-            graphs, layers = self.model.compiled_graphs, self.model.config.num_hidden_layers
             time_compilation(functools.partial(self.meter.move, to="compile"))
-            self.add_callback(CompilationReport(graphs, n_layer=layers, record=self._record_engine))
+            self.add_callback(CompilationReport(self.model, record=self._record_engine))
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         begun = super()._init_training_state(max_steps, *args)

@@ -87,13 +87,13 @@ def test_flash_attention_is_taken_only_where_it_agrees_with_sdpa(monkeypatch) ->
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "2.8.3")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(build, "_flash_difference", lambda: 0.01)
+    monkeypatch.setattr(build, "_flash_difference", lambda **_: 0.01)
     assert choose_attention("auto", cuda=True, bf16=True)[0] == "flash_attention_2"
     compiled = {"cuda": True, "bf16": True, "one_row_compiled": True}
     assert choose_attention("auto", **compiled)[0] == "causal_sdpa"
     with pytest.raises(UserError, match="one row a pass.*cannot be compiled"):
         choose_attention("flash_attention_2", **compiled)
-    monkeypatch.setattr(build, "_flash_difference", lambda: 0.4)
+    monkeypatch.setattr(build, "_flash_difference", lambda **_: 0.4)
     assert choose_attention("auto", cuda=True, bf16=True) == (
         "causal_sdpa",
         "torch's SDPA without a mask, because it differs from SDPA by 0.400",

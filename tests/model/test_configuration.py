@@ -12,6 +12,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments, Overrides
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.scale import measure, scale_of
 
 
@@ -75,7 +76,11 @@ def test_what_cannot_be_trained_is_told_in_a_line(model_type: str, overrides: st
 
 
 def test_a_window_is_trained_with_the_attention_that_has_it() -> None:
-    assert built("mixtral", f"{MIXTRAL},sliding_window=4", attention="eager").config.sliding_window == 4
+    windowed = f"{MIXTRAL},sliding_window=4"
+    assert built("mixtral", windowed, attention="eager").config.sliding_window == 4
+    config = build_config(arguments("mixtral", windowed), sequence_length=16, vocab_size=90)
+    with pytest.raises(UserError, match="type --attn_implementation eager, without --document_mask"):
+        build_model(config, attention="eager", documents=Documents(0))
 
 
 def test_dropout_needs_a_place() -> None:

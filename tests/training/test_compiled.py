@@ -29,6 +29,13 @@ def test_each_problem_is_named(graphs: list[Graph], problem: str) -> None:
     assert problem in check_graphs(graphs, n_layer=12)[0]
 
 
+def test_with_a_mask_of_documents_the_one_without_it_is_the_problem() -> None:
+    assert check_graphs([Graph(True, 0, 12, False)], n_layer=12, masks=True) == []
+    assert "12 attentions get no mask" in check_graphs([GOOD], n_layer=12, masks=True)[0]
+    assert "24 attentions" in check_graphs([Graph(True, 0, 12, False)] * 2, n_layer=12, masks=True)[0]
+    assert "11 of 12 attentions get a mask" in check_graphs([Graph(True, 0, 11, False)], n_layer=12, masks=True)[0]
+
+
 def test_a_good_graph_has_no_problem() -> None:
     assert check_graphs([VALIDATION, GOOD], n_layer=12) == []
     # DDP cuts it at its buckets.
