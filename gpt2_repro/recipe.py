@@ -69,6 +69,7 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> Any:
         message = message.removeprefix("argument ").replace("invalid TokenCount value", "no whole number of tokens")
+        message = message.replace("invalid Overrides value", "no mapping, which is key=value,key=value or JSON")
         if message.startswith("unrecognized arguments"):
             message += ", and a recipe is named first"
         raise UserError(f"{message}; see --help")

@@ -60,6 +60,19 @@ def test_unknown_choice(refused) -> None:
     assert refused("--separator", "befor") == "--separator cannot be 'befor': did you mean 'before'?"
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--model_type", "lama"), "transformers has no causal model 'lama': did you mean 'llama'?"),
+        (("--config_overrides", "n_iner=3"), "a gpt2 has no 'n_iner' for config_overrides: did you mean 'n_inner'?"),
+        (("--config_overrides", "wide"), "no mapping, which is key=value,key=value or JSON: 'wide'"),
+        (("--model_type", "cohere"), "a cohere computes more than hidden states times its head"),
+    ],
+)
+def test_an_architecture_that_there_is_not(refused, options: tuple[str, ...], line: str) -> None:
+    assert line in refused(*options)
+
+
 def test_unknown_evaluation_key_is_found_before_training(refused, changed) -> None:
     recipe = changed(lambda document: document["evaluation"].update(task=["x"]))
     assert "evaluation has no key 'task': did you mean 'tasks'?" in refused(recipe=recipe)
