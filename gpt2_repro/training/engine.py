@@ -22,8 +22,8 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     Its shared-memory collective would take 26 s and a compiler to build, and hang for ever on a lock that a killed
     build left behind (deepspeed/comm/torch.py, 0.19.8). gloo serves as well.
     """
-    # DeepSpeed 0.19.8 calls it on every step; torch 2.13 gave it another name.
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
+    # DeepSpeed 0.19.8 calls them on every step; torch 2.13 gave them other names.
+    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if not use_cpu or importlib.util.find_spec("deepspeed") is None:
         return
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -148,8 +148,15 @@ def fp32_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tenso
     """
     weights = {}
     for name, parameter in model.named_parameters():
-        sharded = hasattr(parameter, "_hp_mapping")
-        full = parameter.get_full_hp_param() if sharded else parameter.detach()
+        full = _full_master(parameter)
         if keep:
             weights[name] = full.to("cpu", torch.float32, copy=True)
     return weights
+
+
+def _full_master(parameter: Any) -> torch.Tensor:
+    if hasattr(parameter, "ds_id"):  # ZeRO-3
+        return parameter._z3_optimizer.get_full_hp_param(parameter)
+    if hasattr(parameter, "_hp_mapping"):  # ZeRO-1 and 2
+        return parameter.get_full_hp_param()
+    return parameter.detach()

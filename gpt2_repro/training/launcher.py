@@ -17,6 +17,7 @@ from gpt2_repro.errors import UserError, did_you_mean
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
+SHARDING = ("zero3",)  # launchers under which no process holds a weight whole
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
     "gradient_clipping": "and type --max_grad_norm after train.py",
@@ -82,6 +83,18 @@ def adopt_orphans() -> None:
     """Have what processes below this one leave behind become its children, so that it can wait for them. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def launcher_name() -> str:
+    """The file of accelerate_configs/ that asks for what this launcher does: ddp, zero1 (for zero2 too) or zero3."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return "ddp"
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if path == "none":
+        stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
+    else:
+        stage = json.loads(Path(path).read_text()).get("zero_optimization", {}).get("stage", 0)
+    return "zero3" if stage == 3 else "zero1"
 
 
 def check_launcher() -> None:

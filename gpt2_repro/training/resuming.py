@@ -1,6 +1,7 @@
 """Where a run begins or goes on: found on the disk, checked against what is asked for, and safe to load."""
 
 import dataclasses
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ DEEPSPEED_CLASSES = {
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
 }
+# What checkpoints look like, by the launcher that they go on with.
+FORMS = {"ddp": "without DeepSpeed", "zero1": "with DeepSpeed", "zero3": "with ZeRO-3"}
+OF_ZERO3 = re.compile("zero_pp_rank_0_.*model_states.pt$")  # ZeRO-1 and 2 write the model once
 # Read by transformers with `weights_only`, which knows what else a random state is made of.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
@@ -127,8 +131,22 @@ def choose_start(
         return start, plan
     saved, where = start.manifest["trajectory"], start.checkpoint
     refuse_another_run(saved, trajectory, where=where, allow_change=args.allow_resume_change)
-    by_deepspeed = start.manifest["deepspeed_processes"] is not None
-    if by_deepspeed != (args.deepspeed_plugin is not None):
-        form = "with DeepSpeed: launch with zero1.yaml" if by_deepspeed else "without DeepSpeed: launch with ddp.yaml"
-        raise UserError(f"{where} was written {form} of accelerate_configs/, or name another --output_dir")
+    by = written_under(start.manifest)
+    if by != args.launcher:
+        raise UserError(
+            f"{where} was written {FORMS[by]}: launch with {by}.yaml of accelerate_configs/, or name another --output_dir"
+        )
+    processes = start.manifest["deepspeed_processes"]
+    if by == "zero3" and processes != args.world_size:
+        raise UserError(
+            f"{where} was written by {processes} processes, and checkpoints of ZeRO-3 are not converted for another number: "
+            f"type --num_processes {processes} after `accelerate launch`, or name another --output_dir"
+        )
     return start, plan
+
+
+def written_under(manifest: dict[str, Any]) -> str:
+    """The launcher, by the name of its file, whose form the checkpoint of this manifest has; zero2's is zero1's."""
+    if manifest["deepspeed_processes"] is None:
+        return "ddp"
+    return "zero3" if any(OF_ZERO3.search(name) for name in manifest["files"]) else "zero1"

@@ -256,7 +256,7 @@ class PretrainingTrainer(Trainer):
                 step=self.state.global_step,
                 prefix=metric_key_prefix,
                 # A validation that a signal cuts short is made up for when the run goes on.
-                goes_on=lambda: self.stopping.interruption() == NOTHING,
+                goes_on=lambda: self.ranks.largest(self.stopping.interruption()) == NOTHING,
                 after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
             )
             if interruption := self.ranks.largest(self.stopping.interruption()):

@@ -28,11 +28,12 @@ def test_two_processes_then_one_then_two_are_the_straight_run(train, golden, bf1
     assert {key: ours[key] for key in theirs} == pytest.approx(theirs, abs=1e-4)
 
 
-def test_under_zero2_a_resumed_run_is_the_straight_one(train, golden, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["zero2", "zero3"])
+def test_under_zero_a_resumed_run_is_the_straight_one(launcher: str, train, golden, tmp_path: Path) -> None:
     options = ("--bf16", "true", "--per_device_train_batch_size", 4, "--dropout", 0.1)
-    straight, run = golden(*options, launcher=("zero2", 2)), tmp_path / "run"
-    train(run, *options, "--stop_at_step", 3, launcher=("zero2", 2))
-    train(run, *options, launcher=("zero2", 2))
+    straight, run = golden(*options, launcher=(launcher, 2)), tmp_path / "run"
+    train(run, *options, "--stop_at_step", 3, launcher=(launcher, 2))
+    train(run, *options, launcher=(launcher, 2))
     assert status(run)["state"] == "complete" and weights(run) == weights(straight)
 
 
