@@ -19,6 +19,7 @@ LAYOUTS = {
     "zero1-2x2x2": (("launch", 2), 2),
     "zero2-2x2x2": (("zero2", 2), 2),
     "zero3-2x2x2": (("zero3", 2), 2),
+    "fsdp2-2x2x2": (("fsdp2", 2), 2),
 }
 
 
@@ -60,6 +61,7 @@ def test_each_layout_is_what_it_says(layouts: dict[str, Path]) -> None:
             "zero2": "DeepSpeedEngine",
             "zero3": "DeepSpeedEngine",
             "ddp": "DistributedDataParallel",
+            "fsdp2": "FSDPGPT2LMHeadModel",
         }.get(name.split("-")[0], "GPT2LMHeadModel")
         assert engine["weights"] == engine["products"] == engine["masters"] == engine["accumulation"] == "float32"
         assert (engine["processes"], engine["clip"], engine["compiled"]) == (processes, 1.0, False)
@@ -112,7 +114,7 @@ def test_a_resumed_run_is_the_straight_one(launcher, precision, train, events, t
     assert json.loads((resumed / "run_status.json").read_text())["state"] == "complete"
 
 
-@pytest.mark.parametrize("name", ["zero3-2x2x2"])
+@pytest.mark.parametrize("name", ["zero3-2x2x2", "fsdp2-2x2x2"])
 def test_sharded_weights_are_resumed_and_written_whole(
     name: str, layouts: dict[str, Path], train, type_warm, tiny_recipe: Path, events, tmp_path: Path
 ) -> None:

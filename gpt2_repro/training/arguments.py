@@ -139,7 +139,7 @@ class PretrainingArguments(TrainingArguments):
         "gradient_accumulation_steps": "it is derived from tokens_per_step",
         "num_train_epochs": "a run is as long as total_tokens or max_steps",
         "deepspeed": "name an accelerate config with --config_file accelerate_configs/zero1.yaml",
-        "fsdp": "the launcher's config file chooses the sharding",
+        "fsdp": "name an accelerate config with --config_file accelerate_configs/fsdp2.yaml",
         "fsdp_config": "the launcher's config file chooses the sharding",
         "parallelism_config": "the launcher's config file chooses the parallelism",
         "accelerator_config": "batches are never dispatched or split, and copied without blocking",

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError
+from gpt2_repro.training.sharding import whole
 
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,10 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
+    if isinstance(wrapped, FSDPModule):
+        policy: Any = wrapped._get_fsdp_state()._mp_policy
+        products, sums = (_name(dtype or weights.dtype) for dtype in (policy.param_dtype, policy.reduce_dtype))
+        facts |= {"products": products, "accumulation": sums, "communication": sums}
     return facts | {"optimizer": type(inner).__name__}
 
 
@@ -159,4 +165,4 @@ def _full_master(parameter: Any) -> torch.Tensor:
         return parameter._z3_optimizer.get_full_hp_param(parameter)
     if hasattr(parameter, "_hp_mapping"):  # ZeRO-1 and 2
         return parameter.get_full_hp_param()
-    return parameter.detach()
+    return whole(parameter.detach())

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.training.fsdp import check_fsdp
 
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
-SHARDING = ("zero3",)  # launchers under which no process holds a weight whole
+SHARDING = ("zero3", "fsdp2")  # launchers under which no process holds a weight whole
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
     "gradient_clipping": "and type --max_grad_norm after train.py",
@@ -86,7 +87,9 @@ def adopt_orphans() -> None:
 
 
 def launcher_name() -> str:
-    """The file of accelerate_configs/ that asks for what this launcher does: ddp, zero1 (for zero2 too) or zero3."""
+    """The file of accelerate_configs/ that asks for what this launcher does: ddp, zero1 (for zero2 too), zero3 or fsdp2."""
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        return "fsdp2"
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return "ddp"
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
@@ -110,6 +113,8 @@ def check_launcher() -> None:
             raise UserError(
                 f"the launcher's file has {name} {value}, which belongs to the recipe: leave it out, {mend}"
             )
+    if launcher_name() == "fsdp2":
+        check_fsdp()
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))

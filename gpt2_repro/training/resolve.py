@@ -15,7 +15,7 @@ from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import MUON, PretrainingArguments
 from gpt2_repro.training.engine import prepare_deepspeed
 from gpt2_repro.training.launcher import SHARDING, check_launcher, launcher_name
-from gpt2_repro.training.sharding import build_whole
+from gpt2_repro.training.sharding import allow_fsdp_on_cpu, build_whole
 from gpt2_repro.training.tracking import check_reporting
 
 
@@ -54,7 +54,7 @@ def resolve_arguments(
     )
     if launcher in SHARDING and asked["torch_compile"]:
         raise UserError(
-            f"under {launcher} weights are fetched between layers, which cuts the compiled loss apart: leave out "
+            f"{launcher} fetches weights between layers, which cuts the compiled loss apart: leave out "
             "--torch_compile, or launch with --config_file accelerate_configs/zero1.yaml"
         )
     compile_asked = False if plan.by_length or launcher in SHARDING else asked["torch_compile"]
@@ -84,23 +84,26 @@ def resolve_arguments(
     if not 0 <= asked["decay_fraction"] <= 1:
         raise UserError(f"--decay_fraction {asked['decay_fraction']} must be from 0 to 1")
     if asked["optim"] == MUON and launcher != "ddp":
+        by = "FSDP" if launcher == "fsdp2" else "ZeRO"
         raise UserError(
-            "muon updates whole matrices and ZeRO cuts them up: launch with --config_file accelerate_configs/ddp.yaml"
+            f"muon updates whole matrices and {by} cuts them up: launch with --config_file accelerate_configs/ddp.yaml"
         )
     prepare_deepspeed(use_cpu=use_cpu)
     try:
         args = PretrainingArguments(**(asked | derived))
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
-    build_whole()
-    check_reporting(args.report_to)
     # One process is one device: on a machine with several GPUs Trainer would wrap the model in DataParallel.
     args._n_gpu = min(1, args.n_gpu)
+    build_whole()
+    if launcher == "fsdp2" and use_cpu:
+        allow_fsdp_on_cpu()
+    check_reporting(args.report_to)
     logger.info("precision: %s", precision)
     if plan.by_length:
         logger.info("compilation: off, for train_sampling_strategy group_by_length gives every pass another shape")
     elif launcher in SHARDING:
-        logger.info("compilation: off, for under %s weights are fetched between layers", launcher)
+        logger.info("compilation: off, for %s fetches weights between layers", launcher)
     return args, plan
 
 

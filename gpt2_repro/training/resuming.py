@@ -1,7 +1,6 @@
 """Where a run begins or goes on: found on the disk, checked against what is asked for, and safe to load."""
 
 import dataclasses
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,11 @@ DEEPSPEED_CLASSES = {
     "deepspeed.utils.tensor_fragment.fragment_address",
 }
 # What checkpoints look like, by the launcher that they go on with.
-FORMS = {"ddp": "without DeepSpeed", "zero1": "with DeepSpeed", "zero3": "with ZeRO-3"}
-OF_ZERO3 = re.compile("zero_pp_rank_0_.*model_states.pt$")  # ZeRO-1 and 2 write the model once
+FORMS = {"ddp": "without DeepSpeed", "zero1": "with DeepSpeed", "zero3": "with ZeRO-3", "fsdp2": "with FSDP2"}
+FILES = {
+    "fsdp2": "pytorch_model_fsdp",
+    "zero3": "zero_pp_rank_0_mp_rank_00_model_states",
+}  # ZeRO-1 and 2 have one model
 # Read by transformers with `weights_only`, which knows what else a random state is made of.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
@@ -147,6 +149,6 @@ def choose_start(
 
 def written_under(manifest: dict[str, Any]) -> str:
     """The launcher, by the name of its file, whose form the checkpoint of this manifest has; zero2's is zero1's."""
-    if manifest["deepspeed_processes"] is None:
-        return "ddp"
-    return "zero3" if any(OF_ZERO3.search(name) for name in manifest["files"]) else "zero1"
+    stems = {Path(name).stem for name in manifest["files"]}
+    sharding = [launcher for launcher, stem in FILES.items() if stem in stems]
+    return sharding[0] if sharding else "ddp" if manifest["deepspeed_processes"] is None else "zero1"

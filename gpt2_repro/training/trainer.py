@@ -49,6 +49,7 @@ from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow
+from gpt2_repro.training.sharding import whole
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.stragglers import Stragglers
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb, report_text
@@ -201,8 +202,7 @@ class PretrainingTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        norm = super()._get_grad_norm(*args, **kwargs)
-        self.guard.see_norm(norm)
+        self.guard.see_norm(norm := whole(super()._get_grad_norm(*args, **kwargs)))
         return norm
 
     def floating_point_ops(self, inputs: Any) -> int:

@@ -174,3 +174,7 @@ def test_another_run_or_engine_is_refused(save, tmp_path: Path, caplog: pytest.L
         start_of(tmp_path, launcher="zero1")
     with pytest.raises(UserError, match="by 2 processes, .* not converted .* type --num_processes 2 after"):
         start_of(tmp_path, launcher="zero3", world_size=4)
+    save(10, pytorch_model_fsdp={})
+    assert start_of(tmp_path, launcher="fsdp2", world_size=4)[0].step == 10
+    with pytest.raises(UserError, match="was written with FSDP2: launch with fsdp2.yaml"):
+        start_of(tmp_path)
