@@ -89,17 +89,20 @@ def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
     return getattr(outer, "optimizer", outer)
 
 
-def place_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Put the step counts of fused or capturable updates beside their parameters.
+def mend_loaded(wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
+    """Put right what DeepSpeed's universal form makes of an optimizer (0.19.8); anything else stays what it is.
 
-    DeepSpeed's universal form leaves them on the CPU (runtime/base_optimizer.py, 0.19.8), where the fused kernel
-    does not take them; torch's own load_state_dict moves them.
+    Step counts lie on the CPU (runtime/base_optimizer.py), where the fused kernel does not take them. Stage 3
+    (runtime/zero/stage3.py) gives all groups one count, which each of them then moves on, and the decay of the first, as
+    Trainer orders them the one of matrices.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group.get("fused") or group.get("capturable") else ():
-            state = optimizer.state.get(parameter, {})
-            if isinstance(step := state.get("step"), torch.Tensor):
-                state["step"] = step.to(parameter.device)
+    beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    for parameter, state in optimizer.state.items():
+        if isinstance(step := state.get("step"), torch.Tensor):
+            state["step"] = step.to(parameter.device if beside else step.device, copy=True)
+    if type(wrapped).__name__ == "DeepSpeedEngine" and wrapped.zero_optimization_stage() == 3:
+        for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=True):
+            group["weight_decay"] = decay
 
 
 def zero_gradient_norm(wrapped: torch.nn.Module) -> Callable[[], Any] | None:

@@ -138,12 +138,6 @@ def choose_start(
         raise UserError(
             f"{where} was written {FORMS[by]}: launch with {by}.yaml of accelerate_configs/, or name another --output_dir"
         )
-    processes = start.manifest["deepspeed_processes"]
-    if by == "zero3" and processes != args.world_size:
-        raise UserError(
-            f"{where} was written by {processes} processes, and checkpoints of ZeRO-3 are not converted for another number: "
-            f"type --num_processes {processes} after `accelerate launch`, or name another --output_dir"
-        )
     return start, plan
 
 

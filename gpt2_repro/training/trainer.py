@@ -34,7 +34,7 @@ from gpt2_repro.training.engine import (
     check_engine,
     describe_engine,
     innermost_optimizer,
-    place_steps,
+    mend_loaded,
     zero_gradient_norm,
 )
 from gpt2_repro.training.guard import UpdateGuard
@@ -150,7 +150,7 @@ class PretrainingTrainer(Trainer):
         engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
-        place_steps(optimizer)
+        mend_loaded(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
         self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))

@@ -113,9 +113,7 @@ def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(save, tmp_path:
 
 
 def start_of(tmp_path: Path, plan=PLAN, *, launcher: str = "ddp", **asked: object):
-    args = SimpleNamespace(
-        resume_from="", process_index=0, world_size=2, extend_to=0, allow_resume_change=False, launcher=launcher
-    )
+    args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False, launcher=launcher)
     vars(args).update(asked)
     trajectory = dict(TRAJECTORY)
     start, plan = choose_start(SimpleNamespace(path=tmp_path, lock=lambda: None), args, plan, trajectory)
@@ -172,9 +170,7 @@ def test_another_run_or_engine_is_refused(save, tmp_path: Path, caplog: pytest.L
     assert start_of(tmp_path, launcher="zero3")[0].step == 8
     with pytest.raises(UserError, match="was written with ZeRO-3: launch with zero3.yaml"):
         start_of(tmp_path, launcher="zero1")
-    with pytest.raises(UserError, match="by 2 processes, .* not converted .* type --num_processes 2 after"):
-        start_of(tmp_path, launcher="zero3", world_size=4)
     save(10, pytorch_model_fsdp={})
-    assert start_of(tmp_path, launcher="fsdp2", world_size=4)[0].step == 10
+    assert start_of(tmp_path, launcher="fsdp2")[0].step == 10
     with pytest.raises(UserError, match="was written with FSDP2: launch with fsdp2.yaml"):
         start_of(tmp_path)
