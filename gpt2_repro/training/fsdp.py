@@ -10,6 +10,7 @@ FSDP = {
     "version": ("2", "the first version of FSDP flattens weights"),
     "state_dict_type": ("FULL_STATE_DICT", "the other forms are loaded by pickle, or by as many processes only"),
     "cpu_ram_efficient_loading": ("false", "every process draws its weights from the seed"),
+    "reshard_after_forward": ("true", "what reads weights between two steps wants the masters"),
     "offload_params": ("false", "weights stay on the devices"),
     "activation_checkpointing": ("false", "the recipe says so: type --activation_checkpointing after train.py"),
     "auto_wrap_policy": ("none", "each block is a unit of its own"),

@@ -113,11 +113,11 @@ def check_launcher() -> None:
             raise UserError(
                 f"the launcher's file has {name} {value}, which belongs to the recipe: leave it out, {mend}"
             )
-    if launcher_name() == "fsdp2":
-        check_fsdp()
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
+    if launcher_name() == "fsdp2":
+        check_fsdp()
 
 
 def check_deepspeed_json(path: Path) -> None:

@@ -25,10 +25,8 @@ DEEPSPEED_CLASSES = {
 }
 # What checkpoints look like, by the launcher that they go on with.
 FORMS = {"ddp": "without DeepSpeed", "zero1": "with DeepSpeed", "zero3": "with ZeRO-3", "fsdp2": "with FSDP2"}
-FILES = {
-    "fsdp2": "pytorch_model_fsdp",
-    "zero3": "zero_pp_rank_0_mp_rank_00_model_states",
-}  # ZeRO-1 and 2 have one model
+# And the files that tell; of ZeRO-1 and 2 there is one model for all ranks.
+FILES = {"fsdp2": "pytorch_model_fsdp", "zero3": "zero_pp_rank_0_mp_rank_00_model_states"}
 # Read by transformers with `weights_only`, which knows what else a random state is made of.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 

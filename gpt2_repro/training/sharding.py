@@ -38,8 +38,7 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     bf16 with all outputs, sum gradients over processes in bf16, and fetch tied embeddings behind the call of a head that
     the loss never calls. Optimizer, norm and checkpoints stay accelerate's.
     """
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is None:
+    if getattr(accelerator.state, "fsdp_plugin", None) is None:
         return
     bf16 = accelerator.mixed_precision == "bf16"
     options = {
@@ -47,10 +46,9 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
         "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy(),
     }
     blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-    for block in blocks:
-        fully_shard(block, reshard_after_forward=plugin.reshard_after_forward, **options)
     # By default the outermost part stays whole behind a pass, and what reads weights between two steps finds no masters.
-    fully_shard(model, reshard_after_forward=True, **options)
+    for part in (*blocks, model):
+        fully_shard(part, reshard_after_forward=True, **options)
     if accelerator.device.type == "cpu":  # gloo has no mean
         for part in model.modules():
             if isinstance(part, FSDPModule):

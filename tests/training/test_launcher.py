@@ -57,6 +57,21 @@ def test_a_json_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
         check_deepspeed_json(tmp_path / "zero1.json")
 
 
+def test_sharded_weights_are_known_by_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launcher_name() == "ddp"
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for stage, name in ((1, "zero1"), (2, "zero1"), (3, "zero3")):
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(ROOT / "ds_configs" / f"zero{stage}.json"))
+        check_launcher()
+        assert launcher_name() == name
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "none.json"))
+    with pytest.raises(UserError, match="run from the repository's root"):
+        check_launcher()
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    assert launcher_name() == "zero3"
+
+
 def test_the_launchers_cpu_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     with pytest.raises(UserError, match="drops DeepSpeed.*type --use_cpu after train.py"):
@@ -104,6 +119,7 @@ def test_our_own_fsdp_passes_and_one_process_does_not(fsdp, monkeypatch: pytest.
         ({"fsdp_version": 1}, "has fsdp_version 1: write fsdp_version: 2"),
         ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, "write fsdp_state_dict_type: FULL_STATE_DICT"),
         ({"fsdp_cpu_ram_efficient_loading": True, "fsdp_sync_module_states": True}, "loading true: .*: false, for"),
+        ({"fsdp_reshard_after_forward": False}, "reshard_after_forward false: write fsdp_reshard_after_forward: true"),
         ({"fsdp_offload_params": True}, "fsdp_offload_params true: write fsdp_offload_params: false"),
         ({"fsdp_activation_checkpointing": True}, "type --activation_checkpointing after train.py"),
         ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, "fsdp_auto_wrap_policy SIZE_BASED_WRAP: leave it out"),
