@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
-LAUNCHERS = {"launch": "zero1", "zero2": "zero2"}
+LAUNCHERS = {"launch": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp2": "fsdp2"}
 
 
 def start_command(words: tuple[object, ...], environment: dict[str, str], **streams: Any) -> subprocess.Popen[str]:
-    """A command as a user types it in the project's root: `python`, `launch N` (ZeRO-1), `zero2 N`, `torchrun N` or `bash` first."""
+    """A command as a user types it in the project's root: `python`, `launch N` (ZeRO-1), `zero2 N`, `zero3 N`, `fsdp2 N`, `torchrun N` or `bash` first."""
     return subprocess.Popen(
         ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],
         cwd=ROOT,

@@ -18,6 +18,8 @@ LAYOUTS = {
     "zero1-2x4": (("launch", 2), 4),
     "zero1-2x2x2": (("launch", 2), 2),
     "zero2-2x2x2": (("zero2", 2), 2),
+    "zero3-2x2x2": (("zero3", 2), 2),
+    "fsdp2-2x2x2": (("fsdp2", 2), 2),
 }
 
 
@@ -53,11 +55,13 @@ def test_each_layout_is_what_it_says(layouts: dict[str, Path]) -> None:
         assert plan["num_processes"] == processes
         assert plan["num_processes"] * plan["gradient_accumulation_steps"] * micro == 8
         engine = environment["engine"]
-        assert engine["zero_stage"] == {"zero1": 1, "zero2": 2}.get(name.split("-")[0])
+        assert engine["zero_stage"] == {"zero1": 1, "zero2": 2, "zero3": 3}.get(name.split("-")[0])
         assert engine["engine"] == {
             "zero1": "DeepSpeedEngine",
             "zero2": "DeepSpeedEngine",
+            "zero3": "DeepSpeedEngine",
             "ddp": "DistributedDataParallel",
+            "fsdp2": "FSDPGPT2LMHeadModel",
         }.get(name.split("-")[0], "GPT2LMHeadModel")
         assert engine["weights"] == engine["products"] == engine["masters"] == engine["accumulation"] == "float32"
         assert (engine["processes"], engine["clip"], engine["compiled"]) == (processes, 1.0, False)
@@ -108,6 +112,26 @@ def test_a_resumed_run_is_the_straight_one(launcher, precision, train, events, t
     finals = [load_file(run / "final" / "model.safetensors") for run in (straight, resumed)]
     assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
     assert json.loads((resumed / "run_status.json").read_text())["state"] == "complete"
+
+
+@pytest.mark.parametrize("name", ["zero3-2x2x2", "fsdp2-2x2x2"])
+def test_sharded_weights_are_resumed_and_written_whole(
+    name: str, layouts: dict[str, Path], train, type_warm, tiny_recipe: Path, events, tmp_path: Path
+) -> None:
+    launcher, micro = LAYOUTS[name]
+    options, run = ("--per_device_train_batch_size", micro), tmp_path / "run"
+    train(run, *options, "--stop_at_step", 3, launcher=launcher)
+    saved, config = load_file(run / "checkpoint-3" / "model.safetensors"), (run / "checkpoint-3" / "config.json")
+    assert saved["transformer.wte.weight"].shape == (json.loads(config.read_text())["vocab_size"], 32)
+    train(run, *options, launcher=launcher)
+    losses = [
+        {event["step"]: event["loss"] for event in events(path) if "loss" in event} for path in (run, layouts[name])
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+    finals = [(path / "final" / "model.safetensors").read_bytes() for path in (run, layouts[name])]
+    assert finals[0] == finals[1]
+    texts = [json.loads((path / "samples.jsonl").read_text().split("\n")[0]) for path in (run, layouts["8x1"])]
+    assert texts[0] == texts[1]
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_another_run_refused(

@@ -147,13 +147,18 @@ class HellaSwag:
             goes_on: asked before each pass; where it says no, the rest stays 0.
         """
         means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
-        for numbers in self.batches(positions)[process::processes]:
+        batches = self.batches(positions)
+        for first in range(0, len(batches), processes):
             if not goes_on():
                 break
+            # All processes make as many passes, which sharded weights ask for: who has no batch left makes the last one's.
+            own = first + process < len(batches)
+            numbers = batches[first + process if own else -1]
             ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
             sums = torch.zeros(len(numbers), dtype=torch.float64, device=device)
             sums.index_add_(0, row_of_target, losses_of(ids, labels).double())
-            means[torch.tensor(numbers, device=device)] = sums / row_of_target.bincount()
+            if own:
+                means[torch.tensor(numbers, device=device)] = sums / row_of_target.bincount()
             after_batch()
         return means.view(-1, ENDINGS)
 

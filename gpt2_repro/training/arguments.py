@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from transformers import TrainingArguments
 
 from gpt2_repro.compute import TokenCount
+from gpt2_repro.training.launcher import launcher_name
 
 
 MUON = "muon"
@@ -138,7 +139,7 @@ class PretrainingArguments(TrainingArguments):
         "gradient_accumulation_steps": "it is derived from tokens_per_step",
         "num_train_epochs": "a run is as long as total_tokens or max_steps",
         "deepspeed": "name an accelerate config with --config_file accelerate_configs/zero1.yaml",
-        "fsdp": "the launcher's config file chooses the sharding",
+        "fsdp": "name an accelerate config with --config_file accelerate_configs/fsdp2.yaml",
         "fsdp_config": "the launcher's config file chooses the sharding",
         "parallelism_config": "the launcher's config file chooses the parallelism",
         "accelerator_config": "batches are never dispatched or split, and copied without blocking",
@@ -193,6 +194,7 @@ class PretrainingArguments(TrainingArguments):
     }
 
     def __post_init__(self) -> None:
+        self.launcher = launcher_name()
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         # transformers knows no muon; the Trainer is handed one.

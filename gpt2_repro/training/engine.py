@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError
+from gpt2_repro.training.sharding import whole
 
 
 logger = logging.getLogger(__name__)
@@ -22,8 +24,8 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     Its shared-memory collective would take 26 s and a compiler to build, and hang for ever on a lock that a killed
     build left behind (deepspeed/comm/torch.py, 0.19.8). gloo serves as well.
     """
-    # DeepSpeed 0.19.8 calls it on every step; torch 2.13 gave it another name.
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
+    # DeepSpeed 0.19.8 calls them on every step; torch 2.13 gave them other names.
+    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if not use_cpu or importlib.util.find_spec("deepspeed") is None:
         return
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -68,6 +70,10 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
+    if isinstance(wrapped, FSDPModule):
+        policy: Any = wrapped._get_fsdp_state()._mp_policy
+        products, sums = (_name(dtype or weights.dtype) for dtype in (policy.param_dtype, policy.reduce_dtype))
+        facts |= {"products": products, "accumulation": sums, "communication": sums}
     return facts | {"optimizer": type(inner).__name__}
 
 
@@ -83,17 +89,20 @@ def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
     return getattr(outer, "optimizer", outer)
 
 
-def place_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Put the step counts of fused or capturable updates beside their parameters.
+def mend_loaded(wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
+    """Put right what DeepSpeed's universal form makes of an optimizer (0.19.8); anything else stays what it is.
 
-    DeepSpeed's universal form leaves them on the CPU (runtime/base_optimizer.py, 0.19.8), where the fused kernel
-    does not take them; torch's own load_state_dict moves them.
+    Step counts lie on the CPU (runtime/base_optimizer.py), where the fused kernel does not take them. Stage 3
+    (runtime/zero/stage3.py) gives all groups one count, which each of them then moves on, and the decay of the first, as
+    Trainer orders them the one of matrices.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group.get("fused") or group.get("capturable") else ():
-            state = optimizer.state.get(parameter, {})
-            if isinstance(step := state.get("step"), torch.Tensor):
-                state["step"] = step.to(parameter.device)
+    beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    for parameter, state in optimizer.state.items():
+        if isinstance(step := state.get("step"), torch.Tensor):
+            state["step"] = step.to(parameter.device if beside else step.device, copy=True)
+    if type(wrapped).__name__ == "DeepSpeedEngine" and wrapped.zero_optimization_stage() == 3:
+        for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=True):
+            group["weight_decay"] = decay
 
 
 def zero_gradient_norm(wrapped: torch.nn.Module) -> Callable[[], Any] | None:
@@ -148,8 +157,15 @@ def fp32_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tenso
     """
     weights = {}
     for name, parameter in model.named_parameters():
-        sharded = hasattr(parameter, "_hp_mapping")
-        full = parameter.get_full_hp_param() if sharded else parameter.detach()
+        full = _full_master(parameter)
         if keep:
             weights[name] = full.to("cpu", torch.float32, copy=True)
     return weights
+
+
+def _full_master(parameter: Any) -> torch.Tensor:
+    if hasattr(parameter, "ds_id"):  # ZeRO-3
+        return parameter._z3_optimizer.get_full_hp_param(parameter)
+    if hasattr(parameter, "_hp_mapping"):  # ZeRO-1 and 2
+        return parameter.get_full_hp_param()
+    return whole(parameter.detach())

@@ -9,6 +9,7 @@ from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.training.checkpoints import STAGING, discard
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.saving import full_disk_in_words
+from gpt2_repro.training.sharding import build_whole
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -33,6 +34,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     if not main:
         return
     trainer.record("running")
+    build_whole()
     run, model = trainer.run, plain_model(trainer.model.config, weights)
     staged, final = run.path / STAGING, run.path / "final"
     with full_disk_in_words(run.path, "final", staged):

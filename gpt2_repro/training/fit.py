@@ -11,6 +11,7 @@ from gpt2_repro.training import checkpoints
 from gpt2_repro.training.final import finish
 from gpt2_repro.training.resharding import loadable
 from gpt2_repro.training.resuming import Start
+from gpt2_repro.training.sharding import shard_by_fsdp
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -44,6 +45,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     processes, staging = args.world_size, trainer.saver.staging
     try:
         folder = loadable(start, staging=staging, processes=processes, accelerator=trainer.accelerator)
+        shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         trainer.train(resume_from_checkpoint=folder)
         trainer.guard.settle()

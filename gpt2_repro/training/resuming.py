@@ -23,6 +23,10 @@ DEEPSPEED_CLASSES = {
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
 }
+# What checkpoints look like, by the launcher that they go on with.
+FORMS = {"ddp": "without DeepSpeed", "zero1": "with DeepSpeed", "zero3": "with ZeRO-3", "fsdp2": "with FSDP2"}
+# And the files that tell; of ZeRO-1 and 2 there is one model for all ranks.
+FILES = {"fsdp2": "pytorch_model_fsdp", "zero3": "zero_pp_rank_0_mp_rank_00_model_states"}
 # Read by transformers with `weights_only`, which knows what else a random state is made of.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
@@ -127,8 +131,16 @@ def choose_start(
         return start, plan
     saved, where = start.manifest["trajectory"], start.checkpoint
     refuse_another_run(saved, trajectory, where=where, allow_change=args.allow_resume_change)
-    by_deepspeed = start.manifest["deepspeed_processes"] is not None
-    if by_deepspeed != (args.deepspeed_plugin is not None):
-        form = "with DeepSpeed: launch with zero1.yaml" if by_deepspeed else "without DeepSpeed: launch with ddp.yaml"
-        raise UserError(f"{where} was written {form} of accelerate_configs/, or name another --output_dir")
+    by = written_under(start.manifest)
+    if by != args.launcher:
+        raise UserError(
+            f"{where} was written {FORMS[by]}: launch with {by}.yaml of accelerate_configs/, or name another --output_dir"
+        )
     return start, plan
+
+
+def written_under(manifest: dict[str, Any]) -> str:
+    """The launcher, by the name of its file, whose form the checkpoint of this manifest has; zero2's is zero1's."""
+    stems = {Path(name).stem for name in manifest["files"]}
+    sharding = [launcher for launcher, stem in FILES.items() if stem in stems]
+    return sharding[0] if sharding else "ddp" if manifest["deepspeed_processes"] is None else "zero1"

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from gpt2_repro.model.export import start_ids
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.run_directory import RunDirectory
+from gpt2_repro.training.sharding import has_shards
 from gpt2_repro.training.validation import due
 
 
@@ -18,6 +19,8 @@ SHOWN = 200  # characters on the screen
 
 class TextSampler(TrainerCallback):
     """Samples on rank 0 from the raw model, without moving the random state of the training.
+
+    Where weights are sharded a pass is made by all ranks: all write the same text, and rank 0 keeps its own.
 
     Args:
         meter: books the time on an account of its own.
@@ -30,24 +33,25 @@ class TextSampler(TrainerCallback):
         self.run, self.tokenizer, self.meter, self.report = run, tokenizer, meter, report
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if (
-            not state.is_world_process_zero
-            or not args.sample_tokens
-            or not due(state.global_step, args.sample_steps, args)
-        ):
+        sharded = has_shards(model)
+        if not (state.is_world_process_zero or sharded) or not args.sample_tokens:
+            return
+        if not due(state.global_step, args.sample_steps, args):
             return
         with self.meter.on("samples"):
-            text = self._sample(args, state.global_step, model)
+            text = self._sample(args, state.global_step, model, together=sharded)
+            if not state.is_world_process_zero:
+                return
             self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
             tqdm.write(f"sample: {_on_one_line(text)}")
             self.report(text)
 
-    def _sample(self, args: Any, step: int, model: Any) -> str:
+    def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings
         ids = torch.tensor([start_ids(self.tokenizer, args.sample_prompt, window=window)], device=args.device)
         # By default fork_rng saves the state of every visible GPU, and so opens a context on each.
         devices = [args.device] if args.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.inference_mode():
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
             torch.manual_seed(args.seed + step)
             written = model.generate(
                 ids,
@@ -56,6 +60,7 @@ class TextSampler(TrainerCallback):
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,
+                synced_gpus=together,
             )
         return self.tokenizer.decode(written[0], skip_special_tokens=True)
 

@@ -36,7 +36,7 @@ from gpt2_repro.training.engine import (
     check_engine,
     describe_engine,
     innermost_optimizer,
-    place_steps,
+    mend_loaded,
     zero_gradient_norm,
 )
 from gpt2_repro.training.guard import UpdateGuard
@@ -51,6 +51,7 @@ from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow
+from gpt2_repro.training.sharding import whole
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.stragglers import Stragglers
 from gpt2_repro.training.tracking import guard_reporting, prepare_wandb, report_text
@@ -150,7 +151,7 @@ class PretrainingTrainer(Trainer):
         engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
-        place_steps(optimizer)
+        mend_loaded(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
         self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
@@ -206,8 +207,7 @@ class PretrainingTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        norm = super()._get_grad_norm(*args, **kwargs)
-        self.guard.see_norm(norm)
+        self.guard.see_norm(norm := whole(super()._get_grad_norm(*args, **kwargs)))
         return norm
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -261,7 +261,7 @@ class PretrainingTrainer(Trainer):
                 step=self.state.global_step,
                 prefix=metric_key_prefix,
                 # A validation that a signal cuts short is made up for when the run goes on.
-                goes_on=lambda: self.stopping.interruption() == NOTHING,
+                goes_on=lambda: self.ranks.largest(self.stopping.interruption()) == NOTHING,
                 after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
             )
             if interruption := self.ranks.largest(self.stopping.interruption()):

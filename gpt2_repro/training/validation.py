@@ -62,7 +62,7 @@ class Validation:
         goes_on: Callable[[], bool],
         after_batch: Callable[[], None],
     ) -> Callable[[], dict[str, float]]:
-        """Measure up to where `goes_on` says no on this process; the metrics come when they are asked for.
+        """Measure up to where `goes_on` says no, on all processes at once; the metrics come when they are asked for.
 
         They are asked for on all processes or on none: a part of a validation is no number. `sets`: by name.
         """
@@ -119,17 +119,23 @@ def validation_batches(
 ) -> Iterator[tuple[dict[str, Tensor], int]]:
     """Batches of up to `size` rows on the CPU, each with its number of targets.
 
+    All processes have as many: where weights are sharded, a pass is made by all or by none. Who has no row left gets
+    one without targets.
+
     Args:
         rows: map-style; a list of numbers gives `{"input_ids": [ids, …]}`.
         process: takes every row whose number is `process` modulo `processes`.
         fixed_length: where given, every batch is padded to `size` rows of this many targets, which are no targets:
             a compiled model then sees one shape.
     """
-    mine = range(process, len(rows), processes)
-    for start in range(0, len(mine), size):
-        picked: Sequence[Any] = rows[list(mine[start : start + size])]["input_ids"]
+    mine, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
+    for start in range(0, longest_share, size):
+        own = list(mine[start : start + size])
+        picked: Sequence[Any] = rows[own or [0]]["input_ids"]
         num_rows = size if fixed_length else None
         batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
+        if not own:
+            batch["labels"].fill_(IGNORED)
         yield batch, int((batch["labels"] != IGNORED).sum())
 
 

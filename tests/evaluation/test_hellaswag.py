@@ -94,8 +94,18 @@ def test_processes_share_the_rows(losses_of, tokenizer, source) -> None:
     scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
     options = {"positions": 1000, "device": torch.device("cpu")}
     whole = scorer.losses(losses_of, **options)
-    shares = [scorer.losses(losses_of, process=process, processes=3, **options) for process in range(3)]
+    passes = [0, 0, 0]
+
+    def losses(process: int) -> torch.Tensor:
+        def count() -> None:
+            passes[process] += 1
+
+        return scorer.losses(losses_of, process=process, processes=3, after_batch=count, **options)
+
+    shares = [losses(process) for process in range(3)]
     assert torch.equal(sum(shares), whole)
+    # Sharded weights ask for as many passes of each.
+    assert passes == [-(-len(scorer.batches(1000)) // 3)] * 3 and len(scorer.batches(1000)) % 3
     assert all(int((share > 0).sum()) > 40 for share in shares)
 
 

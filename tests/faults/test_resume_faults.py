@@ -12,14 +12,22 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.parametrize(
-    ("bf16", "stops"), [("true", ((2, 4), (1, 8), (2, 12))), ("false", ((2, 6), (1, 12)))], ids=["bf16", "fp32"]
+    ("launcher", "bf16", "stops"),
+    [
+        ("launch", "true", ((2, 4), (1, 8), (2, 12))),
+        ("launch", "false", ((2, 6), (1, 12))),
+        ("zero3", "false", ((2, 4), (1, 8), (4, 12))),
+    ],
+    ids=["bf16", "fp32", "zero3"],
 )
-def test_two_processes_then_one_then_two_are_the_straight_run(train, golden, bf16: str, stops, tmp_path: Path) -> None:
+def test_on_other_numbers_of_processes_a_run_is_the_straight_one(
+    launcher: str, bf16: str, stops, train, golden, tmp_path: Path
+) -> None:
     """RS2, P3: through DeepSpeed's universal checkpoint, by the same command and another --num_processes."""
     options = ("--max_steps", 12, "--per_device_train_batch_size", 2, "--bf16", bf16, "--learning_rate", 1e-3)
-    straight, run = golden(*options, launcher=("launch", 2)), tmp_path / "run"
+    straight, run = golden(*options, launcher=(launcher, 2)), tmp_path / "run"
     for processes, stop in stops:
-        train(run, *options, "--stop_at_step", stop, launcher=("launch", processes))
+        train(run, *options, "--stop_at_step", stop, launcher=(launcher, processes))
         assert json.loads((run / "environment.json").read_text())["plan"]["num_processes"] == processes
     assert status(run)["state"] == "complete"
     ours, theirs = ({loss[:2]: loss[2] for loss in losses(folder)} for folder in (run, straight))
@@ -28,11 +36,12 @@ def test_two_processes_then_one_then_two_are_the_straight_run(train, golden, bf1
     assert {key: ours[key] for key in theirs} == pytest.approx(theirs, abs=1e-4)
 
 
-def test_under_zero2_a_resumed_run_is_the_straight_one(train, golden, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["zero2", "zero3", "fsdp2"])
+def test_whatever_is_sharded_a_resumed_run_is_the_straight_one(launcher: str, train, golden, tmp_path: Path) -> None:
     options = ("--bf16", "true", "--per_device_train_batch_size", 4, "--dropout", 0.1)
-    straight, run = golden(*options, launcher=("zero2", 2)), tmp_path / "run"
-    train(run, *options, "--stop_at_step", 3, launcher=("zero2", 2))
-    train(run, *options, launcher=("zero2", 2))
+    straight, run = golden(*options, launcher=(launcher, 2)), tmp_path / "run"
+    train(run, *options, "--stop_at_step", 3, launcher=(launcher, 2))
+    train(run, *options, launcher=(launcher, 2))
     assert status(run)["state"] == "complete" and weights(run) == weights(straight)
 
 
@@ -41,6 +50,17 @@ def test_without_deepspeed_too(train, golden, tmp_path: Path) -> None:
     straight, run = golden("--per_device_train_batch_size", 4), tmp_path / "run"
     for launcher, stop in ((("torchrun", 2), 3), (("python",), 6), (("torchrun", 2), 8)):
         train(run, "--per_device_train_batch_size", 2, "--stop_at_step", stop, launcher=launcher)
+    ours = {(step, kind): loss for step, kind, loss in losses(run)}
+    for step, kind, loss in losses(straight):
+        assert ours[step, kind] == pytest.approx(loss, abs=1e-4)
+
+
+def test_under_fsdp_two_processes_then_four_are_the_straight_run(train, golden, tmp_path: Path) -> None:
+    """RS2: its checkpoints are whole."""
+    straight, run = golden("--per_device_train_batch_size", 4), tmp_path / "run"
+    for processes, stop in ((2, 3), (4, 8)):
+        options = ("--per_device_train_batch_size", 2, "--stop_at_step", stop)
+        train(run, *options, launcher=("fsdp2", processes))
     ours = {(step, kind): loss for step, kind, loss in losses(run)}
     for step, kind, loss in losses(straight):
         assert ours[step, kind] == pytest.approx(loss, abs=1e-4)

@@ -84,14 +84,18 @@ def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
     assert command.end(5) == 130
 
 
-def test_a_validation_that_a_signal_cuts_short_is_made_up_for(train, start, tmp_path: Path) -> None:
-    """P5: minutes of validation are not waited for, and not lost."""
+@pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
+def test_a_validation_that_a_signal_cuts_short_is_made_up_for(launcher, train, start, tmp_path: Path) -> None:
+    """P5: minutes of validation are not waited for, and not lost; where weights are sharded all ranks leave it at one pass."""
     options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
-    golden, run = train(tmp_path / "golden", *options), tmp_path / "run"
-    slow = start(run, *options, "--eval_on_start", "false", script="tests/faults/slow_validation.py", warm=True)
+    options += ("--per_device_train_batch_size", 4)
+    golden, run = train(tmp_path / "golden", *options, launcher=launcher), tmp_path / "run"
+    fault = {"script": "tests/faults/slow_validation.py", "launcher": launcher, "warm": True}
+    slow = start(run, *options, "--eval_on_start", "false", **fault)
     slow.wait_until((tmp_path / "validating").is_file)
-    slow.process.send_signal(signal.SIGTERM)
+    told = slow.ranks()[1] if launcher[0] == "fsdp2" else slow.process
+    told.send_signal(signal.SIGTERM)
     assert slow.end(20) == 0 and status(run)["step"] == 3, slow.text()
     assert [kind for _, kind, _ in losses(run)] == ["loss"] * 3
-    train(run, *options)
+    train(run, *options, launcher=launcher)
     assert losses(run) == losses(golden)[1:] and weights(run) == weights(golden)

@@ -1,17 +1,35 @@
 """What stands between the Trainer and the hardware."""
 
+from types import SimpleNamespace
+
 import torch
 
-from gpt2_repro.training.engine import place_steps
+from gpt2_repro.training.engine import mend_loaded
 
 
-def test_step_counts_lie_where_the_fused_update_looks_for_them() -> None:
-    """After a resume in DeepSpeed's universal form they are on the CPU; `meta` stands for a GPU."""
+PLAIN = torch.nn.Linear(1, 1)
+
+
+def test_step_counts_lie_where_the_update_looks_for_them_and_are_each_groups_own() -> None:
+    """After a resume in DeepSpeed's universal form they are on the CPU, or shared; `meta` stands for a GPU."""
     for fused, device in ((True, "meta"), (None, "cpu")):
-        parameter = torch.nn.Parameter(torch.ones(3, device="meta"))
-        optimizer = torch.optim.AdamW([parameter])
-        optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": torch.ones(3, device="meta")}
+        weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
+        optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)
+        for weight in weights:
+            optimizer.state[weight] = {"step": step, "exp_avg": torch.ones(3, device="meta")}
         optimizer.param_groups[0]["fused"] = fused
-        place_steps(optimizer)
-        assert optimizer.state[parameter]["step"].device.type == device
-    place_steps(torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], fused=True))  # before the first update
+        mend_loaded(PLAIN, optimizer, weight_decay=0.1)
+        steps = [optimizer.state[weight]["step"] for weight in weights]
+        assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
+    mend_loaded(PLAIN, torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], fused=True), weight_decay=0.1)
+
+
+def test_under_zero3_biases_keep_no_decay() -> None:
+    optimizer = torch.optim.AdamW(
+        [{"params": [torch.nn.Parameter(torch.ones(3))]} for _ in range(2)], weight_decay=0.1
+    )
+    engine = type("DeepSpeedEngine", (SimpleNamespace,), {"zero_optimization_stage": lambda self: 3})()
+    mend_loaded(PLAIN, optimizer, weight_decay=0.1)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1]
+    mend_loaded(engine, optimizer, weight_decay=0.1)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]

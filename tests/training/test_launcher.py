@@ -1,15 +1,18 @@
 """What a launcher's files get wrong in silence is refused in one line."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 
 from gpt2_repro.compute import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.training.engine import check_engine
-from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher
+from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher, launcher_name
 
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +57,21 @@ def test_a_json_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
         check_deepspeed_json(tmp_path / "zero1.json")
 
 
+def test_sharded_weights_are_known_by_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launcher_name() == "ddp"
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for stage, name in ((1, "zero1"), (2, "zero1"), (3, "zero3")):
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(ROOT / "ds_configs" / f"zero{stage}.json"))
+        check_launcher()
+        assert launcher_name() == name
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(tmp_path / "none.json"))
+    with pytest.raises(UserError, match="run from the repository's root"):
+        check_launcher()
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    assert launcher_name() == "zero3"
+
+
 def test_the_launchers_cpu_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     with pytest.raises(UserError, match="drops DeepSpeed.*type --use_cpu after train.py"):
@@ -66,6 +84,51 @@ def test_the_launchers_cpu_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_the_recipe_owns_is_refused_in_the_launchers_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"ACCELERATE_{name.upper()}", "4")
     with pytest.raises(UserError, match=f"the launcher's file has {name} 4, which belongs to the recipe"):
+        check_launcher()
+
+
+@pytest.fixture
+def fsdp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The environment that accelerate makes of our own file, with changes to its block."""
+
+    def run(**changes: object) -> None:
+        config = yaml.safe_load((ROOT / "accelerate_configs" / "fsdp2.yaml").read_text())
+        config["fsdp_config"] |= changes
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+        typed = launch_command_parser().parse_args(["--config_file", str(tmp_path / "mine.yaml"), "train.py"])
+        made = prepare_multi_gpu_env(_validate_launch_command(typed)[0])
+        for name in made.keys() - os.environ.keys():
+            monkeypatch.setenv(name, made[name])
+        monkeypatch.setenv("WORLD_SIZE", "2")
+
+    return run
+
+
+def test_our_own_fsdp_passes_and_one_process_does_not(fsdp, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsdp()
+    check_launcher()
+    assert launcher_name() == "fsdp2"
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(UserError, match="there is one: launch with --config_file accelerate_configs/single_gpu.yaml"):
+        check_launcher()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fsdp_version": 1}, "has fsdp_version 1: write fsdp_version: 2"),
+        ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, "write fsdp_state_dict_type: FULL_STATE_DICT"),
+        ({"fsdp_cpu_ram_efficient_loading": True, "fsdp_sync_module_states": True}, "loading true: .*: false, for"),
+        ({"fsdp_reshard_after_forward": False}, "reshard_after_forward false: write fsdp_reshard_after_forward: true"),
+        ({"fsdp_offload_params": True}, "fsdp_offload_params true: write fsdp_offload_params: false"),
+        ({"fsdp_activation_checkpointing": True}, "type --activation_checkpointing after train.py"),
+        ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, "fsdp_auto_wrap_policy SIZE_BASED_WRAP: leave it out"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_fsdp_settings_that_would_do_nothing_or_harm_are_refused(fsdp, change: dict, message: str) -> None:
+    fsdp(**change)
+    with pytest.raises(UserError, match=message):
         check_launcher()
 
 

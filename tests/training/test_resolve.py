@@ -48,6 +48,20 @@ def test_rows_by_length_are_not_compiled(resolve, caplog: pytest.LogCaptureFixtu
         resolve(*by_length[:2], "--tokens_per_step", "8192", manifest=wrap)
 
 
+def test_under_sharded_weights_nothing_is_compiled(
+    resolve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("gpt2_repro.training.resolve.launcher_name", lambda: "zero3")
+    assert not resolve()[0].compile_loss and "compilation: off, for zero3 fetches" in caplog.text
+    with pytest.raises(UserError, match="zero3 fetches .* leave out --torch_compile, or launch .*zero1.yaml"):
+        resolve("--torch_compile")
+    for launcher, name in (("zero3", "ZeRO"), ("fsdp2", "FSDP")):
+        monkeypatch.setattr("gpt2_repro.training.resolve.launcher_name", lambda launcher=launcher: launcher)
+        with pytest.raises(UserError, match=f"{name} cuts them up: launch with .*ddp.yaml"):
+            resolve("--optim", "muon")
+
+
 def test_never_validating_means_not_at_the_start_either(resolve) -> None:
     assert resolve()[0].eval_on_start
     assert not resolve("--eval_strategy", "no")[0].eval_on_start

@@ -112,10 +112,8 @@ def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(save, tmp_path:
         find_start(tmp_path)
 
 
-def start_of(tmp_path: Path, plan=PLAN, *, sharded: bool = False, **asked: object):
-    args = SimpleNamespace(
-        resume_from="", process_index=0, extend_to=0, allow_resume_change=False, deepspeed_plugin=sharded or None
-    )
+def start_of(tmp_path: Path, plan=PLAN, *, launcher: str = "ddp", **asked: object):
+    args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False, launcher=launcher)
     vars(args).update(asked)
     trajectory = dict(TRAJECTORY)
     start, plan = choose_start(SimpleNamespace(path=tmp_path, lock=lambda: None), args, plan, trajectory)
@@ -155,10 +153,10 @@ def test_another_run_or_engine_is_refused(save, tmp_path: Path, caplog: pytest.L
     save(4, processes=2)
     with pytest.raises(UserError, match="was written with DeepSpeed: launch with zero1.yaml"):
         start_of(tmp_path)
-    assert start_of(tmp_path, sharded=True)[0].step == 4
+    assert start_of(tmp_path, launcher="zero1")[0].step == 4
     save(6)
     with pytest.raises(UserError, match="was written without DeepSpeed: launch with ddp.yaml"):
-        start_of(tmp_path, sharded=True)
+        start_of(tmp_path, launcher="zero1")
     TRAJECTORY["seed"] = 2
     try:
         with pytest.raises(UserError, match=r"belongs to another run \(seed 1 -> 2\).*--allow_resume_change"):
@@ -167,3 +165,12 @@ def test_another_run_or_engine_is_refused(save, tmp_path: Path, caplog: pytest.L
         assert "goes on as another run: seed 1 -> 2" in caplog.text
     finally:
         TRAJECTORY["seed"] = 1
+    shards = {f"zero_pp_rank_{rank}_mp_rank_00_model_states": {} for rank in range(2)}
+    save(8, processes=2, **shards)
+    assert start_of(tmp_path, launcher="zero3")[0].step == 8
+    with pytest.raises(UserError, match="was written with ZeRO-3: launch with zero3.yaml"):
+        start_of(tmp_path, launcher="zero1")
+    save(10, pytorch_model_fsdp={})
+    assert start_of(tmp_path, launcher="fsdp2")[0].step == 10
+    with pytest.raises(UserError, match="was written with FSDP2: launch with fsdp2.yaml"):
+        start_of(tmp_path)

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.trainer import PretrainingTrainer
-from gpt2_repro.training.validation import due
+from gpt2_repro.training.validation import due, validation_batches
 
 
 def test_what_is_rarer_than_validation_is_due_with_one_at_or_behind_its_multiples() -> None:
@@ -22,6 +23,13 @@ def test_what_is_rarer_than_validation_is_due_with_one_at_or_behind_its_multiple
     assert steps(250, 250, 1000) == steps(1, 250, 1000) == [0, 250, 500, 750, 1000]
     assert steps(1000, 300, 3000) == [0, 1200, 2100, 3000]
     assert steps(0, 250, 1000) == []
+
+
+class Table(list):
+    """Rows as `datasets` gives them."""
+
+    def __getitem__(self, numbers: list[int]) -> dict:
+        return {"input_ids": [list.__getitem__(self, number) for number in numbers]}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +84,21 @@ def test_a_training_needs_no_hub(train, events, tmp_path: Path) -> None:
     run = train(tmp_path / "run", "--hellaswag_steps", 4, "--max_steps", 4)
     assert [event["step"] for event in events(run) if "eval_loss" in event] == [0, 4]
     assert not any("hellaswag_acc" in event for event in events(run))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 9])
+def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int) -> None:
+    """Under sharded weights a process that made a pass by itself would wait for the others for ever."""
+    table = Table([np.arange(number, number + 5) for number in range(rows)])
+    for fixed_length in (None, 8):
+        shares = [
+            list(validation_batches(table, process=process, processes=3, size=2, fixed_length=fixed_length))
+            for process in range(3)
+        ]
+        assert {len(share) for share in shares} == {-(-rows // 6)}
+        counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch, _ in share]
+        assert sorted(torch.cat(counted).tolist()) == sorted(label for row in table for label in row[1:])
+        assert sum(targets for share in shares for _, targets in share) == 4 * rows
 
 
 def test_the_wait_for_a_slow_rank_is_validation_and_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
