@@ -97,23 +97,18 @@ class PretrainingTrainer(Trainer):
             optimizer_cls_and_kwargs=muon_for(kwargs["model"], kwargs["args"]),
             **kwargs,
         )
-        self.plan = plan
+        self.plan, self.run, self.trajectory = plan, run, trajectory
         self.sampler = choose_sampler(self.train_dataset, plan, self.args)
-        self.run = run
         self.environment = environment | {"trajectory": trajectory}
-        self.trajectory = trajectory
         self.full_rows = environment["data"]["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
         run.book = self.meter.accounts
         self.validation = Validation(
             inputs, self.args, length=plan.sequence_length, meter=self.meter, accelerator=self.accelerator
         )
-        self.guard = UpdateGuard(
-            skip_loss_z=self.args.skip_loss_z,
-            skip_grad_z=self.args.skip_grad_z,
-            mean=functools.partial(self.accelerator.reduce, reduction="mean"),
-            report=self._write_event,
-        )
+        limits = {"skip_loss_z": self.args.skip_loss_z, "skip_grad_z": self.args.skip_grad_z}
+        mean = functools.partial(self.accelerator.reduce, reduction="mean")
+        self.guard = UpdateGuard(**limits, mean=mean, report=self._write_event)
         self.ranks = Ranks()
         self.stopping = Stopping(StopSignals(), self.ranks, self.run.seconds)
         self.stragglers = Stragglers(self.ranks, self.meter, self._write_event)
