@@ -244,10 +244,10 @@ def test_under_a_launcher_the_line_stands_alone_and_the_launcher_quotes_it(type_
         assert json.loads(errors.read_text())["message"].startswith("error: there is no recipe recipes/nothing.yaml")
 
 
-def test_the_bare_command_without_data_says_what_prepares_it(type_command) -> None:
+def test_the_bare_command_without_data_says_what_prepares_it(type_warm) -> None:
     if Path("data/fineweb-10bt").exists():
         pytest.skip("the data is prepared here")
-    done = type_command("launch", 8, "train.py")
+    done = type_warm("launch", 8, "train.py")
     line = "error: there is no data/fineweb-10bt: prepare the data first with `python prepare_data.py"
     assert done.returncode != 0
     lines = [text.strip() for text in done.stderr.splitlines() if text.strip("=- ")]

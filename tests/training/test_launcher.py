@@ -171,7 +171,7 @@ def test_sums_in_bf16_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     assert "gradients of 4 passes are summed in bf16" in caplog.text and "grad_accum_dtype" in caplog.text
 
 
-def test_a_wrong_launcher_file_ends_the_command_in_one_line(type_command, tiny_recipe: Path, tmp_path: Path) -> None:
+def test_a_wrong_launcher_file_ends_the_command_in_one_line(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(ZERO1 | {"gradient_cliping": 1.0}))
     config = yaml.safe_load((ROOT / "accelerate_configs" / "zero1.yaml").read_text())
     config["deepspeed_config"]["deepspeed_config_file"] = str(tmp_path / "ds.json")
@@ -182,7 +182,7 @@ def test_a_wrong_launcher_file_ends_the_command_in_one_line(type_command, tiny_r
     ]:
         run = tmp_path / "run"
         launch = ("-m", "accelerate.commands.launch", *options, "--main_process_port", 0)
-        done = type_command("python", *launch, "train.py", tiny_recipe, "--output_dir", run)
+        done = type_warm("python", *launch, "train.py", tiny_recipe, "--output_dir", run)
         assert done.returncode != 0
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert message in line and not run.exists()
