@@ -37,10 +37,9 @@ def build_config(
     default = _default_config(args.model_type)
     values: dict[str, Any] = {name: getattr(args, option) for option, name in SHAPE.items()}
     values |= {"vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of), "use_cache": False}
-    values["max_position_embeddings"] = sequence_length
+    values |= {"max_position_embeddings": sequence_length, "pad_token_id": None}
     if tokenizer is not None:
-        special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-        values |= special | {"pad_token_id": None}
+        values |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     dropouts = [name for name in own_keys(default) if name.endswith(("pdrop", "_dropout")) and "summary" not in name]
     if args.dropout and not dropouts:
         raise UserError(f"{args.model_type} has no dropout: leave out --dropout {args.dropout}")

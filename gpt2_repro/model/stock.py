@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.documents import Documents
+from gpt2_repro.model.experts import balance_loss
 
 
 # transformers raises these for what a configuration says.
@@ -21,7 +22,10 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except REFUSALS as error:
-        raise UserError(f"transformers builds no such {config.model_type}: {_line(error)}") from None
+        line = _line(error)
+        if attention != "eager" and ("attention implementation" in line or attention in line):
+            raise UserError(f"a {config.model_type} has no {attention}: type --attn_implementation eager") from None
+        raise UserError(f"transformers builds no such {config.model_type}: {line}") from None
 
 
 @torch.no_grad()
@@ -62,12 +66,25 @@ def require_stock_loss(model: PreTrainedModel, *, documents: Documents | None, t
             beside = f"a {name} carries more than attention from one document to the next: leave out --document_mask"
             # A fresh state of a recurrence is quiet.
             _require_same(own, expected, tolerance / 100, beside)
+        _require_routers(model, ids[:, :-1])
     except REFUSALS as error:
         raise UserError(f"a {name} of this configuration cannot be trained on tokens alone: {_line(error)}") from None
     finally:
         head.weight.copy_(fresh)
         model.set_attn_implementation(asked)
         model.train(training)
+
+
+def _require_routers(model: PreTrainedModel, ids: Tensor) -> None:
+    """Raise UserError where the loss that balances experts would find none at work."""
+    if balance_loss(model) is None:
+        return
+    outputs = model.base_model(input_ids=ids, use_cache=False, output_router_logits=True)
+    if not getattr(outputs, "router_logits", None):
+        raise UserError(
+            f"a {model.config.model_type} of this configuration has no routers to balance: set router_aux_loss_coef to 0.0 in "
+            "--config_overrides"
+        )
 
 
 def _otherwise(ids: Tensor, part: slice, vocab_size: int) -> Tensor:

@@ -71,7 +71,9 @@ def test_overrides_are_one_text_however_they_are_written() -> None:
         ("gemma3", "", "a gemma3 has its language model beside other parts: type --model_type gemma3_text"),
         ("mllama", "", "an? mllama has its language model beside other parts: name another"),
         ("prophetnet", "", "refuses this prophetnet: .*num_hidden_layers"),
-        ("mamba", "", "builds no such mamba"),
+        ("mamba", "", "a mamba has no causal_sdpa: type --attn_implementation eager"),
+        ("bloom", "", "a bloom has no causal_sdpa: type --attn_implementation eager"),
+        ("falcon", "", "a falcon has no causal_sdpa: type --attn_implementation eager"),
         ("cohere", "", "a cohere computes more than hidden states times its head"),
         ("phi", "", "the head of a phi has a bias"),
         ("mixtral", f"{MIXTRAL},sliding_window=4", "attends otherwise .* type --attn_implementation eager"),
@@ -93,6 +95,18 @@ def test_a_window_is_trained_with_the_attention_that_has_it() -> None:
 def test_tokens_that_see_later_ones_are_no_causal_model() -> None:
     with pytest.raises(UserError, match="a cpmant .* or sees tokens that come later"):
         built("cpmant", "dim_head=8,dim_ff=24", attention="eager")
+
+
+def test_a_loss_of_balance_without_routers_is_refused_by_what_mends_it() -> None:
+    doge = "num_key_value_heads=4,intermediate_size=24"
+    with pytest.raises(UserError, match="set router_aux_loss_coef to 0.0 in --config_overrides"):
+        built("doge", doge, attention="eager")
+    assert built("doge", f"{doge},router_aux_loss_coef=0.0", attention="eager")
+
+
+def test_a_model_is_measured_without_the_tokenizer_that_it_comes_with() -> None:
+    small = arguments("smollm3", "num_key_value_heads=4,intermediate_size=24")
+    assert scale_of(small, sequence_length=16, vocab_size=90).parameters > 0
 
 
 @pytest.mark.parametrize(
