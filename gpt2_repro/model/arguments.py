@@ -47,7 +47,8 @@ class ModelArguments:
     config_overrides: Overrides = dataclasses.field(
         default=Overrides(""),
         metadata={
-            "help": "Further keys of its configuration: a mapping in a recipe; as an option JSON, or key=value,key=value."
+            "help": "Further keys of its configuration: a mapping in a recipe; as an option JSON, or key=value,key=value, in "
+            "place of the recipe's."
         },
     )
     n_layer: int = dataclasses.field(default=12, metadata={"help": "Transformer blocks."})

@@ -40,7 +40,7 @@ def build_model(
     if init_from:
         start_from(init_from, model, tokenizer)
     if config.model_type != GPT2:
-        require_stock_loss(model, masked=documents is not None)
+        require_stock_loss(model, documents=documents)
     make_pretraining(model, vocab_size=config.true_vocab_size, documents=documents)
     if compiled:
         compile_loss(model)

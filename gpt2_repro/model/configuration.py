@@ -18,8 +18,13 @@ OWNED = {
     "vocab_size": "the tokenizer of the data",
     "bos_token_id": "the tokenizer of the data",
     "eos_token_id": "the tokenizer of the data",
+    "pad_token_id": "the tokenizer of the data",
     "use_cache": "training, which has no cache",
 }
+
+
+# transformers raises these for keys and values of a configuration.
+REFUSALS = (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError, NotImplementedError)
 
 
 def build_config(
@@ -32,10 +37,9 @@ def build_config(
     default = _default_config(args.model_type)
     values: dict[str, Any] = {name: getattr(args, option) for option, name in SHAPE.items()}
     values |= {"vocab_size": padded_size(vocab_size, args.pad_vocab_to_multiple_of), "use_cache": False}
-    values["max_position_embeddings"] = sequence_length
+    values |= {"max_position_embeddings": sequence_length, "pad_token_id": None}
     if tokenizer is not None:
-        special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-        values |= special | {"pad_token_id": None}
+        values |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     dropouts = [name for name in own_keys(default) if name.endswith(("pdrop", "_dropout")) and "summary" not in name]
     if args.dropout and not dropouts:
         raise UserError(f"{args.model_type} has no dropout: leave out --dropout {args.dropout}")
@@ -51,7 +55,15 @@ def _default_config(model_type: str) -> PreTrainedConfig:
         raise UserError(
             f"transformers has no causal model {model_type!r}: {did_you_mean(model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
         )
-    return AutoConfig.for_model(model_type)
+    try:
+        default = AutoConfig.for_model(model_type)
+    except REFUSALS as error:
+        raise UserError(f"transformers has no default for a {model_type}: {_line(error)}") from None
+    if (text := default.get_text_config()) is not default:
+        known = text.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        mend = f"type --model_type {text.model_type}" if known else "name another"
+        raise UserError(f"a {model_type} has its language model beside other parts: {mend}")
+    return default
 
 
 def _with_overrides(
@@ -69,8 +81,8 @@ def _with_overrides(
             )
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
-    except (StrictDataclassError, TypeError, ValueError, KeyError) as error:
-        raise UserError(f"transformers refuses this {kind.model_type}: {' '.join(str(error).split())[:300]}") from None
+    except REFUSALS as error:
+        raise UserError(f"transformers refuses this {kind.model_type}: {_line(error)}") from None
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups and heads % groups:
         raise UserError(
@@ -79,6 +91,10 @@ def _with_overrides(
         )
     config.true_vocab_size = vocab_size
     return config
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:

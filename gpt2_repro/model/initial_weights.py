@@ -1,5 +1,7 @@
 """The weights of a plain checkpoint as the start of a training: only where they mean the same there."""
 
+import json
+
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -53,12 +55,16 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
         raise UserError(f"{name} has another shape than this recipe: type {mend}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
-    for key in sorted(own_keys(ours) - shaped - {*FREE}):
+    compared = [key for key in sorted(own_keys(ours) - shaped - {*FREE}) if _decides(key)]
+    default = type(ours)()
+    # All that makes it what it is: overrides that are typed replace those of the recipe.
+    whole = {key: value for key in compared if (value := getattr(theirs, key)) != getattr(default, key)}
+    for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
-        if one != other and not key.startswith("summary_") and not key.endswith(FREE_ENDS):
+        if one != other:
             raise UserError(
                 f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}; type "
-                f"--config_overrides {key}={one}, or name another checkpoint"
+                f"--config_overrides '{json.dumps(whole)}', or name another checkpoint"
             )
     if theirs.vocab_size != ours.true_vocab_size:
         raise UserError(
@@ -69,6 +75,10 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter[: len(weights[key])] = weights[key]
+
+
+def _decides(key: str) -> bool:
+    return not key.startswith("summary_") and not key.endswith(FREE_ENDS)
 
 
 def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro import hardware, machine
     from gpt2_repro.data.arguments import DataArguments
-    from gpt2_repro.model.arguments import ModelArguments, follow_checkpoint
+    from gpt2_repro.model.arguments import ModelArguments, check_documents, follow_checkpoint
     from gpt2_repro.preflight.cost import run_bytes
     from gpt2_repro.preflight.plan import plan_lines, plan_on
     from gpt2_repro.preflight.work import is_as_published
@@ -92,7 +92,8 @@ def main(argv: list[str]) -> None:
     if options.gpu is not None and of_a_machine:
         raise UserError(f"--{of_a_machine[0]} looks at this machine, and --gpu plans for another: leave out one")
     follow_checkpoint(recipe)
-    ModelArguments(**recipe.values["model"])
+    data, model = recipe.values["data"], ModelArguments(**recipe.values["model"])
+    check_documents(model, packing=data["packing"], separator=data["separator"])
     here = hardware.find_accelerator(use_cpu=training["use_cpu"])
     name = here.name if options.gpu is None else options.gpu
     cards = options.n or (here.count if here.kind == "cuda" and options.gpu is None else 1)

@@ -101,7 +101,8 @@ def mend_loaded(wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, w
         if isinstance(step := state.get("step"), torch.Tensor):
             state["step"] = step.to(parameter.device if beside else step.device, copy=True)
     if type(wrapped).__name__ == "DeepSpeedEngine" and wrapped.zero_optimization_stage() == 3:
-        for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=True):
+        # DeepSpeed drops a group without weights: an OLMo has matrices alone.
+        for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
             group["weight_decay"] = decay
 
 

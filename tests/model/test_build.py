@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from gpt2_repro.compute import gpt2_parameters
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import build
-from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.model.arguments import ModelArguments, Overrides
 from gpt2_repro.model.build import build_model, choose_attention
 from gpt2_repro.model.configuration import build_config
 
@@ -185,6 +185,24 @@ def test_init_from_another_function_is_refused(other: dict, message: str, tmp_pa
         build_model(
             build_config(args, sequence_length=16, vocab_size=90), attention="causal_sdpa", init_from=str(tmp_path)
         )
+
+
+def test_what_is_said_of_another_function_makes_it_the_same(tmp_path) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 16}
+    own = {"intermediate_size": 48, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    own["rope_parameters"] = {"rope_type": "default", "rope_theta": 500000.0}
+    LlamaForCausalLM(LlamaConfig(vocab_size=90, **shape, **own)).save_pretrained(tmp_path)
+
+    def start(overrides: str) -> None:
+        args = ModelArguments(
+            model_type="llama", config_overrides=Overrides(overrides), n_layer=2, n_head=4, n_embd=32
+        )
+        config = build_config(args, sequence_length=16, vocab_size=90)
+        build_model(config, attention="causal_sdpa", init_from=str(tmp_path))
+
+    with pytest.raises(UserError) as refused:
+        start("num_key_value_heads=2,tie_word_embeddings=true")
+    start(str(refused.value).split("'")[-2])
 
 
 def test_init_from_another_family_is_refused(tmp_path) -> None:

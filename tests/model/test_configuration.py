@@ -64,7 +64,16 @@ def test_overrides_are_one_text_however_they_are_written() -> None:
         ("llama", "intermediate_size=2.5", "refuses this llama: .*intermediate_size.* expected int"),
         ("llama", "num_key_value_heads=3", "4 heads do not share 3 key and value heads"),
         ("llama", "hidden_act=nope", "builds no such llama: 'nope'"),
-        ("mamba", "", "builds no such mamba"),
+        ("llama", "intermediate_size=-4", "builds no such llama: .* negative dimension -4"),
+        ("llama", "num_key_value_heads=0", "builds no such llama: integer division"),
+        ("llama", "pad_token_id=5", "cannot set pad_token_id, which the tokenizer of the data decides"),
+        ("llama", "rms_norm_eps=NaN", "a llama computes more"),
+        ("gemma3", "", "a gemma3 has its language model beside other parts: type --model_type gemma3_text"),
+        ("mllama", "", "an? mllama has its language model beside other parts: name another"),
+        ("prophetnet", "", "refuses this prophetnet: .*num_hidden_layers"),
+        ("mamba", "", "a mamba has no causal_sdpa: type --attn_implementation eager"),
+        ("bloom", "", "a bloom has no causal_sdpa: type --attn_implementation eager"),
+        ("falcon", "", "a falcon has no causal_sdpa: type --attn_implementation eager"),
         ("cohere", "", "a cohere computes more than hidden states times its head"),
         ("phi", "", "the head of a phi has a bias"),
         ("mixtral", f"{MIXTRAL},sliding_window=4", "attends otherwise .* type --attn_implementation eager"),
@@ -81,6 +90,42 @@ def test_a_window_is_trained_with_the_attention_that_has_it() -> None:
     config = build_config(arguments("mixtral", windowed), sequence_length=16, vocab_size=90)
     with pytest.raises(UserError, match="type --attn_implementation eager, without --document_mask"):
         build_model(config, attention="eager", documents=Documents(0))
+
+
+def test_tokens_that_see_later_ones_are_no_causal_model() -> None:
+    with pytest.raises(UserError, match="a cpmant .* or sees tokens that come later"):
+        built("cpmant", "dim_head=8,dim_ff=24", attention="eager")
+
+
+def test_a_loss_of_balance_without_routers_is_refused_by_what_mends_it() -> None:
+    doge = "num_key_value_heads=4,intermediate_size=24"
+    with pytest.raises(UserError, match="set router_aux_loss_coef to 0.0 in --config_overrides"):
+        built("doge", doge, attention="eager")
+    assert built("doge", f"{doge},router_aux_loss_coef=0.0", attention="eager")
+
+
+def test_a_model_is_measured_without_the_tokenizer_that_it_comes_with() -> None:
+    small = arguments("smollm3", "num_key_value_heads=4,intermediate_size=24")
+    assert scale_of(small, sequence_length=16, vocab_size=90).parameters > 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides", "line"),
+    [
+        (
+            "jamba",
+            "intermediate_size=24,num_key_value_heads=2,attn_layer_offset=1,attn_layer_period=2,expert_layer_offset=1",
+            "a jamba carries more than attention",
+        ),
+        ("opt", "ffn_dim=24,word_embed_proj_dim=32", "a opt of this configuration cannot be trained on tokens alone"),
+    ],
+)
+def test_a_mask_of_documents_keeps_them_apart_or_is_refused(model_type: str, overrides: str, line: str) -> None:
+    config = build_config(arguments(model_type, overrides), sequence_length=16, vocab_size=90)
+    for behind in (False, True):
+        with pytest.raises(UserError, match=line):
+            build_model(config, attention="causal_sdpa", documents=Documents(0, behind=behind))
+    assert built(model_type, overrides)
 
 
 def test_dropout_needs_a_place() -> None:

@@ -83,6 +83,7 @@ def test_a_run_that_is_stopped_costs_what_it_takes(look) -> None:
         (["--usd_per_hour", "nan"], "--usd_per_hour nan must be at least 0"),
         (["--gpu", "H100", "--n_embd", "0"], "must be at least 1"),
         (["--use_cpu", "--topology", "pyproject.toml"], "no output of"),
+        (["--gpu", "H100", "--document_mask", "--packing", "wrap"], "leave out --document_mask"),
     ],
 )
 def test_mistakes(words: list[str], message: str) -> None:

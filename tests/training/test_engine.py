@@ -33,3 +33,6 @@ def test_under_zero3_biases_keep_no_decay() -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1]
     mend_loaded(engine, optimizer, weight_decay=0.1)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    matrices_alone = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], weight_decay=0.1)
+    mend_loaded(engine, matrices_alone, weight_decay=0.1)
+    assert [group["weight_decay"] for group in matrices_alone.param_groups] == [0.1]
