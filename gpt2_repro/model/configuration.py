@@ -59,6 +59,10 @@ def _default_config(model_type: str) -> PreTrainedConfig:
         default = AutoConfig.for_model(model_type)
     except REFUSALS as error:
         raise UserError(f"transformers has no default for a {model_type}: {_line(error)}") from None
+    if default.is_encoder_decoder:
+        raise UserError(
+            f"a {model_type} is half of an encoder and a decoder, whose other half is never trained: name another"
+        )
     if (text := default.get_text_config()) is not default:
         known = text.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         mend = f"type --model_type {text.model_type}" if known else "name another"

@@ -1,5 +1,7 @@
 """The stock model of an architecture, and whether pre-training computes what it does."""
 
+import logging
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -9,6 +11,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.experts import balance_loss
 
+
+logger = logging.getLogger(__name__)
 
 # transformers raises these for what a configuration says.
 REFUSALS = (
@@ -42,6 +46,7 @@ def require_stock_loss(model: PreTrainedModel, *, documents: Documents | None, t
         raise UserError(f"the head of a {name} has a bias, which the loss of pre-training leaves out: name another")
     fresh, training = head.weight.clone(), model.training
     vocab_size, length = model.config.true_vocab_size, model.config.max_position_embeddings
+    logger.info("comparing with the stock %s, on one row of %s tokens", name, f"{length:,}")
     ids, middle = torch.arange(length + 1)[None] * 7919 % vocab_size, length // 2
     if documents:
         ids[ids == documents.separator] = (documents.separator + 1) % vocab_size

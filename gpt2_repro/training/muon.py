@@ -2,7 +2,7 @@
 
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its rate is scaled to
 AdamW's (Liu et al. 2025, arXiv:2502.16982), so both take one learning rate, one decay and one schedule. Query, key and value lie in one
-matrix of GPT-2 and are three to Muon.
+matrix of GPT-2 and are three to Muon; experts that lie stacked in one tensor are AdamW's.
 """
 
 from collections.abc import Iterable, Mapping
