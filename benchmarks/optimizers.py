@@ -4,7 +4,8 @@
 
 Both follow warmup_stable_decay without its fall, so that every step of a run is as good as the end of a shorter one. Each is tried at several
 learning rates, every one with every seed, and has the one whose last losses are the best on average: at a rate that is a little too high
-seeds differ by half a nat. The loss to reach is the mean of AdamW's last ones.
+seeds differ by half a nat. The loss to reach is the mean of AdamW's last ones, where AdamW is after
+all of its tokens.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main() -> None:
                 )
             chosen[optim] = min(tried, key=lambda rate: statistics.mean(ends(tried[rate])))
             curves[optim] = tried[chosen[optim]]
-        print(table(curves, chosen))
+        print(outcome(curves, chosen))
 
 
 def ends(curves: list[dict[int, float]]) -> list[float]:
@@ -93,21 +94,18 @@ def reached(losses: dict[int, float], target: float) -> float | None:
     return None
 
 
-def table(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
-    target = statistics.mean(ends(curves["adamw_torch"]))
-    lines = [
-        f"| optimizer | learning rate | last losses | steps to {target:.4f} | tokens, mean |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    means = {}
+def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
+    """AdamW's mean last loss takes all of its tokens, on average over the seeds; and how many of them Muon takes."""
+    target, steps = statistics.mean(ends(curves["adamw_torch"])), max(curves["adamw_torch"][0])
+    taken = [reached(losses, target) for losses in curves["muon"]]
+    lines = ["| optimizer | learning rate | last losses |", "| --- | --- | --- |"]
     for optim, runs in curves.items():
-        steps = [reached(losses, target) for losses in runs]
-        there = [step for step in steps if step is not None]
-        means[optim] = statistics.mean(there) if there else float("nan")
-        last = ", ".join(f"{loss:.4f}" for loss in ends(runs))
-        shown = ", ".join("never" if step is None else f"{step:.0f}" for step in steps)
-        lines.append(f"| {optim} | {chosen[optim]:g} | {last} | {shown} | {means[optim] * STEP:,.0f} |")
-    return "\n".join([*lines, f"Muon's tokens to AdamW's: {means['muon'] / means['adamw_torch']:.2f}"])
+        lines.append(f"| {optim} | {chosen[optim]:g} | {', '.join(f'{loss:.4f}' for loss in ends(runs))} |")
+    shown = ", ".join("never" if step is None else f"{step:.0f}" for step in taken)
+    lines.append(f"{target:.4f}: AdamW {steps * STEP:,} tokens, Muon after {shown} steps of {STEP:,}")
+    if there := [step for step in taken if step is not None]:
+        lines[-1] += f", {statistics.mean(there) / steps:.2f} of AdamW's"
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
