@@ -9,7 +9,6 @@ from transformers.training_args import OptimizerNames
 from gpt2_repro import hardware
 from gpt2_repro.compute import BatchPlan
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.model.arguments import GPT2
 from gpt2_repro.plan import plan_run
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
@@ -129,21 +128,14 @@ def trajectory_of(
     args: PretrainingArguments, plan: BatchPlan, *, data: dict[str, Any], model: dict[str, Any]
 ) -> dict[str, Any]:
     """What a resumed run must share with the one that was saved, so that it is the same run."""
-    schedule = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm")
-    optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "skip_loss_z", "skip_grad_z")
-    order = ("seed", "data_seed", "train_sampling_strategy")
-    # What came later is told where it is no default: runs from before do not name it.
-    later = {"lr_scheduler_type": "cosine", "decay_fraction": 0.2}
-    later |= {"model_type": GPT2, "config_overrides": "", "document_mask": False}
-    asked = model | {name: getattr(args, name) for name in later.keys() - model.keys()}
-    named = {name: asked[name] for name, default in later.items() if asked[name] != default}
-    shape = {key: value for key, value in model.items() if key not in later and key != "attn_implementation"}
+    schedule = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
+    optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")
+    order = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
     return {
         "data": data["sha256"]["train"],
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
         "bf16": args.bf16,
-        **shape,
+        **{key: value for key, value in model.items() if key != "attn_implementation"},
         **{name: getattr(args, name) for name in (*schedule, *optimizer, *order)},
-        **named,
     }

@@ -32,6 +32,11 @@ CHANGEABLE = {
     *("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm", "skip_loss_z", "skip_grad_z"),
     *("lr_scheduler_type", "decay_fraction"),
 }
+# What is compared since later: of runs that do not name it, what they were.
+LATER = {
+    **{"lr_scheduler_type": "cosine", "decay_fraction": 0.2},
+    **{"model_type": "gpt2", "config_overrides": "", "document_mask": False},
+}
 FRESH = 30.0  # seconds for which a status is left as it is while the run goes on
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
@@ -187,7 +192,7 @@ def refuse_another_run(
 
     How far a run was extended is no difference: that is between --extend_to and the checkpoint.
     """
-    asked = json.loads(json.dumps(asked))
+    saved, asked = LATER | saved, LATER | json.loads(json.dumps(asked))
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:
         return

@@ -21,7 +21,9 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    return "--model_type", request.param, "--config_overrides", KINDS[request.param]
+    # Experts are balanced over a pass, so passes have to be the same on one process and on two.
+    words = ("--model_type", request.param, "--config_overrides", KINDS[request.param])
+    return *words, "--per_device_train_batch_size", "4"
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +44,8 @@ def test_a_run_that_was_stopped_is_the_straight_one(train, events, kind, straigh
 
 
 def test_two_processes_train_the_same_run(train, events, kind, straight: Path, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", *kind, "--per_device_train_batch_size", 4, launcher=("launch", 2))
-    # Experts are balanced over a pass, and two passes of half of the rows are balanced apart.
-    assert losses(events, run) == pytest.approx(losses(events, straight), abs=1e-5 if kind[1] == "llama" else 3e-2)
+    run = train(tmp_path / "run", *kind, launcher=("launch", 2))
+    assert losses(events, run) == pytest.approx(losses(events, straight), abs=1e-5)
 
 
 def test_stock_transformers_reads_what_comes_out(events, straight: Path, kind, tiny_recipe: Path) -> None:
@@ -73,4 +74,5 @@ def test_the_record_says_what_was_trained(straight: Path, kind) -> None:
 def test_a_run_goes_on_as_what_it_began(straight: Path, type_warm, tiny_recipe: Path, kind) -> None:
     words = ("python", "train.py", tiny_recipe, "--output_dir", straight, "--max_steps", 9)
     done = type_warm(*words)
-    assert done.returncode == 2 and "model_type" in done.stderr and "config_overrides" in done.stderr
+    assert done.returncode == 2 and f"model_type {kind[1]} -> gpt2" in done.stderr
+    assert "config_overrides" in done.stderr

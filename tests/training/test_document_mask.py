@@ -42,11 +42,11 @@ def test_it_trains_validates_and_resumes(train, events, tiny_recipe: Path, tmp_p
     assert last["step"] == 8 and last["eval_loss"] == pytest.approx(naive_loss(straight, dataset), abs=1e-5)
     across = train(tmp_path / "across")
     trajectory = json.loads((across / "environment.json").read_text())["trajectory"]
-    assert "document_mask" not in trajectory
+    assert trajectory["document_mask"] is False
     assert abs(events(across)[-1]["eval_loss"] - last["eval_loss"]) > 1e-4
 
     train(run, "--document_mask", "--stop_at_step", 5)
-    with pytest.raises(UserError, match="document_mask True -> None"):
+    with pytest.raises(UserError, match="document_mask True -> False"):
         train_story.main([str(tiny_recipe), "--output_dir", str(run)])
     train(run, "--document_mask")
     for ours, theirs in zip(*([e for e in events(each) if "loss" in e] for each in (run, straight)), strict=True):
