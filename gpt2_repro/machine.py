@@ -144,10 +144,8 @@ def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
             # Two steps, the second with the optimizer's states there, of two passes each.
             step = str(2 * rung.micro_batch * length * cards)
             steps = ["--tokens_per_step", step, "--max_steps", "2", "--warmup_steps", "1", "--disable_tqdm", "true"]
-            typed = [
-                "--dataset_dir",
-                data["dataset_dir"],
-            ]  # as here: of a folder that is typed only the form has to fit
+            # As here: of a folder that is typed only the form has to fit.
+            typed = ["--dataset_dir", data["dataset_dir"]]
             command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed, *steps]
             shutil.rmtree(run, ignore_errors=True)
             outcome = memory.attempt_command(command, rung, seconds=PROBE_SECONDS)

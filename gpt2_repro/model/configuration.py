@@ -21,8 +21,6 @@ OWNED = {
     "pad_token_id": "the tokenizer of the data",
     "use_cache": "training, which has no cache",
 }
-
-
 # transformers raises these for keys and values of a configuration.
 REFUSALS = (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError, NotImplementedError)
 
@@ -58,7 +56,7 @@ def _default_config(model_type: str) -> PreTrainedConfig:
     try:
         default = AutoConfig.for_model(model_type)
     except REFUSALS as error:
-        raise UserError(f"transformers has no default for a {model_type}: {_line(error)}") from None
+        raise UserError(f"transformers has no default for a {model_type}: {in_a_line(error)}") from None
     if default.is_encoder_decoder:
         raise UserError(
             f"a {model_type} is half of an encoder and a decoder, whose other half is never trained: name another"
@@ -86,7 +84,7 @@ def _with_overrides(
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
     except REFUSALS as error:
-        raise UserError(f"transformers refuses this {kind.model_type}: {_line(error)}") from None
+        raise UserError(f"transformers refuses this {kind.model_type}: {in_a_line(error)}") from None
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups and heads % groups:
         raise UserError(
@@ -97,8 +95,9 @@ def _with_overrides(
     return config
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def in_a_line(error: Exception) -> str:
+    """What it says, or its name where it says nothing."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:

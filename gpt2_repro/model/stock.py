@@ -8,25 +8,23 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.model.configuration import REFUSALS, in_a_line
 from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.experts import balance_loss
 
 
 logger = logging.getLogger(__name__)
 
-# transformers raises these for what a configuration says.
-REFUSALS = (
-    *(ValueError, TypeError, LookupError, AttributeError),
-    *(AssertionError, ImportError, ArithmeticError, RuntimeError),
-)
+# What transformers raises while it builds and computes what a configuration says.
+FAILURES = (*REFUSALS, LookupError, AssertionError, ImportError, ArithmeticError, RuntimeError)
 
 
 def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
     """The model with fp32 weights. Raises UserError for a configuration of which there is none."""
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    except REFUSALS as error:
-        line = _line(error)
+    except FAILURES as error:
+        line = in_a_line(error)
         if attention != "eager" and ("attention implementation" in line or attention in line):
             raise UserError(f"a {config.model_type} has no {attention}: type --attn_implementation eager") from None
         raise UserError(f"transformers builds no such {config.model_type}: {line}") from None
@@ -72,8 +70,10 @@ def require_stock_loss(model: PreTrainedModel, *, documents: Documents | None, t
             # A fresh state of a recurrence is quiet.
             _require_same(own, expected, tolerance / 100, beside)
         _require_routers(model, ids[:, :-1])
-    except REFUSALS as error:
-        raise UserError(f"a {name} of this configuration cannot be trained on tokens alone: {_line(error)}") from None
+    except FAILURES as error:
+        raise UserError(
+            f"a {name} of this configuration cannot be trained on tokens alone: {in_a_line(error)}"
+        ) from None
     finally:
         head.weight.copy_(fresh)
         model.set_attn_implementation(asked)
@@ -113,7 +113,3 @@ def _require_same(own: Tensor, expected: Tensor, tolerance: float, complaint: st
     same = (own - expected).abs() <= tolerance * expected.abs().mean()  # a NaN is not
     if same.float().mean() < 0.99:
         raise UserError(f"{complaint}, so its loss here would not be its own")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
