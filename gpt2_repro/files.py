@@ -1,7 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Read and write small files so that a kill, a full disk or a second writer never leaves half of one."""
 
+import json
 import os
+import shutil
+import uuid
 from pathlib import Path
+from typing import Any
 
 
 def sync_folder(folder: Path) -> None:
@@ -21,18 +25,71 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write beside `path`, wait until it is on the disk, and rename: a reader sees the old file or the new one."""
+    """Write a temporary file next to `path`, sync it and rename it.
+
+    Readers see the old content or the new. With several writers the last rename wins: each has its own temporary file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file, or {} if the file is missing or holds anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def parse_event(line: str) -> dict[str, Any] | None:
+    """Return the object of one line of a .jsonl log, or None for a torn line or any other value."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a .jsonl log, [] if it is missing. Bytes that are not UTF-8 are replaced.
+
+    Only "\\n" ends a line: text may contain other line separators, such as U+2028.
+    """
+    return path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append `line` to a text file, on a line of its own even if a full disk cut the last one short."""
+    with path.open("a+b") as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            line = line if file.read(1) == b"\n" else f"\n{line}"
+        file.write(f"{line}\n".encode())
+
+
+def remove_folder(folder: Path, marker: str) -> None:
+    """Delete a folder of ours, the file `marker` last, so that a kill leaves a folder that is still known as ours."""
+    for path in list(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != marker:
+            path.unlink()
+    (folder / marker).unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def readable(folder: Path) -> None:
-    """Give weights the permissions that other new files get: safetensors makes its files for their owner alone."""
+    """Give weights the permissions of other new files: safetensors writes its files for their owner only."""
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.glob("*.safetensors"):

@@ -1,5 +1,6 @@
 """A file is there whole or not at all."""
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,37 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         files.write_whole(path, "new")
     assert path.read_text() == "old"
+
+
+def _write_many(path: Path, letter: str) -> None:
+    for _ in range(300):
+        files.write_whole(path, letter * 10_000)
+
+
+def test_two_writers_never_mix_or_fail(tmp_path: Path) -> None:
+    path = tmp_path / "shared.json"
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=_write_many, args=(path, letter)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    contents = set()
+    while any(writer.is_alive() for writer in writers):
+        contents.add(path.read_text() if path.exists() else "a" * 10_000)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert contents <= {"a" * 10_000, "b" * 10_000} and [p.name for p in tmp_path.iterdir()] == ["shared.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"[1]", b"{", b"\xff"])
+def test_a_damaged_object_reads_as_empty(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "status.json"
+    path.write_bytes(content)
+    assert files.read_object(path) == {} == files.read_object(tmp_path / "missing.json")
+
+
+def test_a_line_after_a_torn_one_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes('{"text": "“'.encode()[:-1])  # inside a curly quote
+    files.append_line(path, '{"step": 2}')
+    files.append_line(path, '{"step": 3}')
+    events = [files.parse_event(line) for line in files.read_lines(path)]
+    assert events == [None, {"step": 2}, {"step": 3}, None]
