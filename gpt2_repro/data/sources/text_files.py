@@ -21,6 +21,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PART_BYTES = 2**25  # of text: a worker's task of a quarter of a second
 LONGEST_DOCUMENT = 2**27  # bytes: a worker needs twelve times as much memory
+BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,11 @@ class TextPart(Part):
                 if len(line) > LONGEST_DOCUMENT:
                     raise UserError(f"{path}, line {self._line(number)}, is longer than {LONGEST_DOCUMENT:,} bytes")
                 at = position() if compressed else at + len(line)
-                yield line, number, at - before
+                yield (
+                    line.removeprefix(BYTE_ORDER_MARK) if number == 1 and not self.start else line,
+                    number,
+                    at - before,
+                )
                 before = at
 
     def _line(self, number: int) -> int:
@@ -161,27 +166,50 @@ class TextPart(Part):
                 "or --sample_by line"
             )
         try:
-            yield content.decode("utf-8"), "", self.size
+            yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8"), "", self.size
         except UnicodeDecodeError as error:
             yield None, f"{path} is no valid UTF-8 at byte {error.start}", self.size
 
     def _csv(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
-        csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+        csv.field_size_limit(LONGEST_DOCUMENT)
+        column = self.form.text_column
         with open_bytes(path) as (stream, position):
             text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-            rows = csv.DictReader(text)
-            if self.form.text_column not in (rows.fieldnames or []):
+            # strict: without it an unclosed quote swallows all rows up to the next quote.
+            rows = csv.reader(text, strict=True)
+            before = number = line = 0
+            try:
+                header = next(rows, [])
+                if (columns := header.count(column)) != 1:
+                    raise UserError(
+                        f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(header)}."
+                        if not columns
+                        else f"{path} names the text column `{column}` {columns} times. Rename all but one."
+                    )
+                place = header.index(column)
+                line = rows.line_num
+                for row in rows:
+                    at, line = position(), rows.line_num
+                    if row:  # a blank line is not a row
+                        number += 1
+                        wrong = _wrong_fields(row, len(header), place)
+                        document = None if wrong else row[place]
+                        yield document, wrong and f"{path}, line {line}, {wrong}", at - before
+                        before = at
+            except csv.Error as error:
                 raise UserError(
-                    f"{path} has no text column `{self.form.text_column}`: its first line names "
-                    f"{', '.join(rows.fieldnames or [])}; name one with --text_column"
-                )
-            before = 0
-            for row in rows:
-                at = position()
-                document = row[self.form.text_column]
-                wrong = "has too few fields" if document is None else "" if _is_utf8(document) else "is no valid UTF-8"
-                yield (None if wrong else document), wrong and f"{path}, line {rows.line_num}, {wrong}", at - before
-                before = at
+                    f"{path}, row {number + 1} (line {line + 1}), is not valid CSV ({error}). Close its quotes, and "
+                    f"keep each field under {LONGEST_DOCUMENT:,} characters."
+                ) from None
+
+
+def _wrong_fields(row: list[str], expected: int, place: int) -> str:
+    """Return what is wrong with a CSV row whose text is field `place`, or ""."""
+    if len(row) > expected:
+        return "has too many fields"
+    if len(row) <= place:
+        return "has too few fields"
+    return "" if _is_utf8(row[place]) else "is no valid UTF-8"
 
 
 def _is_utf8(text: str) -> bool:

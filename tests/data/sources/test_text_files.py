@@ -134,8 +134,10 @@ def test_bad_rows_of_the_other_kinds(tmp_path: Path) -> None:
     assert read(path) == ([], [f"{path} is no valid UTF-8 at byte 7"])
     assert read(path, TextForm(sample_by="line")) == (["good", "fine"], [f"{path}, line 2, is no valid UTF-8"])
     path = tmp_path / "a.csv"
-    path.write_bytes('id,text\n1,"two\nlines"\n2,naïve\n3\n4,\n5,日本\n'.encode().replace("ï".encode(), b"\xef"))
-    wrong = {4: "is no valid UTF-8", 5: "has too few fields"}
+    path.write_bytes(
+        'id,text\n1,"two\nlines"\n2,naïve\n3\n4,\n5,日本\n6,one,two\n'.encode().replace("ï".encode(), b"\xef")
+    )
+    wrong = {4: "is no valid UTF-8", 5: "has too few fields", 8: "has too many fields"}
     assert read(path) == (["two\nlines", "", "日本"], [f"{path}, line {n}, {what}" for n, what in wrong.items()])
     path = tmp_path / "a.parquet"
     invalid = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b"d"], pa.binary()).buffers())
@@ -150,7 +152,7 @@ def test_bad_rows_of_the_other_kinds(tmp_path: Path) -> None:
         ("a.jsonl.gz", gzip.compress(jsonl(TEXTS * 200))[:-20], "cannot be read: Truncated"),
         ("a.jsonl.zst", zstd(jsonl(TEXTS * 200))[:-20], "cannot be read: Truncated"),
         ("a.csv.gz", gzip.compress(csv_of(TEXTS * 200))[:-20], "cannot be read: Truncated"),
-        ("a.csv", b"body,title\n1,2\n", "has no text column `text`: its first line names body, title; name one with"),
+        ("a.csv", b"body,title\n1,2\n", "has no text column `text`. Pass --text_column with one of: body, title"),
         ("a.parquet", b"PAR1 and nothing else", "cannot be read"),
         ("a.parquet", parquet([*TEXTS])[:-20], "cannot be read"),
         (
@@ -224,3 +226,33 @@ def test_parts_cover_the_file_and_share_its_size(tmp_path: Path, monkeypatch: py
         assert abs(sum(part.size for part in parts) - len(content)) < len(parts)
         if name == "a.jsonl":
             assert sum(batch.read for part in parts for batch in part.read()) == len(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ('id,text\n1,one\n2,"two\n' + "3,three\n" * 1000, "row 2 (line 3)"),
+        ('id,text\n1,"one"\n2,"two\n3,"three"\n', "row 2 (line 3)"),
+        ("id,text,text\n1,one,two\n", "`text` 2 times"),
+        ('id,text\n1,"' + "x" * 5000 + '"\n', "row 1 (line 2)"),
+    ],
+)
+def test_a_csv_that_would_lose_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, place: str
+) -> None:
+    """An unclosed quote swallows the rows after it: 20,000 rows once became 12,001 documents."""
+    monkeypatch.setattr(text_files, "LONGEST_DOCUMENT", 4000)
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    with pytest.raises(UserError) as raised:
+        read(path)
+    assert str(path) in str(raised.value) and place in str(raised.value)
+
+
+@pytest.mark.parametrize("sample_by", ["document", "line", "paragraph"])
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_a_byte_order_mark_is_not_text(tmp_path: Path, sample_by: str, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    content = "\ufefffirst".encode()
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    assert read(path, TextForm(sample_by=sample_by)) == (["first"], [])
