@@ -1,6 +1,6 @@
 """A prepared folder as llm.c's .bin shards."""
 
-import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,16 @@ def export_llmc(dataset_dir: str, manifest: dict[str, Any], folder: Path) -> lis
         raise UserError(f"{dataset_dir} has ids beyond 65,535, which llm.c's uint16 shards do not hold")
     if folder.exists():
         raise UserError(f"{folder} exists: name a new folder with --export_llmc")
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     written = []
     try:
-        partial.mkdir(parents=True)
-        for split, name in (("validation", "val"), ("train", "train")):
-            written += write_shards(partial, Path(dataset_dir).name, name, _stream(Path(dataset_dir, split)))
-        partial.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+            partial = Path(scratch, folder.name)
+            partial.mkdir()
+            for split, name in (("validation", "val"), ("train", "train")):
+                written += write_shards(partial, Path(dataset_dir).name, name, _stream(Path(dataset_dir, split)))
+            partial.rename(folder)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise UserError(f"{folder} cannot be written ({error}): free some room or name another folder") from None
     return [folder / path.name for path in written]
 

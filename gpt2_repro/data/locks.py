@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpt2_repro.data.manifest import MANIFEST, not_prepared
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object
 
 
 logger = logging.getLogger(__name__)
@@ -29,12 +31,12 @@ def hold_for_reading(folder: Path) -> None:
 
 @contextlib.contextmanager
 def hold_alone(folder: Path) -> Iterator[None]:
-    """Keep a folder that may be replaced to this process. Raises UserError where something reads it."""
+    """Lock a prepared folder that may be replaced. Raises UserError if it is not ours, or something reads it."""
     if not folder.exists():
         yield
         return
-    if not (folder / "manifest.json").is_file():
-        raise UserError(f"{folder} exists and is no prepared folder: name another --dataset_dir or move it away")
+    if "request" not in read_object(folder / MANIFEST):
+        raise UserError(not_prepared(folder))
     with _locked(folder, f"{folder} is open in a training: wait for it or end it, or name another --dataset_dir"):
         yield
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object
 
 
 if TYPE_CHECKING:
@@ -52,10 +53,17 @@ def read_manifest(dataset_dir: str, *, prepare: str) -> dict[str, Any]:
             f"{dataset_dir} is not a prepared folder" if Path(dataset_dir).exists() else f"there is no {dataset_dir}"
         )
         raise UserError(f"{what}: prepare the data first with `{prepare}`")
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        raise UserError(f"{path} is damaged: move {dataset_dir} away and prepare it anew with `{prepare}`") from None
+    if "request" not in (manifest := read_object(path)):
+        raise UserError(f"{path} is damaged. Move {dataset_dir} away and prepare it again with `{prepare}`.")
+    return manifest
+
+
+def not_prepared(folder: Path) -> str:
+    """Return the error message for a folder that exists and was not made by prepare_data.py."""
+    return (
+        f"{folder} exists and is not a prepared folder (its {MANIFEST} is missing or damaged). Move it away or pass another "
+        "--dataset_dir."
+    )
 
 
 def require_prepared(argv: Sequence[str]) -> None:

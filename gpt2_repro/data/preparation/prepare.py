@@ -16,7 +16,7 @@ from tqdm import tqdm
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.locks import hold_alone, hold_staging
-from gpt2_repro.data.manifest import MANIFEST, first_difference, request_of
+from gpt2_repro.data.manifest import MANIFEST, first_difference, not_prepared, request_of
 from gpt2_repro.data.preparation.cutting import Journal, cut_split
 from gpt2_repro.data.preparation.describe import Opened, describe, write_validation_text
 from gpt2_repro.data.preparation.disk import check_disk, peak_bytes
@@ -30,20 +30,22 @@ from gpt2_repro.data.sources.text_files import TextForm
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import sync_folder, write_whole
+from gpt2_repro.files import read_object, remove_folder, sync_folder, write_whole
 
 
 logger = logging.getLogger(__name__)
 
-REQUEST = "request.json"  # what a staging is for
+# The marker of a staging folder: it records the request, and proves that the folder is ours to delete.
+REQUEST = "request.json"
+PUBLISHED = "published.json"  # its name once the prepared folder is finished: nothing is left to resume
 
 
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> dict[str, Any]:
-    """Make `args.dataset_dir` or find it finished; return its manifest.
+    """Prepare `args.dataset_dir`, or find it finished; return its manifest.
 
-    Work goes on in `<dataset_dir>.staging`, which a later call with the same arguments takes up again.
-    Raises UserError for a folder prepared otherwise, an unknown source, an empty corpus, an empty split, a disk that
-    has no room, and a folder to be replaced that something reads.
+    Unfinished work is kept in `<dataset_dir>.staging`; a later call with the same arguments resumes it.
+    Raises UserError for a folder prepared with other arguments, a folder that is not ours, an unknown source, an empty
+    corpus or split, a full disk, and if a training reads the folder to be replaced.
     """
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
@@ -57,12 +59,14 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
         _clear_away(target, staging)
         return manifest
     with hold_alone(target), hold_staging(staging):
+        _claim(staging, request)
         try:
             if not (staging / "folder" / MANIFEST).is_file():
                 _build(target, staging, args, options, request)
             manifest = json.loads((staging / "folder" / MANIFEST).read_text())
             _check_request(staging, manifest["request"], request)
-            (staging / REQUEST).unlink(missing_ok=True)  # behind the renaming nothing is left to take up
+            if (staging / REQUEST).is_file():
+                (staging / REQUEST).replace(staging / PUBLISHED)
             _publish(staging / "folder", target)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -71,8 +75,21 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
                 f"the disk of {target} is full: free some room and start the same command again, it goes on where it "
                 "stopped"
             ) from None
-    shutil.rmtree(staging)
+        remove_folder(staging, PUBLISHED)
     return manifest
+
+
+def _claim(staging: Path, request: dict[str, Any]) -> None:
+    """Mark an empty staging folder as ours. Raises UserError if it holds files and prepare_data.py did not make it."""
+    found = sorted(path.name for path in staging.iterdir() if not path.name.startswith(f".{REQUEST}."))
+    markers = (staging / REQUEST, staging / PUBLISHED, staging / "folder" / MANIFEST)
+    if not found:
+        write_whole(staging / REQUEST, json.dumps({"request": request}))
+    elif not any("request" in read_object(marker) for marker in markers):
+        raise UserError(
+            f"{staging} is needed for unfinished work, but holds {found[0]}, which prepare_data.py did not write. Move "
+            "it away or pass another --dataset_dir."
+        )
 
 
 def _check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any]) -> None:
@@ -86,34 +103,25 @@ def _check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any])
 
 
 def _clear_away(target: Path, staging: Path) -> None:
-    """Remove what a process that was killed behind the renaming left beside the finished folder."""
-    shutil.rmtree(_aside(target), ignore_errors=True)
-    if staging.exists() and not (staging / REQUEST).is_file() and not (staging / "folder").exists():
-        with contextlib.suppress(UserError), hold_staging(staging):  # unless another process begins there
-            shutil.rmtree(staging)
-
-
-def _aside(target: Path) -> Path:
-    return target.with_name(f"{target.name}.replaced")
+    """Remove the staging folder of a process that was killed after it had renamed the finished folder into place."""
+    if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
+        with contextlib.suppress(UserError), hold_staging(staging):  # unless another process starts there
+            remove_folder(staging, PUBLISHED)
 
 
 def _publish(folder: Path, target: Path) -> None:
-    aside = _aside(target)
+    """Rename a finished folder into place. The one it replaces moves into the staging folder and is deleted with it."""
     if target.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
+        replaced = folder.with_name("replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
     folder.rename(target)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
-    path = target / MANIFEST
-    if not path.is_file():
-        raise UserError(f"{target} exists and is no prepared folder: name another --dataset_dir or move it away")
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError:
-        raise UserError(f"{path} is damaged: name another --dataset_dir, or replace it with --overwrite") from None
+    manifest = read_object(target / MANIFEST)
+    if "request" not in manifest:
+        raise UserError(not_prepared(target))
     if difference := first_difference(manifest["request"], request):
         key, holds, value = difference
         raise UserError(
@@ -152,14 +160,14 @@ def _build(
     except UserError:
         # Nothing is there that the next start could take up: a tokenizer is soon made again.
         if not _has_tokens(staging) and not any(path.is_file() for path in (staging / "downloads").rglob("*")):
-            shutil.rmtree(staging)
+            remove_folder(staging, REQUEST)
         raise
     try:
         _write_folder(staging, args, opened, groups, encoder)
     except DamagedTokens:
         raise  # the next start stages them again and goes on behind the rows that are written
     except UserError:
-        shutil.rmtree(staging)  # the same tokens would fail again
+        remove_folder(staging, REQUEST)  # the same tokens would fail again
         raise
 
 
@@ -169,11 +177,13 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
     Raises UserError where another request has staged tokens.
     """
     note = staging / REQUEST
-    kept = json.loads(note.read_text()) if note.is_file() else None
+    kept = read_object(note)
+    if "opened" not in kept:  # killed before the sources were opened, or while an older request was deleted
+        kept = {}
     if kept and _has_tokens(staging):
         _check_request(staging, kept["request"], request)
     elif kept and first_difference(kept["request"], request):
-        kept = None
+        kept = {}
     revisions: dict[str, str] = {}
     if kept:
         for described in [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()]:
@@ -191,7 +201,8 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
         return opened
     if kept:
         logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
-    for path in staging.iterdir():
+    write_whole(note, json.dumps({"request": request}))  # the marker, while the rest is deleted
+    for path in set(staging.iterdir()) - {note}:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_whole(note, json.dumps({"request": request, "opened": opened.described(), "changed": changed}, indent=2))
     return opened

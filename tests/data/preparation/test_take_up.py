@@ -108,7 +108,7 @@ def test_a_finished_staging_is_not_published_for_another_request(arguments, monk
 def test_what_a_kill_behind_the_renaming_leaves_is_cleared_away(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     staging = Path(args.dataset_dir + ".staging")
-    killed_at(monkeypatch, shutil, "rmtree", 3, lambda: prepare(args))  # after the tokenizer's and the replaced folder
+    killed_at(monkeypatch, module, "remove_folder", 1, lambda: prepare(args))
     assert Path(args.dataset_dir).exists() and staging.exists()
     kept = shutil.copytree(staging, staging.with_name("kept"))
     first = prepare(args)
@@ -141,7 +141,7 @@ def test_a_damaged_manifest_is_named(arguments) -> None:
     args = arguments()
     prepare(args)
     Path(args.dataset_dir, "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="manifest.json is damaged: name another"):
+    with pytest.raises(UserError, match="manifest.json is missing or damaged"):
         prepare(args)
 
 
@@ -187,3 +187,34 @@ def test_a_folder_that_cannot_be_made_is_named(arguments, tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/out.staging cannot be made \(Not a directory\): name another"):
         prepare(arguments("file/out"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folders_of_others_are_never_touched(arguments, overwrite: bool) -> None:
+    """A foreign X.staging or X.replaced keeps its files, before, during and after the preparation of X."""
+    args = arguments("out")
+    options = PreparationOptions(overwrite=overwrite)
+    for name in ("staging", "replaced"):
+        folder = Path(f"{args.dataset_dir}.{name}")
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("mine")
+    theirs = Path(f"{args.dataset_dir}.staging", "thesis.txt")
+    for changed in (args, arguments("out", data_files=["nothing*.jsonl"])):
+        with pytest.raises(UserError, match="thesis.txt"):
+            prepare(changed, options)
+        assert theirs.read_text() == "mine"
+    theirs.unlink()  # an empty folder is accepted
+    prepare(args, options)
+    prepare(args, options)
+    prepare(args, options)
+    assert Path(f"{args.dataset_dir}.replaced", "thesis.txt").read_text() == "mine"
+
+
+def test_a_foreign_staging_next_to_a_finished_folder_stays(arguments) -> None:
+    args = arguments("out")
+    prepare(args)
+    theirs = Path(f"{args.dataset_dir}.staging", "thesis.txt")
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    prepare(args)
+    assert theirs.read_text() == "mine"
