@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from gpt2_repro.evaluation.scoring import Way, score
 from gpt2_repro.evaluation.stamp import stamp
 from gpt2_repro.evaluation.table import to_markdown
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
-from gpt2_repro.files import write_whole
+from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.recipe import read_section
 
 
@@ -62,18 +63,21 @@ def main(argv: list[str]) -> None:
         insist=options.max_length is not None,
     )
     output = options.output_dir or default_output_dir(traced[0], smoke_test=options.limit is not None)
-    way = Way(
-        tasks=tasks,
-        task_folder=output / "tasks",
-        definitions=write_task_files(local, output / "tasks", tasks),
-        max_length=max_length,
-        batch_size=options.batch_size or (4 if device == "cpu" else 32),
-        device=device,
-        limit=options.limit,
-        seed=SEED,
-    )
-    cache = None if options.no_cache else Cache(FOLDER, way.settings())
-    scores = {one.name: score(one, way, cache, output / "lm_eval") for one in candidates}
+    check_output(output)
+    # Another evaluation of this run may be at work: task files are private.
+    with tempfile.TemporaryDirectory(prefix="tasks-") as task_folder:
+        way = Way(
+            tasks=tasks,
+            task_folder=Path(task_folder),
+            definitions=write_task_files(local, Path(task_folder), tasks),
+            max_length=max_length,
+            batch_size=options.batch_size or (4 if device == "cpu" else 32),
+            device=device,
+            limit=options.limit,
+            seed=SEED,
+        )
+        cache = None if options.no_cache else Cache(FOLDER, way.settings())
+        scores = {one.name: score(one, way, cache, output / "lm_eval") for one in candidates}
     columns = [
         ComparedModel(one.name, one.known.source, one.parameters, one.known.tokens_trained, one.revision)
         for one in candidates
@@ -106,6 +110,15 @@ def main(argv: list[str]) -> None:
     for one in candidates:
         if one.known.run and Path(one.known.source).name == "final":
             add_results(Path(one.known.source), comparison, one.name)
+
+
+def check_output(folder: Path) -> None:
+    """Raise UserError if `folder` holds a comparison.json or comparison.md that evaluate.sh did not write."""
+    names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
+    if names and "rows" not in read_object(folder / "comparison.json"):
+        raise UserError(
+            f"{folder / names[0]} is damaged or was not written by evaluate.sh. Delete it or pass another --output_dir."
+        )
 
 
 def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, str | None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.evaluation.scores import Metric, TaskScores
-from gpt2_repro.files import write_whole
+from gpt2_repro.files import read_object, write_whole
 
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class Cache:
         if not path.is_file():
             self._name_other_versions(task, key)
             return None
-        stored = json.loads(path.read_text())
-        if stored["key"] != key:
+        stored = read_object(path)
+        if stored.get("key") != key:  # damaged
             return None
         scores = [
             TaskScores(**entry | {"metrics": [Metric(**metric) for metric in entry["metrics"]]})
@@ -74,7 +74,7 @@ class Cache:
         """Say that scores are there which another version of the harness gave: they are not put beside new ones."""
         rest = {name: value for name, value in key.items() if name != "harness"}
         for path in sorted(self.folder.glob(f"{task}-*.json")):
-            stored = json.loads(path.read_text())["key"]
+            stored = read_object(path).get("key", {})
             if {name: value for name, value in stored.items() if name != "harness"} == rest:
                 logger.warning(
                     "%s was scored by lm_eval %s: scored again, for here it is %s and scores of two versions do not compare",

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,16 +113,18 @@ def stock_task_names() -> set[str]:
 
 
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
-    """Write a task file into the folder `output` for each task of LOCAL_TASKS.
+    """Write a task file, and a copy of its data, for each task of LOCAL_TASKS.
+
+    The harness reads both minutes later. Only the copy is sure to be the data that was hashed, and only under a name
+    that changes with its content: `datasets` caches by path and mtime, which `cp -p` and `rsync -t` keep.
 
     Args:
         local: what `find_local_files` found; the other tasks read from the Hub.
+        output: an empty folder that no other process uses.
 
-    Returns what defines each of these tasks, its data included, as a hash.
+    Returns a hash of each task's definition, its data included.
     """
     output.mkdir(parents=True, exist_ok=True)
-    for stale in output.glob("*.yaml"):
-        stale.unlink()
     hashes = {}
     for task in [task for task in tasks if task in LOCAL_TASKS]:
         stock, split = LOCAL_TASKS[task].stock, LOCAL_TASKS[task].split
@@ -133,12 +135,18 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
         digest = hashlib.sha256(f"{stock} {sorted(ours.items())}".encode())
         if source := local.get(task):
             logger.info("%s reads %s", task, source)
-            data = _own_data(task, source, output) if task in OWN_TASKS else source
-            digest.update(data.read_bytes())
+            content = _own_data(task, source) if task in OWN_TASKS else source.read_bytes()
+            digest.update(content)
+            suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else ".jsonl"
+            data = output / f"{task}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
+            data.write_bytes(content)
             definition |= {
                 "dataset_path": "json",
                 "dataset_name": None,
-                "dataset_kwargs": {"data_files": {split: str(data.resolve())}},
+                "dataset_kwargs": {
+                    "data_files": {split: str(data.resolve())},
+                    "cache_dir": str(output.resolve() / "datasets"),
+                },
                 # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
                 "training_split": None,
                 "validation_split": None,
@@ -154,20 +162,15 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
     return hashes
 
 
-def _own_data(task: str, source: Path, output: Path) -> Path:
-    """The data of a task that is made from validation documents."""
-    data = output / f"{task}.jsonl"
-    if task == "last_word":
-        _write_lines(data, "text", cut_passages(read_documents(source)))
-    else:
-        _write_lines(data, "page", documents_to_score(read_documents(source)))
-    return data
-
-
-def _write_lines(path: Path, column: str, texts: Sequence[str]) -> None:
+def _own_data(task: str, source: Path) -> bytes:
+    """Make the data of one of OWN_TASKS from validation documents, as the content of a .jsonl file."""
+    documents = read_documents(source)
+    column, texts = (
+        ("text", cut_passages(documents)) if task == "last_word" else ("page", documents_to_score(documents))
+    )
     if not texts:
-        raise UserError(f"the validation documents are too short for {path.stem}: leave it out of --tasks")
-    path.write_text("".join(json.dumps({column: text}) + "\n" for text in texts), encoding="utf-8")
+        raise UserError(f"The validation documents are too short for {task}. Leave it out of --tasks.")
+    return "".join(json.dumps({column: text}) + "\n" for text in texts).encode()
 
 
 def _stock_folder() -> Path:

@@ -132,6 +132,71 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, mon
     assert "scored again, for here it is 0.4.99" in caplog.text
 
 
+def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
+    """B starts while A is at its first task: A once reported B's numbers and cached them under A's hash."""
+    from gpt2_repro.evaluation import scoring
+
+    shutil.copytree("data/tiny", "data/other")
+    lines = Path("data/other/text/validation.jsonl").read_text().splitlines()
+    Path("data/other/text/validation.jsonl").write_text("\n".join(lines[:4]))
+    words = "runs/tiny --device cpu --baseline none --tasks document_perplexity"
+    main([*words.split(), "--local_data", "data/tiny", "--no_cache", "--output_dir", "alone"])
+    alone = json.loads(Path("alone/comparison.json").read_text())["rows"]
+    original = scoring.evaluate_model
+
+    def interrupted(*args, **rest):
+        monkeypatch.setattr(scoring, "evaluate_model", original)
+        main([*words.split(), "last_word", "--local_data", "data/other"])
+        return original(*args, **rest)
+
+    monkeypatch.setattr(scoring, "evaluate_model", interrupted)
+    main([*words.split(), "--local_data", "data/tiny"])
+    assert json.loads((tiny_run / "evaluation/comparison.json").read_text())["rows"] == alone
+    main([*words.split(), "--local_data", "data/tiny"])
+    assert json.loads((tiny_run / "evaluation/comparison.json").read_text())["rows"] == alone, (
+        "the cache has A's scores"
+    )
+
+
+def test_changed_data_with_the_same_mtime_is_scored_anew(tiny_run):
+    data = Path("data/tiny/text/validation.jsonl")
+    words = "runs/tiny --device cpu --baseline none --tasks wikitext --local_data data/tiny --output_dir out"
+    pages = [{"page": json.loads(line)["text"]} for line in data.read_text().splitlines()]
+    rows = []
+    for chosen in (pages, pages[::-1][1:]):
+        Path("data/tiny/wikitext.jsonl").write_text("\n".join(map(json.dumps, chosen)))
+        os.utime("data/tiny/wikitext.jsonl", (1, 1))
+        main(words.split())
+        rows.append(json.loads(Path("out/comparison.json").read_text())["rows"][0]["values"]["final (runs/tiny)"])
+    main([*words.split(), "--no_cache"])
+    assert rows[0] != rows[1]
+    assert rows[1] == json.loads(Path("out/comparison.json").read_text())["rows"][0]["values"]["final (runs/tiny)"]
+
+
+@pytest.mark.parametrize("name", ["tasks/mine.yaml", "comparison.md", "comparison.json"])
+def test_files_of_others_in_the_output_folder_stay(tiny_run, name):
+    Path("out/tasks").mkdir(parents=True)
+    Path("out", name).write_text("[1]")
+    words = "runs/tiny --device cpu --baseline none --local_data data/tiny --limit 1 --output_dir out"
+    if name.startswith("comparison"):
+        with pytest.raises(UserError, match=name):
+            main(words.split())
+    else:
+        main(words.split())
+    assert Path("out", name).read_text() == "[1]"
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 50, b"[1]"])
+def test_a_damaged_entry_of_the_cache_is_scored_again(tiny_run, monkeypatch, content):
+    words = "runs/tiny --device cpu --baseline none --local_data data/tiny --output_dir out".split()
+    main(words)
+    (entry,) = Path(".cache/evaluation").glob("*.json")
+    entry.write_bytes(content)
+    scored = evaluations(monkeypatch)
+    main(words)
+    assert scored == ["last_word"]
+
+
 def test_a_second_start_goes_on_where_the_first_was_ended(tiny_run, monkeypatch):
     from gpt2_repro.evaluation import scoring
 

@@ -114,13 +114,6 @@ def test_documents_to_score_are_a_spread_of_about_the_same_size():
     assert evenly([1, 2, 3, 4, 5], 2) == [1, 3]
 
 
-def test_stale_task_files_are_removed(documents, tmp_path):
-    folder = write_documents(tmp_path / "text", documents)
-    write_tasks(folder, tmp_path / "tasks", ["last_word"])
-    write_tasks(folder, tmp_path / "tasks", ["document_perplexity"])
-    assert [path.name for path in (tmp_path / "tasks").glob("*.yaml")] == ["document_perplexity.yaml"]
-
-
 def test_prepared_folder_holds_the_documents_under_text(documents, tmp_path):
     write_documents(tmp_path / "data" / "text", documents)
     assert find_local_files(tmp_path / "data", ["last_word", "arc_easy"]) == {
