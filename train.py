@@ -57,6 +57,7 @@ def main(argv: list[str]) -> None:
     main_process = args.process_index == 0
     run = RunDirectory(str(args.output_dir))
     trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])
+    run.check_owner()
     run.check_trajectory(trajectory, allow_change=args.allow_resume_change)
     if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
         note(RUN, str(run.path.resolve()))

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from gpt2_repro.checkpoint import training_record
 from gpt2_repro.files import write_whole
 
 
@@ -24,19 +25,15 @@ SETTINGS = (
 
 
 def model_card(
-    name: str,
-    environment: Mapping[str, Any],
-    status: Mapping[str, Any],
-    comparison: Mapping[str, Any] | None = None,
-    column: str | None = None,
+    name: str, record: Mapping[str, Any], comparison: Mapping[str, Any] | None = None, column: str | None = None
 ) -> str:
-    """The card as Markdown with the Hub's header.
+    """Return the model card as Markdown with the Hub's header.
 
     Args:
-        environment: the run's environment.json.
-        status: tokens, and the losses of the last validation, as run_status.json has them.
-        comparison: a comparison.json whose `column` is this model; one of a smoke test says nothing.
+        record: what `training_record` returns.
+        comparison: a comparison.json whose `column` is this model. Results of a smoke test are left out.
     """
+    environment = record["environment"]
     trajectory, data = environment["trajectory"], environment["data"]
     start = trajectory.get("init_from")
     origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
@@ -45,12 +42,11 @@ def model_card(
     if rows:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
     facts = {
-        "tokens": f"{status['tokens']:,}",
+        "tokens": f"{record['tokens']:,}",
         "window": f"{environment['plan']['sequence_length']} tokens",
         **{
             f"validation loss{f', {key[5:-5]}' if key != 'eval_loss' else ''}": f"{value:.4f} nats per token"
-            for key, value in status.items()
-            if key.startswith("eval_") and key.endswith("_loss") and value is not None
+            for key, value in record["losses"].items()
         },
         "precision": environment["precision"],
         "seed": environment["seed"],
@@ -82,15 +78,16 @@ def _architecture(environment: Mapping[str, Any]) -> str:
     return f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters{part}"
 
 
-def add_results(final: Path, comparison: Mapping[str, Any], column: str) -> None:
-    """Write the card of a run's final/ anew, with its results. A smoke test changes nothing."""
-    run = final.parent
-    if comparison["limit"] is None and (run / "environment.json").is_file():
-        environment = json.loads((run / "environment.json").read_text())
-        status = json.loads((run / "run_status.json").read_text())
-        if status.get("state", "complete") != "complete":
-            return  # a run that goes on behind its end: the status is no longer of these weights
-        write_whole(final / "README.md", model_card(run.resolve().name, environment, status, comparison, column))
+def add_results(
+    final: Path, record: Mapping[str, Any], comparison: Mapping[str, Any], column: str | None = None
+) -> None:
+    """Write the results of `column` into the card of a final/. Results of a smoke test are not.
+
+    Args:
+        record: of the weights that were scored. If the run has replaced them since, the card stays as it is.
+    """
+    if comparison["limit"] is None and record and training_record(final).get("sha256") == record["sha256"]:
+        write_whole(final / "README.md", model_card(final.resolve().parent.name, record, comparison, column))
 
 
 def _rows(comparison: Mapping[str, Any] | None, column: str | None) -> list[Mapping[str, Any]]:

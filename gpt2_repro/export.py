@@ -6,7 +6,6 @@ python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc          
 """
 
 import copy
-import json
 import os
 import shutil
 import tempfile
@@ -15,10 +14,11 @@ from typing import Any
 
 from gpt2_repro import entry
 from gpt2_repro.card import model_card
+from gpt2_repro.checkpoint import training_record
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.cache import fingerprint
-from gpt2_repro.files import readable
+from gpt2_repro.files import read_object, readable
 
 
 def main(argv: list[str]) -> None:
@@ -81,27 +81,15 @@ def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *,
     model.save_pretrained(folder)
     readable(folder)
     tokenizer.save_pretrained(folder)
-    run = checkpoint.parent
-    if (run / "environment.json").is_file():
-        environment = json.loads((run / "environment.json").read_text())
-        (folder / "README.md").write_text(
-            model_card(name, environment, _status(checkpoint), *_results(run, fingerprint(plain, tokenizer)))
-        )
-
-
-def _status(checkpoint: Path) -> dict[str, Any]:
-    """How far a checkpoint of a run is, and its validation loss."""
-    if checkpoint.name == "final":
-        return json.loads((checkpoint.parent / "run_status.json").read_text())
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    return {"tokens": manifest["tokens"], "eval_loss": manifest["eval_loss"]}
+    if record := training_record(checkpoint):
+        results = _results(checkpoint.parent, fingerprint(plain, tokenizer))
+        (folder / "README.md").write_text(model_card(name, record, *results))
 
 
 def _results(run: Path, revision: str) -> tuple[Any, str | None]:
     """The comparison of the run that has these very weights, and their column's name."""
-    path = run / "evaluation" / "comparison.json"
-    comparison = json.loads(path.read_text()) if path.is_file() else {"models": []}
-    for model in comparison["models"]:
+    comparison = read_object(run / "evaluation" / "comparison.json")
+    for model in comparison.get("models", []):
         if model["revision"] == revision:
             return comparison, model["name"]
     return None, None

@@ -20,6 +20,7 @@ FLOORS = {
     "billing": 0,
     "baselines": 0,
     "units": 0,
+    "checkpoint": 1,
     "recipe": 1,
     "commandline": 1,
     "compute": 1,
@@ -43,6 +44,7 @@ FLOORS = {
 }
 TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [
+    "checkpoint",
     "errors",
     "compute",
     "plan",

@@ -13,6 +13,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2_repro.card import model_card
+from gpt2_repro.checkpoint import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.export import main
 from gpt2_repro.model.export import load_model
@@ -175,8 +176,7 @@ def test_a_folder_is_pushed_to_the_hub(run: Path, type_command, tmp_path: Path) 
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
-    environment = json.loads((run / "environment.json").read_text())
-    status = json.loads((run / "run_status.json").read_text())
+    record = training_record(run / "final")
     comparison = {
         "limit": None,
         "baseline": "openai-community/gpt2",
@@ -197,7 +197,7 @@ def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
             }
         ],
     }
-    card = model_card("me", environment, status, comparison, "me")
+    card = model_card("me", record, comparison, "me")
     header = yaml.safe_load(card.split("---")[1])
     (result,) = header["model-index"][0]["results"]
     assert result["dataset"] == {"name": "LAMBADA (OpenAI)", "type": "EleutherAI/lambada_openai", "split": "test"}
@@ -206,13 +206,13 @@ def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
     from huggingface_hub import ModelCard
 
     assert ModelCard(card).data.eval_results[0].metric_value == 0.31
-    smoke = model_card("me", environment, status, comparison | {"limit": 5}, "me")
+    smoke = model_card("me", record, comparison | {"limit": 5}, "me")
     assert "model-index" not in smoke and "lambada" not in smoke
 
 
 def test_the_card_lists_how_the_run_deviates(run: Path) -> None:
-    environment = json.loads((run / "environment.json").read_text())
-    status = json.loads((run / "run_status.json").read_text())
+    record = training_record(run / "final")
+    environment = record["environment"]
     card = (run / "final" / "README.md").read_text()
     assert "## Deviations from `recipes/gpt2_124m.yaml`" in card
     assert "| training.learning_rate | 0.01 | 0.0006 | 5e-3 was unstable (the blog) |" in card
@@ -221,6 +221,6 @@ def test_the_card_lists_how_the_run_deviates(run: Path) -> None:
     }
     assert listed == {f"| {its['field']}" for its in environment["deviations"]} - {"| data.data_files"}
     assert str(run.parent) not in card
-    assert "does not deviate" in model_card("me", environment | {"deviations": []}, status)
+    assert "does not deviate" in model_card("me", record | {"environment": environment | {"deviations": []}})
     del environment["deviations"]  # a run of before
-    assert "deviat" not in model_card("me", environment, status).lower()
+    assert "deviat" not in model_card("me", record).lower()

@@ -109,7 +109,7 @@ def main(argv: list[str]) -> None:
         logger.error(line)
     for one in candidates:
         if one.known.run and Path(one.known.source).name == "final":
-            add_results(Path(one.known.source), comparison, one.name)
+            add_results(Path(one.known.source), one.known.record, comparison, one.name)
 
 
 def check_output(folder: Path) -> None:
@@ -129,7 +129,7 @@ def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, s
         return None, None
     if name == UNTRAINED:
         first = candidates[0].known
-        like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, tokens_trained=0)
+        like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record={"tokens": 0})
         candidates.append(open_candidate(like, functools.partial(_load_untrained, first.source)))
         return UNTRAINED, None
     known: Provenance = trace(resolve_checkpoint(name))

@@ -1,13 +1,13 @@
 """Where a checkpoint comes from: its run, the window and the tokens it was trained on, and its name in a table."""
 
 import dataclasses
-import json
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.checkpoint import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import load_sections
 
@@ -23,7 +23,12 @@ class Provenance:
     source: str  # a folder or a Hub id
     run: Path | None
     sequence_length: int | None  # tokens; None outside a run
-    tokens_trained: int | None
+    record: dict[str, Any]  # what the checkpoint records of its training; {} outside a run
+
+    @property
+    def tokens_trained(self) -> int | None:
+        """Targets up to this checkpoint, None if unknown."""
+        return self.record.get("tokens")
 
     def window(self, num_positions: int) -> int:
         """The tokens it was trained to see at once: its positions, or its run's shorter sequences."""
@@ -68,7 +73,7 @@ def trace(source: str) -> Provenance:
     folder = Path(source)
     run = folder.parent if (folder.parent / "recipe.yaml").is_file() and folder.is_dir() else None
     if run is None:
-        return Provenance(name=source.rstrip("/"), source=source, run=None, sequence_length=None, tokens_trained=None)
+        return Provenance(name=source.rstrip("/"), source=source, run=None, sequence_length=None, record={})
     shown = run if run.name else run.resolve().name
     length = load_sections(run / "recipe.yaml").get("data", {}).get("sequence_length")
     return Provenance(
@@ -76,7 +81,7 @@ def trace(source: str) -> Provenance:
         source=source,
         run=run,
         sequence_length=None if length is None else int(length),
-        tokens_trained=_tokens_trained(folder, run),
+        record=training_record(folder),
     )
 
 
@@ -89,21 +94,3 @@ def default_output_dir(first: Provenance, *, smoke_test: bool = False) -> Path:
 def file_name(name: str, suffix: str = "") -> str:
     """A model's name as a file name."""
     return re.sub(r"[^\w.]+", "-", name).strip("-.") + suffix
-
-
-def _tokens_trained(folder: Path, run: Path) -> int | None:
-    if folder.name == "final":
-        return _read(run / "run_status.json", "tokens")
-    step = _read(folder / "trainer_state.json", "global_step")
-    tokens_per_step = _read(run / "environment.json", "plan", "tokens_per_step")
-    return None if step is None or tokens_per_step is None else step * tokens_per_step
-
-
-def _read(path: Path, *keys: str) -> Any:
-    """A value of a JSON file, None where the file or the key is missing."""
-    if not path.is_file():
-        return None
-    value = json.loads(path.read_text())
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value

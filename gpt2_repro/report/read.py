@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.files import parse_event, read_lines
 
 
 RECORD_FILES = ("metrics.jsonl", "run_status.json", "environment.json", "recipe.yaml")
@@ -219,15 +220,12 @@ def _read_lines(path: Path) -> tuple[list[Row], int]:
 
     A killed run leaves a last line cut short, and one resumed from it may have written on in that same line.
     """
-    # Only "\n" ends a line: splitlines() would also cut a sample's text at a U+2028.
-    lines = path.read_text(errors="replace").split("\n") if path.is_file() else []
+    lines = read_lines(path)
     rows, broken = [], []
     for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            rows.append(mapping(json.loads(line)))
-        except (ValueError, RecursionError):
+        if (event := parse_event(line)) is not None:
+            rows.append(event)
+        elif line:
             broken.append(number)
     return rows, sum(number < len(lines) for number in broken)
 

@@ -1,6 +1,5 @@
 """A run that gets worse, slowly: no update is to blame, so nothing is stopped, and it is not to be found out at the end."""
 
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+
+from gpt2_repro.files import parse_event, read_lines
 
 
 logger = logging.getLogger(__name__)
@@ -27,15 +28,16 @@ class Trend:
         self._step = 0
 
     def see(self, event: dict[str, Any]) -> None:
-        """Take in one event: a line of training, or a validation; others say nothing."""
-        if math.isfinite(event.get("loss", math.nan)):
+        """Take in one event: a line of training or a validation. Other events are ignored."""
+        loss, eval_loss = event.get("loss"), event.get("eval_loss")
+        if isinstance(loss, int | float) and math.isfinite(loss):
             weight = 1 - math.exp(-(event["step"] - self._step) / STEPS)
             self._step = event["step"]
             first = math.isnan(self._smoothed)
-            self._smoothed = event["loss"] if first else self._smoothed + weight * (event["loss"] - self._smoothed)
+            self._smoothed = loss if first else self._smoothed + weight * (loss - self._smoothed)
             self._best = self._smoothed if first else min(self._best, self._smoothed)
-        if "eval_loss" in event:
-            self._validations = [*self._validations[-RISES:], event["eval_loss"]]
+        if isinstance(eval_loss, int | float):
+            self._validations = [*self._validations[-RISES:], eval_loss]
         self.alarm = self._rising() or self._above_best()
 
     def _rising(self) -> str | None:
@@ -64,9 +66,8 @@ class DivergenceAlarm(TrainerCallback):
 
     def replay(self) -> None:
         """Take in the log as it is, before training goes on."""
-        if self.log.is_file():
-            for line in self.log.read_text(encoding="utf-8").split("\n"):
-                self.trend.see(json.loads(line) if line else {})
+        for line in read_lines(self.log):
+            self.trend.see(parse_event(line) or {})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         before = self.trend.alarm

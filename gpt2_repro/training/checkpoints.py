@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: complete or they do not count, which one a run goes on from, which ones are kept."""
+"""Checkpoints on disk: seal and publish one, check that it is complete, find the newest, delete old ones."""
 
 import hashlib
 import json
@@ -9,32 +9,42 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import sync, write_whole
+from gpt2_repro.files import read_object, sync, write_whole
 
 
 MANIFEST = "manifest.json"
 # Must not begin with `checkpoint-`: what does is taken for a checkpoint by transformers' own tools.
 STAGING = "staging"
 TRASH = "trash"
+SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a process had it open
 
 
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
-    """Write the manifest of a staged checkpoint, last of all: by then everything else is on the disk.
+    """Write the manifest of a staged folder, after everything else is on disk.
 
     Args:
-        files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder; the
-            others are read.
-        facts: what else the manifest says.
+        files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder. The
+            other files are read and added.
+        facts: further entries of the manifest.
     """
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
+        if path.name.startswith(SILLY_RENAME):
+            continue
         if path.is_file() and name not in files:
             files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
             sync(path)
         elif path.is_dir():
             sync(path)
-    write_whole(folder / MANIFEST, json.dumps(facts | {"files": dict(sorted(files.items()))}, indent=1))
+    manifest = json.loads(json.dumps(facts | {"files": dict(sorted(files.items()))}))
+    write_whole(folder / MANIFEST, json.dumps(manifest | {"sha256": _own_hash(manifest)}, indent=1))
     sync(folder)
+
+
+def _own_hash(manifest: dict[str, Any]) -> str:
+    """Return the sha256 of a manifest without its own `sha256`."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def publish(staged: Path, target: Path) -> None:
@@ -71,14 +81,17 @@ def step_of(checkpoint: Path) -> int:
 
 
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
-    """Why a checkpoint is not complete, or None. `read_files` also compares the hashes."""
-    try:
-        files = read_manifest(checkpoint)["files"]
-    except FileNotFoundError:
+    """Return why a checkpoint or final/ is not complete, or None. `read_files` also compares the hashes."""
+    if not checkpoint.is_dir():
+        return "it is not a folder"
+    if not (checkpoint / MANIFEST).exists():
         return "it has no manifest"
-    except (ValueError, KeyError, TypeError):
+    manifest = read_manifest(checkpoint)
+    if not manifest:
         return "its manifest cannot be read"
-    for name, expected in files.items():
+    if manifest.get("sha256") != _own_hash(manifest):
+        return "its manifest is damaged"
+    for name, expected in manifest["files"].items():
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             return f"{name} is missing or cut short"
@@ -136,8 +149,8 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a complete checkpoint says of itself: its files, and what it was made by."""
-    return json.loads((checkpoint / MANIFEST).read_text())
+    """Return the manifest of a checkpoint or final/: its files, tokens, losses and identity. {} if it is damaged."""
+    return read_object(checkpoint / MANIFEST)
 
 
 def size(checkpoint: Path) -> int:

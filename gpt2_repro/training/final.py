@@ -4,9 +4,10 @@ import logging
 import shutil
 
 from gpt2_repro.card import model_card
+from gpt2_repro.checkpoint import training_record
 from gpt2_repro.files import readable, sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
-from gpt2_repro.training.checkpoints import STAGING, discard
+from gpt2_repro.training.checkpoints import STAGING, discard, seal
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.saving import full_disk_in_words
 from gpt2_repro.training.sharding import build_whole
@@ -42,7 +43,11 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         model.save_pretrained(staged)
         readable(staged)
         trainer.processing_class.save_pretrained(staged)
-        (staged / "README.md").write_text(model_card(run.path.resolve().name, trainer.environment, run.read_status()))
+        step = trainer.state.global_step
+        facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_at(step)}
+        seal(staged, {}, **facts, environment=trainer.environment)
+        # Not in the manifest: an evaluation adds its results to the card.
+        (staged / "README.md").write_text(model_card(run.path.resolve().name, training_record(staged)))
         sync_folder(staged)
     discard(final)
     staged.rename(final)

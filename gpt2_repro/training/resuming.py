@@ -96,10 +96,12 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     """
     tag = f"global_step{checkpoints.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
+        if path.name.startswith(checkpoints.SILLY_RENAME):
+            continue
         name = str(path.relative_to(checkpoint))
         foreign = path.is_file() and name not in files and name != checkpoints.MANIFEST
         if path.is_symlink() or foreign or (name.startswith("latest") and path.read_text().strip() != tag):
-            raise UserError(f"{path} is nothing that a checkpoint of this pipeline has: the checkpoint is not resumed")
+            raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move it away.")
         if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
             continue
         try:
@@ -116,10 +118,10 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 def choose_start(
     run: RunDirectory, args: PretrainingArguments, plan: BatchPlan, trajectory: dict[str, Any]
 ) -> tuple[Start, BatchPlan]:
-    """Where this run begins or goes on, and its plan, extended where that is asked for. A collective.
+    """Choose the checkpoint to start from, and extend the plan if `--extend_to` was passed. A collective.
 
-    `trajectory` and `args` take the extension on. From here on no other job can change what was chosen.
-    Raises UserError for a checkpoint that is another run's, or another engine's than is asked for.
+    Adds the extension to `trajectory` and `args`. Afterwards the run is locked: no other job can change the choice.
+    Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -128,6 +130,11 @@ def choose_start(
     plan, trajectory["extensions"] = extend_plan(plan, args.extend_to, extensions=start.extensions, step=start.step)
     args.max_steps = plan.max_steps
     if start.checkpoint is None:
+        if (run.path / "final").exists():
+            raise UserError(
+                f"{run.path}/final is damaged ({run.final_defect()}) and no checkpoint is left to write it again. Restore "
+                "it, or pass another --output_dir to train from the beginning."
+            )
         return start, plan
     saved, where = start.manifest["trajectory"], start.checkpoint
     refuse_another_run(saved, trajectory, where=where, allow_change=args.allow_resume_change)

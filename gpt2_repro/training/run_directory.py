@@ -1,5 +1,6 @@
 """The run directory is the record of a run: who writes it, what it is, how far it is, what it measured."""
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -17,14 +18,17 @@ from typing import Any, TextIO
 
 from gpt2_repro.billing import ACCOUNTS
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import sync, write_whole
+from gpt2_repro.files import append_line, parse_event, read_lines, read_object, sync, write_whole
+from gpt2_repro.recipe import load_sections
 from gpt2_repro.supervision import SINCE, noted
+from gpt2_repro.training import checkpoints
 from gpt2_repro.training.meter import process_seconds
 
 
 logger = logging.getLogger(__name__)
 
 STATUS = "run_status.json"
+ENVIRONMENT = "environment.json"
 EVENTS = ("metrics.jsonl", "samples.jsonl")
 # Of what makes a run the same run, what can change in its middle; of the rest the checkpoint has states or shapes.
 CHANGEABLE = {
@@ -50,6 +54,24 @@ class RunDirectory:
         self._earlier: dict[str, float] = {}  # seconds on each account before this process
         self._written = 0.0
         self.book: Callable[[], dict[str, float]] = lambda: {"startup": process_seconds()}  # those of this process
+
+    def check_owner(self) -> None:
+        """Raise UserError if the directory has files, but none that proves that train.py made it.
+
+        Any one proof is enough: a power cut may have emptied the others. Hidden files do not count.
+        """
+        if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
+            return
+        recipe = self.path / "recipe.yaml"
+        proofs = [self.read_status().get("state"), read_object(self.path / ENVIRONMENT).get("trajectory")]
+        proofs += [checkpoints.read_manifest(path).get("trajectory") for path in checkpoints.checkpoints(self.path)]
+        with contextlib.suppress(UserError, UnicodeDecodeError):
+            proofs.append(recipe.is_file() and load_sections(recipe).get("training"))
+        if not any(proofs):
+            raise UserError(
+                f"{self.path} holds files and is not a run directory of train.py. Pass an --output_dir that is new, empty or "
+                "a run to resume."
+            )
 
     def lock(self) -> None:
         """Hold the directory until this process ends. Raises UserError where another job holds it."""
@@ -88,39 +110,47 @@ class RunDirectory:
         return {name: round(self._earlier.get(name, 0.0) + booked.get(name, 0.0), 2) for name in ACCOUNTS}
 
     def is_finished(self, steps: int) -> bool:
-        """Whether the run is complete up to this step and its final/ is there."""
-        status = self.read_status()
-        complete = status.get("state") == "complete" and status.get("max_steps") == steps
-        return complete and (self.path / "final" / "config.json").is_file()
+        """Return whether the run is complete, `final/` has this many steps or more, and none of its files is missing."""
+        reached = checkpoints.read_manifest(self.path / "final").get("step", -1) >= steps
+        return reached and self.read_status().get("state") == "complete" and self.final_defect() is None
+
+    def final_defect(self) -> str | None:
+        """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
+        return checkpoints.defect(self.path / "final", read_files=False)
 
     def check_trajectory(self, trajectory: dict[str, Any], *, allow_change: bool = False) -> None:
         """Raise UserError where this directory belongs to another run than the one that is asked for."""
-        path = self.path / "environment.json"
-        if path.is_file():
-            saved = json.loads(path.read_text()).get("trajectory", {})
+        if saved := read_object(self.path / ENVIRONMENT).get("trajectory"):
             refuse_another_run(saved, trajectory, where=self.path, allow_change=allow_change)
 
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
-        """Drop the events after `step`, and of a validation at it that is made once more: they will be written again."""
+        """Drop the events after `step`, and the validation at `step` if it is repeated. Damaged lines go too."""
         for name in EVENTS:
             path = self.path / name
             if path.is_file():
-                lines = path.read_text(encoding="utf-8").split("\n")
-                write_whole(path, "".join(f"{line}\n" for line in lines if _stays(line, step, validates_again)))
+                kept = [line for line in read_lines(path) if _stays(parse_event(line), step, validates_again)]
+                write_whole(path, "".join(f"{line}\n" for line in kept))
+
+    def validation_at(self, step: int) -> dict[str, float]:
+        """Return the losses by name of the validation at `step`, {} if there was none."""
+        events = [parse_event(line) or {} for line in read_lines(self.path / EVENTS[0])]
+        losses: dict[str, float] = {}
+        for event in events:
+            if event.get("step") == step and "eval_loss" in event:
+                losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
+        return losses
 
     def last_validation(self) -> dict[str, float | None]:
         """The losses of the last validation in the log, as the status has them; None for those that are out of date."""
         losses: dict[str, float | None] = {key: None for key in self.read_status() if key.endswith("_loss")}
-        path = self.path / EVENTS[0]
-        for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else ():
-            if line and "eval_loss" in (event := json.loads(line)):
+        for line in read_lines(self.path / EVENTS[0]):
+            if "eval_loss" in (event := parse_event(line) or {}):
                 losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
         return losses
 
     def read_status(self) -> dict[str, Any]:
-        """The last written status, {} before the first."""
-        path = self.path / STATUS
-        return json.loads(path.read_text()) if path.is_file() else {}
+        """Return the last written status, {} before the first or if the file is damaged."""
+        return read_object(self.path / STATUS)
 
     def write_status(self, state: str, **values: Any) -> None:
         """Record the state: running, complete, stopped, failed or diverged. Values of earlier calls stay."""
@@ -155,8 +185,7 @@ class RunDirectory:
     def append(self, name: str, event: dict[str, Any]) -> None:
         """Add one event to a .jsonl file; a disk that is full costs the event, not the run."""
         try:
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(event, ensure_ascii=False) + "\n")
+            append_line(self.path / name, json.dumps(event, ensure_ascii=False))
         except OSError as error:
             logger.warning("%s: an event of step %s is lost (%s)", self.path / name, event.get("step"), error.strerror)
 
@@ -176,13 +205,12 @@ def _accounts_before(status: dict[str, Any]) -> dict[str, float]:
     return accounts
 
 
-def _stays(line: str, step: int, validates_again: bool) -> bool:
-    try:
-        event = json.loads(line)
-        again = validates_again and ("eval_loss" in event or "text" in event)
-        return event["step"] < step or (event["step"] == step and not again)
-    except (ValueError, KeyError):
-        return False  # a line that a kill cut short
+def _stays(event: dict[str, Any] | None, step: int, validates_again: bool) -> bool:
+    """Return whether rewinding to `step` keeps an event. A torn line (None) is dropped."""
+    if event is None or not isinstance(event.get("step"), int):
+        return False
+    again = validates_again and ("eval_loss" in event or "text" in event)
+    return event["step"] < step or (event["step"] == step and not again)
 
 
 def refuse_another_run(

@@ -18,6 +18,7 @@ from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
 from gpt2_repro.evaluation.provenance import common_window, default_output_dir, trace
 from gpt2_repro.evaluation.published import DOCUMENTS, Published
+from gpt2_repro.training.checkpoints import seal
 
 
 ROOT = Path(__file__).parents[2]
@@ -49,9 +50,10 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
         tokenizer.save_pretrained(run / name)
     section = {"tasks": ["last_word"], "baseline": "untrained", "max_length": 100}
     (run / "recipe.yaml").write_text(yaml.safe_dump({"data": {"sequence_length": 64}, "evaluation": section}))
-    (run / "run_status.json").write_text(json.dumps({"tokens": 5000}))
+    (run / "run_status.json").write_text(json.dumps({"tokens": 9000}))  # the run has continued since
     (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    (run / "checkpoint-3" / "trainer_state.json").write_text(json.dumps({"global_step": 3}))
+    seal(run / "final", {}, step=10, tokens=5000, losses={}, environment=ENVIRONMENT)
+    seal(run / "checkpoint-3", {}, tokens=1536, trajectory={}, eval_loss=None)
     Path("data/tiny/text").mkdir(parents=True)
     lines = [json.dumps({"text": document}) for document in documents]
     Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines))
@@ -188,7 +190,7 @@ def test_files_of_others_in_the_output_folder_stay(tiny_run, name):
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 50, b"[1]"])
 def test_a_damaged_entry_of_the_cache_is_scored_again(tiny_run, monkeypatch, content):
-    words = "runs/tiny --device cpu --baseline none --local_data data/tiny --output_dir out".split()
+    words = ["runs/tiny", "--device", "cpu", "--baseline", "none", "--local_data", "data/tiny", "--output_dir", "out"]
     main(words)
     (entry,) = Path(".cache/evaluation").glob("*.json")
     entry.write_bytes(content)
@@ -223,9 +225,8 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
         folder = tiny_run / f"checkpoint-{step}"
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    for step in (3, 6, 12):
-        (tiny_run / f"checkpoint-{step}" / "manifest.json").write_text("{}")
+        if step < 24:  # the last one is not complete
+            seal(folder, {}, tokens=512 * step, trajectory={}, eval_loss=None)
     main(["runs/tiny", "--all_checkpoints", "--local_data", "data/tiny", "--device", "cpu"])
     comparison = json.loads((tiny_run / "evaluation" / "comparison.json").read_text())
     assert [m["tokens_trained"] for m in comparison["models"]] == [1536, 3072, 6144, 5000, 0]

@@ -21,6 +21,7 @@ from gpt2_repro.training.checkpoints import (
     set_aside,
     sweep,
 )
+from gpt2_repro.training.resuming import refuse_code
 
 
 TRAJECTORY = {"seed": 1, "max_steps": 10}
@@ -73,6 +74,37 @@ def test_a_manifest_that_was_cut_short_does_not_count(save) -> None:
     manifest = checkpoint / "manifest.json"
     manifest.write_text(manifest.read_text()[:50])
     assert defect(checkpoint, read_files=False) == "its manifest cannot be read"
+
+
+@pytest.mark.parametrize("change", ["tokens", "files", "list", "folder", "plain file", "zeros"])
+def test_a_damaged_manifest_is_skipped(save, tmp_path: Path, change: str) -> None:
+    good, checkpoint = save(2), save(3)
+    manifest = read_manifest(checkpoint)
+    (checkpoint / "manifest.json").unlink()
+    if change == "plain file":
+        discard(checkpoint)
+        checkpoint.write_text("x")
+    elif change == "folder":
+        (checkpoint / "manifest.json").mkdir()
+    elif change == "zeros":
+        (checkpoint / "manifest.json").write_bytes(b"\0" * 200)
+    else:
+        changed = {"tokens": {"trajectory": {}}, "files": {"files": []}, "list": {"files": [], "sha256": ""}}[change]
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest | changed))
+    chosen, skipped = newest_complete(tmp_path)
+    assert chosen == good and len(skipped) == 1
+    rotate(tmp_path, keep=1, keep_best=True)
+    set_aside(tmp_path, after=2)
+    assert names(tmp_path) == {"checkpoint-2", "abandoned-checkpoint-3"}
+
+
+def test_files_that_nfs_keeps_open_do_not_count(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-3"
+    checkpoint.mkdir()
+    (checkpoint / ".nfs000000000001").write_text("deleted, but open")
+    seal(checkpoint, {})
+    assert read_manifest(checkpoint)["files"] == {} and defect(checkpoint, read_files=True) is None
+    refuse_code(checkpoint, [])
 
 
 def test_no_run_has_no_checkpoint(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """Runs that stop early, go back, go further, or go on with a change."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from gpt2_repro.card import add_results
 from gpt2_repro.compute import learning_rate_factor
+from gpt2_repro.evaluation.provenance import trace
+from gpt2_repro.export import main as export
 
 
 def status(run: Path) -> dict:
@@ -38,7 +42,7 @@ def test_a_finished_run_is_extended_along_a_schedule_of_its_own(
     assert again.returncode == 0 and "is already complete" in again.stdout
     assert (notes / "run").read_text() == str(finished.resolve())  # whoever supervises it may evaluate and copy it
     without = type_warm("python", "train.py", tiny_recipe, "--output_dir", finished)
-    assert without.returncode == 2 and f"type --extend_to {16 * 256}" in without.stderr
+    assert without.returncode == 0 and "is already complete" in without.stdout
 
     # Back before the extension, and to the first end once more: the same run as at first, newer checkpoints set aside.
     first = load_file(finished / "checkpoint-8" / "model.safetensors")
@@ -122,4 +126,55 @@ def test_the_card_says_nothing_of_weights_that_were_given_up(train, events, tmp_
     train(run, "--eval_strategy", "no", "--resume_from", "checkpoint-2")
     (kept,) = [event["eval_loss"] for event in events(run) if event["step"] == 2 and "eval_loss" in event]
     assert kept != given_up and status(run)["eval_loss"] == kept
-    assert f"| validation loss | {kept:.4f} nats per token |" in (run / "final" / "README.md").read_text()
+    assert "validation loss" not in (run / "final" / "README.md").read_text()  # step 8 was not validated
+
+
+def test_the_record_of_final_is_its_own(train, type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
+    """The card of an old final/ once showed the tokens and the loss of a run that had continued."""
+    run = train(tmp_path / "run", "--keep_checkpoints", 0)
+    before = (run / "final" / "README.md").read_text()
+    words = ["python", "train.py", tiny_recipe, "--output_dir", run, "--keep_checkpoints", 0]
+    stopped = type_warm(*words, "--extend_to", 16 * 256, "--stop_at_step", 12)
+    assert stopped.returncode == 0 and status(run)["step"] == 12
+    assert trace(str(run / "final")).tokens_trained == 8 * 256
+    assert trace(str(run / "checkpoint-12")).tokens_trained == 12 * 256
+    comparison = {"limit": None, "baseline": None, "rows": []}
+    add_results(run / "final", trace(str(run / "final")).record, comparison)
+    export([str(run / "final"), str(tmp_path / "run2")])
+    assert (run / "final" / "README.md").read_text() == before
+    assert (tmp_path / "run2" / "README.md").read_text() == before.replace("# run\n", "# run2\n").replace(
+        '("run")', '("run2")'
+    )
+    add_results(run / "final", {"sha256": "of other weights"}, comparison)
+    assert (run / "final" / "README.md").read_text() == before
+
+
+@pytest.mark.parametrize("left", ["checkpoint-8", "nothing"])
+def test_a_damaged_final_is_written_again_or_named(
+    train, type_warm, tiny_recipe: Path, tmp_path: Path, left: str
+) -> None:
+    run = train(tmp_path / "run")
+    weights = load_file(run / "final" / "model.safetensors")
+    (run / "final" / "model.safetensors").unlink()
+    for checkpoint in run.glob("checkpoint-*"):
+        if checkpoint.name != left:
+            shutil.rmtree(checkpoint)
+    metrics = (run / "metrics.jsonl").read_text()
+    again = type_warm("python", "train.py", tiny_recipe, "--output_dir", run)
+    if left == "nothing":
+        assert again.returncode == 2 and "final is damaged (model.safetensors" in again.stderr
+        assert (run / "metrics.jsonl").read_text() == metrics and status(run)["state"] == "complete"
+    else:
+        assert again.returncode == 0 and status(run)["state"] == "complete"
+        assert all((weights[name] == its).all() for name, its in load_file(run / "final/model.safetensors").items())
+
+
+def test_a_foreign_folder_is_not_trained_into(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
+    for name in ("final", "staging", "trash-mine"):
+        (tmp_path / "theirs" / name).mkdir(parents=True)
+        (tmp_path / "theirs" / name / "thesis.txt").write_text("mine")
+    (tmp_path / "theirs" / "metrics.jsonl").write_text('{"mine": 1}\n')
+    before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
+    refused = type_warm("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "theirs")
+    assert refused.returncode == 2 and "--output_dir" in refused.stderr
+    assert before == {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}

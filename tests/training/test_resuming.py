@@ -87,15 +87,15 @@ def test_nothing_leads_out_of_a_checkpoint(tmp_path: Path) -> None:
     (checkpoint / "latest").write_text("global_step4")
     refuse_code(checkpoint, ["latest"])
     (checkpoint / "latest").write_text("../evil")  # deepspeed joins it to the folder as it is
-    with pytest.raises(UserError, match="latest is nothing that a checkpoint"):
+    with pytest.raises(UserError, match="Unexpected file .*latest"):
         refuse_code(checkpoint, ["latest"])
     (checkpoint / "latest").write_text("global_step4")
     (checkpoint / "link").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="link is nothing that a checkpoint"):
+    with pytest.raises(UserError, match="Unexpected file .*link"):
         refuse_code(checkpoint, ["latest", "link"])
     (checkpoint / "link").unlink()
     torch.save({}, checkpoint / "global_step4" / "more.pt")
-    with pytest.raises(UserError, match="more.pt is nothing that a checkpoint"):
+    with pytest.raises(UserError, match="Unexpected file .*more.pt"):
         refuse_code(checkpoint, ["latest"])
     # Transformers reads its own files with care; deepspeed's may not hide behind their names.
     torch.save({"more": Malicious()}, checkpoint / "global_step4" / "optimizer.pt")

@@ -12,6 +12,7 @@ import pytest
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.supervision import FOLDER, SINCE
+from gpt2_repro.training import checkpoints
 from gpt2_repro.training.meter import process_seconds
 from gpt2_repro.training.run_directory import RunDirectory, describe_environment
 
@@ -41,8 +42,43 @@ def test_the_status_remembers_what_it_was_told(tmp_path: Path) -> None:
     run.write_status("complete")
     assert [path.name for path in tmp_path.iterdir()] == ["run_status.json"]
     assert not run.is_finished(10)  # without its final/ it has something left to do
-    run.write_text("final/config.json", "{}")
+    (tmp_path / "final").mkdir()
+    run.write_text("final/model.safetensors", "weights")
+    checkpoints.seal(tmp_path / "final", {}, step=10)
     assert run.is_finished(10) and not run.is_finished(20)  # extended, it is not at its end
+    assert run.is_finished(8)  # the original command after an extension
+    run.write_text("final/model.safetensors", "")
+    assert not run.is_finished(10)
+    (tmp_path / "run_status.json").write_bytes(b"\0" * 100)
+    assert run.read_status() == {}
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "final/thesis.txt", "staging/x", "trash-1/x", "metrics.jsonl"])
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "theirs" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(UserError, match="--output_dir"):
+        RunDirectory(str(tmp_path / "theirs")).check_owner()
+    assert path.read_text() == "mine"
+
+
+def test_a_new_an_empty_or_a_run_directory_is_accepted(tmp_path: Path) -> None:
+    RunDirectory(str(tmp_path / "new")).check_owner()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".lock").touch()  # of a start that was killed
+    RunDirectory(str(tmp_path / "empty")).check_owner()
+    proofs = {
+        "recipe.yaml": "training: {seed: 1}",
+        "run_status.json": '{"state": "stopped"}',
+        "environment.json": '{"trajectory": {"seed": 1}}',
+        "checkpoint-4/manifest.json": '{"trajectory": {"seed": 1}}',
+    }
+    for number, (name, content) in enumerate(proofs.items()):
+        run = RunDirectory(str(tmp_path / str(number)))
+        for other in proofs:  # after a power cut one proof is left
+            run.write_text(other, content if other == name else "")
+        run.check_owner()
 
 
 def test_another_run_is_refused_with_every_difference(tmp_path: Path) -> None:
@@ -61,11 +97,14 @@ def test_rewinding_drops_what_will_be_written_again(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path))
     for step in (0, 1, 2, 3):
         run.append("metrics.jsonl", {"step": step, "text": "\u2028"})
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "lo')
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        # A full disk cut a line inside a curly quote; others are no events.
+        file.write(b'[1]\nnull\n{"step": 1, "eval_loss": null}\n{"step": "2"}\n{"step": 1, "text": "\xe2\x80')
+    run.append("metrics.jsonl", {"step": 4})
+    assert run.last_validation() == {"eval_loss": None} and run.validation_at(1) == {"eval_loss": None}
     run.rewind(2)
     lines = (tmp_path / "metrics.jsonl").read_text().split("\n")
-    assert [json.loads(line)["step"] for line in lines[:-1]] == [0, 1, 2] and lines[-1] == ""
+    assert [json.loads(line)["step"] for line in lines[:-1]] == [0, 1, 2, 1] and lines[-1] == ""
 
 
 def test_events_are_lines(tmp_path: Path) -> None:
@@ -102,7 +141,7 @@ def test_a_full_disk_costs_words_and_not_the_run(
         full.setattr("gpt2_repro.training.run_directory.write_whole", Full())
         run.write_status("running", step=2)
     with monkeypatch.context() as full:
-        full.setattr("pathlib.Path.open", Full())
+        full.setattr("gpt2_repro.training.run_directory.append_line", Full())
         run.append("metrics.jsonl", {"step": 2})
     assert (
         "run_status.json is not up to date (No space left" in caplog.text
