@@ -23,6 +23,8 @@ OWNED = {
 }
 # transformers raises these for keys and values of a configuration.
 REFUSALS = (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError, NotImplementedError)
+# And these while it builds a model and computes with it.
+FAILURES = (*REFUSALS, LookupError, AssertionError, ImportError, ArithmeticError, RuntimeError)
 
 
 def build_config(

@@ -1,12 +1,22 @@
 """Load what training or anyone else saved: plain fp32 models from safetensors, never pickles, never remote code."""
 
+import math
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object
+from gpt2_repro.model.configuration import FAILURES, in_a_line
 from gpt2_repro.model.pretraining import plain_config, plain_model
 
 
@@ -29,17 +39,29 @@ def resolve_checkpoint(name: str) -> str:
 
 
 def load_model(checkpoint: str) -> PreTrainedModel:
-    """The plain fp32 model of a folder or Hub id, in evaluation mode, with its true vocabulary.
+    """Return the plain fp32 model of a folder or Hub id, in evaluation mode, with its true vocabulary.
 
-    Raises UserError where it cannot be fetched, has no safetensors, or its weights do not fit its configuration.
+    A folder may come from a stranger. Its attention implementation is ignored, because transformers would download a
+    kernel that it names. Raises UserError if the model cannot be fetched, is quantized, has no safetensors, or if its
+    weights do not fit its configuration.
     """
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+        if getattr(config, "quantization_config", None) is not None:
+            raise UserError(f"{checkpoint} is quantized. Pass a checkpoint with fp32, bf16 or fp16 weights.")
+        config._attn_implementation = None  # of nested configurations too: transformers chooses SDPA or eager
+        if Path(checkpoint).is_dir():
+            _check_size(Path(checkpoint), config)
         model, loading = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            checkpoint,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"cannot load {checkpoint}: {' '.join(str(error).split())[:300]}") from None
+    except (OSError, SafetensorError, *FAILURES) as error:
+        raise UserError(f"cannot load {checkpoint}: {in_a_line(error)}") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(loading[problem]):
             raise UserError(f"cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)")
@@ -48,12 +70,37 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     return model.eval()
 
 
+def _check_size(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise UserError if the weights lie outside of `folder`, or are fewer than the configuration needs.
+
+    Building a model of 200,000 layers takes minutes, so the layers are compared before anything is built.
+    """
+    single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
+    names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
+    if outside := [name for name in names if Path(name).name != name]:
+        raise UserError(f"{folder} names weights outside of it: {outside[0]}")
+    if not names or not all((folder / name).is_file() for name in names):
+        return  # transformers says what is missing
+    tensors = held = 0
+    for name in names:
+        with safe_open(folder / name, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118  # safe_open is not iterable
+                tensors, held = tensors + 1, held + math.prod(file.get_slice(key).get_shape())
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if layers > tensors:
+        raise UserError(f"{folder} has {tensors:,} tensors and its config.json asks for {layers:,} layers")
+    with torch.device("meta"):
+        needed = AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
+    if needed > held:
+        raise UserError(f"{folder} has {held:,} weights and its config.json asks for {needed:,}")
+
+
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub id. Raises UserError where there is none."""
+    """Return the tokenizer of a folder or Hub id. Raises UserError if there is none that loads."""
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint} has no tokenizer that loads: {' '.join(str(error).split())[:300]}") from None
+    except Exception as error:  # `tokenizers` raises nothing narrower for a damaged tokenizer.json
+        raise UserError(f"{checkpoint} has no tokenizer that loads: {in_a_line(error)}") from None
 
 
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -8,15 +8,12 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.configuration import REFUSALS, in_a_line
+from gpt2_repro.model.configuration import FAILURES, in_a_line
 from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.experts import balance_loss
 
 
 logger = logging.getLogger(__name__)
-
-# What transformers raises while it builds and computes what a configuration says.
-FAILURES = (*REFUSALS, LookupError, AssertionError, ImportError, ArithmeticError, RuntimeError)
 
 
 def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:

@@ -96,6 +96,61 @@ def test_pickled_weights_and_remote_code_are_refused(trained, tmp_path: Path) ->
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_layer": 200_000}, "200,000 layers"),
+        ({"n_embd": 32_000_000}, "asks for"),
+        ({"n_positions": 10**12}, "asks for"),
+        ({"n_head": 0}, ""),
+        ({"n_head": 3}, ""),
+        ({"n_embd": "wide"}, ""),
+        ({"dtype": "no_such_dtype"}, ""),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized"),
+        ({"quantization_config": {"quant_method": "stranger"}}, ""),
+    ],
+)
+def test_a_strangers_configuration_is_one_line(trained, tmp_path: Path, changes: dict, said: str) -> None:
+    plain_model(trained.config, trained.state_dict()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=str(tmp_path)) as raised:
+        load_model(str(tmp_path))
+    assert said in str(raised.value)
+
+
+def test_a_strangers_attention_kernel_is_not_fetched(trained, ids, tmp_path: Path, monkeypatch) -> None:
+    fetched: list[object] = []
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **_: fetched.append(a))
+    plain_model(trained.config, trained.state_dict()).save_pretrained(tmp_path)
+    expected = load_model(str(tmp_path))(ids).logits
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "org/kernel"}))
+    assert torch.equal(load_model(str(tmp_path))(ids).logits, expected) and not fetched
+
+
+@pytest.mark.parametrize("place", ["../elsewhere.safetensors", "/elsewhere.safetensors"])
+def test_weights_outside_of_the_folder_are_refused(trained, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "theirs"
+    plain_model(trained.config, trained.state_dict()).save_pretrained(folder, max_shard_size="10KB")
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    first = next(iter(index["weight_map"]))
+    load_model(str(folder))
+    (folder / index["weight_map"][first]).rename(tmp_path / "elsewhere.safetensors")
+    index["weight_map"][first] = place
+    path.write_text(json.dumps(index))
+    with pytest.raises(UserError, match="outside"):
+        load_model(str(folder))
+
+
+def test_a_damaged_tokenizer_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": 1}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(UserError, match="has no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_the_untrained_twin_has_fresh_weights_of_its_own_seed(trained) -> None:
     plain = plain_model(trained.config, trained.state_dict())
     before = torch.random.get_rng_state()
