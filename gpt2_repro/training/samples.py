@@ -1,11 +1,11 @@
-"""Text that the model writes now and then, on the screen, in samples.jsonl and in wandb."""
+"""Sample text during training: on screen, in samples.jsonl and in wandb."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, TrainerCallback
 
 from gpt2_repro.model.export import start_ids
 from gpt2_repro.training.meter import Meter
@@ -60,9 +60,19 @@ class TextSampler(TrainerCallback):
                 do_sample=True,
                 top_k=50,
                 pad_token_id=self.tokenizer.eos_token_id,
+                logits_processor=LogitsProcessorList([_RequireFinite()]),
                 synced_gpus=together,
             )
         return self.tokenizer.decode(written[0], skip_special_tokens=True)
+
+
+class _RequireFinite(LogitsProcessor):
+    """Raise before the sampler sees NaN or inf: on a GPU that fails an assertion, after which CUDA is unusable."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not bool(scores.isfinite().all()):
+            raise FloatingPointError("the logits are not finite")
+        return scores
 
 
 def _on_one_line(text: str) -> str:

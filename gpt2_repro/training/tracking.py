@@ -61,23 +61,23 @@ def _key_in_netrc() -> bool:
 
 
 class Guarded(TrainerCallback):
-    """A reporting callback whose failures are logged, and which is left out after three of them."""
+    """A callback that only reports. Its failures are logged; after three it is disabled."""
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
         self.failures = 0
 
     def attempt(self, what: str, call: Callable[[], Any]) -> None:
-        """Let the service do this, whatever comes of it."""
+        """Make this call of the callback and log what it raises."""
         if self.failures >= FAILURES_ALLOWED:
             return
         try:
             call()
-        # Whatever a tracking service raises, a paid run goes on: metrics.jsonl has everything.
+        # Whatever it raises, a paid run continues: metrics.jsonl has everything.
         except Exception as error:
             self.failures += 1
             name = type(self.callback).__name__
-            last = "; it is left out from now on" if self.failures == FAILURES_ALLOWED else ""
+            last = "; it is disabled from now on" if self.failures == FAILURES_ALLOWED else ""
             logger.warning("%s failed in %s: %s: %s%s", name, what, type(error).__name__, error, last)
 
 

@@ -54,7 +54,7 @@ from gpt2_repro.training.schedule import build_schedule, follow
 from gpt2_repro.training.sharding import whole
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.stragglers import Stragglers
-from gpt2_repro.training.tracking import guard_reporting, prepare_wandb, report_text
+from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_wandb, report_text
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.watchdog import Watchdog
 
@@ -126,7 +126,7 @@ class PretrainingTrainer(Trainer):
             self.remove_callback(stock)
         bar = ProgressBar(self.validation.batches, self.environment.get("reference"))
         sampler = TextSampler(self.run, self.processing_class, self.meter, functools.partial(report_text, self))
-        for own in (bar, sampler, self.guard, self.stopping, self.watchdog, self.stragglers, self.alarm):
+        for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog, self.stragglers, self.alarm):
             self.add_callback(own)
         if self.args.compile_loss:
             time_compilation(functools.partial(self.meter.move, to="compile"))

@@ -31,7 +31,7 @@ def test_a_service_that_dies_is_left_out_and_the_run_goes_on(start, golden, tmp_
     (core,) = service()
     core.kill()
     assert command.end() == 0, command.text()
-    assert "WandbCallback failed in on_log" in command.text() and "it is left out from now on" in command.text()
+    assert "WandbCallback failed in on_log" in command.text() and "it is disabled from now on" in command.text()
     assert losses(run) == losses(golden(*options))
 
 

@@ -36,7 +36,7 @@ def test_failures_are_logged_and_after_three_the_service_is_left_out(caplog: pyt
     guarded.on_train_end(None, None, None)
     assert service.calls == ["on_log"] * FAILURES_ALLOWED
     assert len(caplog.records) == FAILURES_ALLOWED
-    assert "ConnectionResetError: the service is gone; it is left out" in caplog.records[-1].getMessage()
+    assert "ConnectionResetError: the service is gone; it is disabled" in caplog.records[-1].getMessage()
 
 
 def test_every_event_is_guarded() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpt2_repro.training.meter import Meter
+from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.trainer import PretrainingTrainer
 from gpt2_repro.training.validation import due, validation_batches
 
@@ -67,6 +68,16 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, hellaswag: Path,
     assert all(
         status["accounts"][name] > 0 for name in ("startup", "steps", "validation", "hellaswag", "samples", "saves")
     )
+
+
+def test_samples_of_overflown_logits_do_not_end_the_run(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
+    """The sampler met them before the guard: a traceback in place of `diverged`, at the same step at every restart."""
+    words = ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0, "--eval_steps", 1, "--max_steps", 12)
+    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", "--sample_steps", 1, *words)
+    status = json.loads((tmp_path / "run" / "run_status.json").read_text())
+    assert (done.returncode, status["state"]) == (1, "diverged")
+    assert done.stdout.count("TextSampler failed") == FAILURES_ALLOWED and "Traceback" not in done.stderr
+    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 1  # of step 0
 
 
 def test_hellaswag_that_is_none_ends_in_a_line_before_anything_is_written(
