@@ -8,8 +8,10 @@ when updates were not finite too often; and after --attempts crashes without a n
 """
 
 import argparse
+import contextlib
 import logging
 import os
+import platform
 import signal
 import subprocess
 import tempfile
@@ -23,6 +25,7 @@ import psutil
 from gpt2_repro import entry
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.files import remove_folder
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.checkpoints import complete_checkpoints, step_of
 from gpt2_repro.training.launcher import adopt_orphans
@@ -31,8 +34,10 @@ from gpt2_repro.training.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
+PREFIX = "supervise-"  # of the temporary folder in which a run leaves notes for its supervisor
 LONGEST_WAIT = 300.0  # seconds between two attempts
 KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # names a file that keeps the run directory's name, for who started the supervisor
+OWNER = "owner"  # in a folder of notes: host, process id and start time of its supervisor
 LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal to SIGKILL, 30 if nobody sets it
 
 
@@ -53,8 +58,24 @@ def main(argv: list[str]) -> None:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UserError("there is no command: python -m gpt2_repro.supervise -- accelerate launch … train.py")
-    with tempfile.TemporaryDirectory(prefix="supervise-") as notes:
+    remove_leftovers()
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as notes:
+        own = psutil.Process()
+        Path(notes, OWNER).write_text(f"{platform.node()} {own.pid} {own.create_time()}")
         Supervisor(command, Path(notes), attempts=args.attempts, wait=args.wait, grace=args.grace).run()
+
+
+def remove_leftovers() -> None:
+    """Delete the notes of supervisors of this machine that were killed."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            host, number, started = owner.read_text().split()
+            try:
+                alive = abs(psutil.Process(int(number)).create_time() - float(started)) < 1
+            except psutil.NoSuchProcess:
+                alive = False
+            if host == platform.node() and not alive:
+                remove_folder(owner.parent, OWNER)
 
 
 class Supervisor:

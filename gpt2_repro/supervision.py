@@ -11,8 +11,8 @@ RUN, WENT_BACK, MISTAKE, SINCE = "run", "went_back", "mistake", "since"
 
 
 def note(name: str, text: str) -> None:
-    """Tell the supervisor, if there is one."""
-    if folder := os.environ.get(FOLDER):
+    """Tell the supervisor, if there is one. The notes of one that was killed may have been deleted."""
+    if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
         Path(folder, name).write_text(text)
 
 

@@ -1,6 +1,7 @@
 """A crashed command is started again, within bounds; everything else is not."""
 
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpt2_repro import supervision
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.supervise import main
 
@@ -141,6 +143,32 @@ def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
         assert supervisor.wait(20) == 0
     assert len(command.attempts()) == 1
     assert json.loads((command.run / "run_status.json").read_text())["state"] == "stopped"
+
+
+def test_the_notes_of_killed_supervisors_are_removed(command, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    owners = {
+        "killed": f"{platform.node()} {gone.pid} 1",
+        "number taken again": f"{platform.node()} {psutil.Process().pid} 1",
+        "alive": f"{platform.node()} {psutil.Process().pid} {psutil.Process().create_time()}",
+        "elsewhere": f"elsewhere {gone.pid} 1",
+        "damaged": "",
+    }
+    for name, owner in owners.items():
+        (tmp_path / f"supervise-{name}" / "mine").mkdir(parents=True)
+        (tmp_path / f"supervise-{name}" / "owner").write_text(owner)
+    (tmp_path / "supervise-thesis").mkdir()
+    main(command("complete"))
+    left = {path.name.removeprefix("supervise-") for path in tmp_path.glob("supervise-*")}
+    assert left == {"alive", "elsewhere", "damaged", "thesis"}
+
+
+def test_an_orphan_of_a_killed_supervisor_leaves_no_notes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv(supervision.FOLDER, str(tmp_path / "removed"))
+    supervision.note(supervision.RUN, "x")
+    assert supervision.noted(supervision.RUN) is None
 
 
 def test_a_command_is_needed() -> None:
