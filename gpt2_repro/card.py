@@ -1,6 +1,7 @@
 """The model card: what a model is, what it was trained on and how, how good it is, and what it is not good for."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | N
         lines.append(f"| {' | '.join(cells)} |")
     note = (
         f"lm-evaluation-harness {comparison['versions']['lm_eval']}, window {comparison['max_length']:,} tokens, "
-        f"{comparison['dtype']}; `{comparison['command']}`, {comparison['date'][:10]}."
+        f"{comparison['dtype']}; `{_without_folders(comparison['command'])}`, {comparison['date'][:10]}."
     )
     return ["## Evaluation\n\n" + "\n".join(lines) + f"\n\n{note}"]
 
@@ -145,13 +146,24 @@ def _value(entry: Mapping[str, Any]) -> str:
 def _describe_data(data: Mapping[str, Any]) -> dict[str, Any]:
     train = data["counts"]["train"]
     return {
-        # Files are many, and their paths are of one machine.
-        "source": json.dumps({key: value for key, value in data["source"].items() if key != "files"}),
+        "source": _without_folders(json.dumps(_without_files(data["source"]))),
         "documents": f"{train['documents']:,}",
         "tokens": f"{train['tokens']:,}",
         "packing": data["request"]["packing"],
         "separator": data["request"]["separator"],
     }
+
+
+def _without_files(value: Any) -> Any:
+    """Drop the lists of local files from the description of a source, of mixtures too: they are many."""
+    if isinstance(value, Mapping):
+        return {key: _without_files(its) for key, its in value.items() if key != "files"}
+    return [_without_files(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_folders(text: str) -> str:
+    """Shorten absolute paths to their last part: the folders are of one machine."""
+    return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", text)
 
 
 def _deviations(found: list[Mapping[str, str]] | None) -> list[str]:

@@ -116,14 +116,15 @@ def push(folder: Path, repository: str, *, private: bool) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    if not os.environ.get("HF_TOKEN"):
-        raise UserError("the Hub wants a token with the right to write: put it into HF_TOKEN")
+    if not (token := os.environ.get("HF_TOKEN")):
+        raise UserError("Set HF_TOKEN to a token with write access to upload to the Hub.")
     api = HfApi()
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
         done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of gpt2-repro")
     except (HTTPError, HFValidationError, OSError) as error:
-        raise UserError(f"cannot upload to {repository}: {' '.join(str(error).split())[:300]}") from None
+        reason = " ".join(str(error).split()).replace(token, "HF_TOKEN")[:300]  # a server may echo the header
+        raise UserError(f"cannot upload to {repository}: {reason}") from None
     print(f"Pushed: {getattr(done, 'commit_url', repository)}")
 
 

@@ -65,7 +65,7 @@ def test_llm_cs_file_is_the_same_model(run: Path, checkpoint: str, tmp_path: Pat
         ("new --push_to_hub name", "takes ORG/NAME"),
         ("m.bin --format llmc --push_to_hub a/b", "takes ORG/NAME, and --format hf"),
         ("new --format gguf", "invalid choice: 'gguf'"),
-        ("--push_to_hub a/b", "put it into HF_TOKEN"),
+        ("--push_to_hub a/b", "Set HF_TOKEN"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -173,6 +173,21 @@ def test_a_folder_is_pushed_to_the_hub(run: Path, type_command, tmp_path: Path) 
     unreachable = type_command(*words[:4], tmp_path / "kept", *words[4:], **environment)
     assert unreachable.returncode == 2 and "error: cannot upload to somebody/tiny" in unreachable.stderr
     assert (tmp_path / "kept" / "model.safetensors").is_file(), "what was written stays, whatever the Hub does"
+
+
+def test_the_card_has_no_paths_of_this_machine(run: Path) -> None:
+    record = training_record(run / "final")
+    name = "/home/me/a.jsonl=0.7,/home/me/b.jsonl=0.3"
+    files = [{"name": "/home/me/a.jsonl", "files": [{"path": "/home/me/a.jsonl"}]}, {"name": "org/set"}]
+    data = record["environment"]["data"] | {"source": {"name": name, "sources": files}}
+    comparison = {
+        **{"limit": None, "baseline": None, "max_length": 8, "dtype": "float32", "date": "2026-12-01"},
+        **{"command": "bash evaluate.sh /home/me/runs/x --local_data '/home/me/d'", "versions": {"lm_eval": "0"}},
+        "rows": [{"task": "t", "metric": "m", "values": {"me": {"value": 1.0, "stderr": None}}, "difference": {}}],
+    }
+    card = model_card("me", record | {"environment": record["environment"] | {"data": data}}, comparison, "me")
+    assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "org/set" in card
+    assert "bash evaluate.sh x --local_data 'd'" in card
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:

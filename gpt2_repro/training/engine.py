@@ -66,7 +66,7 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
             "masters": _name(_masters(zero, inner).dtype),
             "accumulation": _name(wrapped.get_data_types()[1]),
             "communication": _name(wrapped.communication_data_type),
-            "clip": wrapped.gradient_clipping(),
+            "clip": zero.clip_grad,
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
         }
@@ -90,17 +90,23 @@ def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
 
 
 def mend_loaded(wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
-    """Put right what DeepSpeed's universal form makes of an optimizer (0.19.8); anything else stays what it is.
+    """Correct what DeepSpeed 0.19.8 loads wrongly from a checkpoint. Other engines stay as they are.
 
-    Step counts lie on the CPU (runtime/base_optimizer.py), where the fused kernel does not take them. Stage 3
-    (runtime/zero/stage3.py) gives all groups one count, which each of them then moves on, and the decay of the first, as
-    Trainer orders them the one of matrices.
+    - The clipping limit: stages 1 to 3 restore the checkpoint's and ignore the configuration
+      (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).
+    - Universal form: step counts are on the CPU (runtime/base_optimizer.py), where the fused kernel does not take them.
+    - Universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, which each of them
+      increments, and all get the first group's weight decay, which is that of matrices.
     """
     beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for parameter, state in optimizer.state.items():
         if isinstance(step := state.get("step"), torch.Tensor):
             state["step"] = step.to(parameter.device if beside else step.device, copy=True)
-    if type(wrapped).__name__ == "DeepSpeedEngine" and wrapped.zero_optimization_stage() == 3:
+    if type(wrapped).__name__ != "DeepSpeedEngine":
+        return
+    engine: Any = wrapped
+    engine.optimizer.clip_grad = engine.gradient_clipping()
+    if engine.zero_optimization_stage() == 3:
         # DeepSpeed drops a group without weights: an OLMo has matrices alone.
         for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
             group["weight_decay"] = decay

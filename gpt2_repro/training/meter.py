@@ -1,8 +1,11 @@
 """Where the time of a run goes, each second on one account, and how fast it trains between two lines of its log."""
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,7 +17,10 @@ TRAINING = ("steps", "data_wait")
 
 
 def process_seconds() -> float:
-    """How old this process is."""
+    """Return the age of this process. Setting the system's clock does not change it on Linux."""
+    if sys.platform == "linux":
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # ticks since boot
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
     return time.time() - psutil.Process().create_time()
 
 

@@ -133,6 +133,8 @@ def trajectory_of(
     order = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
     return {
         "data": data["sha256"]["train"],
+        "tokenizer": data["tokenizer_sha256"],
+        "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,
         "bf16": args.bf16,

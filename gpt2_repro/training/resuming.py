@@ -136,9 +136,17 @@ def choose_start(
                 "it, or pass another --output_dir to train from the beginning."
             )
         return start, plan
-    saved, where = start.manifest["trajectory"], start.checkpoint
+    saved, where, by = start.manifest["trajectory"], start.checkpoint, written_under(start.manifest)
+    if by in ("zero1", "zero3") and saved.get("bf16") != trajectory.get("bf16"):
+        raise UserError(
+            f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change. Pass --bf16 {saved.get('bf16')} or "
+            "another --output_dir."
+        )
     refuse_another_run(saved, trajectory, where=where, allow_change=args.allow_resume_change)
-    by = written_under(start.manifest)
+    if start.step > plan.max_steps:
+        raise UserError(
+            f"{where} is beyond --max_steps {plan.max_steps}. Pass --resume_from with an earlier checkpoint, or more steps."
+        )
     if by != args.launcher:
         raise UserError(
             f"{where} was written {FORMS[by]}: launch with {by}.yaml of accelerate_configs/, or name another --output_dir"

@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 STATUS = "run_status.json"
 ENVIRONMENT = "environment.json"
 EVENTS = ("metrics.jsonl", "samples.jsonl")
-# Of what makes a run the same run, what can change in its middle; of the rest the checkpoint has states or shapes.
+# Fields that --allow_resume_change may override. The others decide states or shapes of the checkpoint; of
+# tokens_per_step it is the position in the order of rows, which is counted in steps.
 CHANGEABLE = {
-    *("data", "tokens_per_step", "max_steps", "bf16", "seed", "data_seed", "train_sampling_strategy", "dropout"),
+    *("data", "max_steps", "bf16", "seed", "data_seed", "train_sampling_strategy", "dropout"),
     *("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm", "skip_loss_z", "skip_grad_z"),
     *("lr_scheduler_type", "decay_fraction"),
 }
@@ -110,9 +111,17 @@ class RunDirectory:
         return {name: round(self._earlier.get(name, 0.0) + booked.get(name, 0.0), 2) for name in ACCOUNTS}
 
     def is_finished(self, steps: int) -> bool:
-        """Return whether the run is complete, `final/` has this many steps or more, and none of its files is missing."""
-        reached = checkpoints.read_manifest(self.path / "final").get("step", -1) >= steps
-        return reached and self.read_status().get("state") == "complete" and self.final_defect() is None
+        """Return whether the run is complete, `final/` has all its files, and it was planned for this many steps.
+
+        An extended run counts by its first plan, too.
+        """
+        manifest = checkpoints.read_manifest(self.path / "final")
+        planned = manifest.get("environment", {}).get("trajectory", {}).get("max_steps")
+        return (
+            steps in (manifest.get("step"), planned)
+            and self.read_status().get("state") == "complete"
+            and self.final_defect() is None
+        )
 
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""

@@ -143,10 +143,10 @@ class PretrainingTrainer(Trainer):
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(*args, **kwargs)
         follow(self.lr_scheduler, self.args.learning_rate)
-        engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
-        check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
         mend_loaded(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
+        engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
+        check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
         self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))

@@ -66,6 +66,17 @@ def test_under_fsdp_two_processes_then_four_are_the_straight_run(train, golden, 
         assert ours[step, kind] == pytest.approx(loss, abs=1e-4)
 
 
+@pytest.mark.parametrize("launcher", [("launch", 2), ("zero3", 2)], ids=["zero1", "zero3"])
+def test_a_change_that_is_allowed_takes_effect(launcher: tuple, train, tmp_path: Path) -> None:
+    """DeepSpeed restored the clipping limit of the checkpoint and ignored the recipe's."""
+    options, runs = ("--per_device_train_batch_size", 4), []
+    for name, its in (("one", ("python",)), ("many", launcher)):
+        train(tmp_path / name, *options, "--stop_at_step", 4, launcher=its)
+        changed = ("--max_grad_norm", 0.1, "--allow_resume_change")
+        runs.append({loss[:2]: loss[2] for loss in losses(train(tmp_path / name, *options, *changed, launcher=its))})
+    assert runs[0] == pytest.approx(runs[1], abs=1e-4)
+
+
 @pytest.mark.parametrize("lost", ["optimizer.pt", "rng_state.pth"])
 def test_a_checkpoint_without_a_file_is_passed_over(
     train, golden, type_warm, tiny_recipe, lost: str, tmp_path: Path

@@ -149,28 +149,38 @@ def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path:
         start_of(tmp_path)
 
 
+def test_a_run_does_not_end_before_its_checkpoint(save, tmp_path: Path) -> None:
+    save(9)
+    with pytest.raises(UserError, match="is beyond --max_steps 8"):
+        start_of(tmp_path, allow_resume_change=True)
+
+
 def test_another_run_or_engine_is_refused(save, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(4, processes=2)
     with pytest.raises(UserError, match="was written with DeepSpeed: launch with zero1.yaml"):
         start_of(tmp_path)
     assert start_of(tmp_path, launcher="zero1")[0].step == 4
-    save(6)
+    TRAJECTORY["bf16"] = True
+    with pytest.raises(UserError, match="--bf16 None"):  # DeepSpeed cannot change it: the flag is not offered
+        start_of(tmp_path, launcher="zero1", allow_resume_change=True)
+    del TRAJECTORY["bf16"]
+    save(5)
     with pytest.raises(UserError, match="was written without DeepSpeed: launch with ddp.yaml"):
         start_of(tmp_path, launcher="zero1")
     TRAJECTORY["seed"] = 2
     try:
         with pytest.raises(UserError, match=r"belongs to another run \(seed 1 -> 2\).*--allow_resume_change"):
             start_of(tmp_path)
-        assert start_of(tmp_path, allow_resume_change=True)[0].step == 6
+        assert start_of(tmp_path, allow_resume_change=True)[0].step == 5
         assert "goes on as another run: seed 1 -> 2" in caplog.text
     finally:
         TRAJECTORY["seed"] = 1
     shards = {f"zero_pp_rank_{rank}_mp_rank_00_model_states": {} for rank in range(2)}
-    save(8, processes=2, **shards)
-    assert start_of(tmp_path, launcher="zero3")[0].step == 8
+    save(6, processes=2, **shards)
+    assert start_of(tmp_path, launcher="zero3")[0].step == 6
     with pytest.raises(UserError, match="was written with ZeRO-3: launch with zero3.yaml"):
         start_of(tmp_path, launcher="zero1")
-    save(10, pytorch_model_fsdp={})
-    assert start_of(tmp_path, launcher="fsdp2")[0].step == 10
+    save(7, pytorch_model_fsdp={})
+    assert start_of(tmp_path, launcher="fsdp2")[0].step == 7
     with pytest.raises(UserError, match="was written with FSDP2: launch with fsdp2.yaml"):
         start_of(tmp_path)

@@ -44,9 +44,9 @@ def test_the_status_remembers_what_it_was_told(tmp_path: Path) -> None:
     assert not run.is_finished(10)  # without its final/ it has something left to do
     (tmp_path / "final").mkdir()
     run.write_text("final/model.safetensors", "weights")
-    checkpoints.seal(tmp_path / "final", {}, step=10)
+    checkpoints.seal(tmp_path / "final", {}, step=10, environment={"trajectory": {"max_steps": 8}})
     assert run.is_finished(10) and not run.is_finished(20)  # extended, it is not at its end
-    assert run.is_finished(8)  # the original command after an extension
+    assert run.is_finished(8) and not run.is_finished(9)  # 8: the original command after an extension
     run.write_text("final/model.safetensors", "")
     assert not run.is_finished(10)
     (tmp_path / "run_status.json").write_bytes(b"\0" * 100)

@@ -41,11 +41,11 @@ class Source:
 
 
 def documents_of(file: SourceFile) -> tuple[str, ...]:
-    """What tells the documents of a file from those of any other: two names of one file have the same."""
-    if isinstance(file, TextFile):
-        return str(Path(file.name).resolve()), file.form.text_column
-    if isinstance(file, TokenFile):
-        return (str(Path(file.name).resolve()),)
+    """Return what tells the documents of a file from those of any other. Links of one file are equal."""
+    if isinstance(file, TextFile | TokenFile):
+        found = Path(file.name).stat()
+        column = (file.form.text_column,) if isinstance(file, TextFile) else ()
+        return str(found.st_dev), str(found.st_ino), *column
     if isinstance(file, HubFile):
         return file.repository, file.name, file.form.text_column
     return file.name, str(getattr(file, "start", ""))
