@@ -47,6 +47,10 @@ TINY = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update_golden", action="store_true", help="Write the numbers of tests/golden/ again.")
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Public data that is no part of the project; the test is skipped where it is absent."""

@@ -1,0 +1,74 @@
+"""Numbers that no refactoring may change: hashes of prepared folders exactly, losses and scores to 1e-5.
+
+CPUs differ in the last bits; `dev/compare_commits.py` compares two commits on one machine bit for bit. After a deliberate
+change, `pytest tests/test_golden.py --update_golden` writes the numbers again.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.prepare import prepare
+
+
+GOLDEN = Path(__file__).parent / "golden"
+FOLDERS = {
+    "concat": {},
+    "wrap": {"packing": "wrap", "min_length": 4},
+    "hash": {"split": "hash", "validation_fraction": 0.1},
+    "separator after": {"separator": "after"},
+    "characters": {"tokenizer": "char", "separator": "none"},
+}
+RUNS = {
+    "one": (),
+    "accumulated": ("--per_device_train_batch_size", 4),
+    "dropout": ("--dropout", 0.1, "--seed", 7),
+    "constant": ("--lr_scheduler_type", "constant", "--max_grad_norm", 0.1),
+    "llama": ("--model_type", "llama"),
+    "mixtral": ("--model_type", "mixtral", "--config_overrides", "num_key_value_heads=2,num_local_experts=4"),
+}
+LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
+    """Compares a value with the one that is kept under a name of a file, or keeps it."""
+
+    def check(file: str, name: str, value: Any) -> Any:
+        path = GOLDEN / f"{file}.json"
+        kept = json.loads(path.read_text()) if path.is_file() else {}
+        if request.config.getoption("--update_golden"):
+            GOLDEN.mkdir(exist_ok=True)
+            path.write_text(json.dumps(kept | {name: value}, indent=1, sort_keys=True) + "\n")
+            return value
+        return kept[name]
+
+    return check
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_prepared_folders(corpus: list[Path], golden, tmp_path: Path, name: str) -> None:
+    files = [str(path) for path in corpus]
+    form = {"tokenizer": "train:300", "sequence_length": 32, "validation_tokens": 500} | FOLDERS[name]
+    prepare(DataArguments(data_files=files, dataset_dir=str(tmp_path / "out"), **form))
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    facts = {key: manifest[key] for key in ("sha256", "counts", "tokenizer_sha256")}
+    assert facts == golden("folders", name, facts)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs(train, events, golden, tmp_path: Path, name: str) -> None:
+    run = train(tmp_path / "run", *RUNS[name])
+    numbers = {
+        f"step {event['step']} {key}": event[key]
+        for event in events(run)
+        for key in LOGGED
+        if event.get(key) is not None
+    }
+    expected = golden("runs", name, numbers)
+    assert numbers.keys() == expected.keys()
+    assert numbers == pytest.approx(expected, rel=1e-5)
