@@ -1,0 +1,278 @@
+"""Run two commits on this machine and compare all their numbers bit for bit.
+
+    python dev/compare_commits.py main~5                    main~5 against the working tree
+    python dev/compare_commits.py main~5 main --only train evaluate
+
+Compares hashes of prepared folders, the plan of every recipe, losses, gradient norms, learning rates and final weights of every
+layout, and evaluation scores. Takes about 12 minutes on 2 cores. Exit code 1 if anything differs.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+ROOT = Path(__file__).parents[1]
+Facts = dict[str, Any]
+
+RECIPE = {
+    "data": {"source": "files", "sequence_length": 32, "tokenizer": "train:300", "split": "hash", "validation_fraction": 0.1},
+    "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "pad_vocab_to_multiple_of": 64},
+    "training": {
+        **{"tokens_per_step": 256, "max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-2},
+        **{"warmup_steps": 3, "use_cpu": True, "bf16": False, "eval_tokens": 0, "eval_steps": 4, "logging_steps": 1},
+        **{"save_steps": 4, "sample_tokens": 0, "dataloader_num_workers": 0, "per_device_eval_batch_size": 4},
+    },
+    "evaluation": {"tasks": ["last_word", "document_perplexity"], "baseline": "untrained"},
+}  # fmt: skip
+# Options of prepare_data.py. The mixture is prepared by mixture.yaml, the others by tiny.yaml.
+PREPARED: dict[str, list[str]] = {
+    "concat": ["--validation_text"],
+    "wrap": ["--packing", "wrap", "--min_length", "4"],
+    "head": ["--split", "head", "--validation_tokens", "500"],
+    "mixture": ["--source", "{inputs}/a.jsonl=0.7,{inputs}/b.jsonl=0.3"],
+    "char": ["--tokenizer", "char", "--separator", "none"],
+    "after": ["--separator", "after", "--num_proc", "1"],
+}
+# Launcher and script, prepared folder, options.
+LAYOUTS: dict[str, tuple[str, str, str]] = {
+    "one": ("python", "concat", "--per_device_train_batch_size 8"),
+    "accumulated": ("python", "concat", ""),
+    "ddp": ("torchrun", "concat", ""),
+    **{name: (name, "concat", "") for name in ("zero1", "zero2", "zero3", "fsdp2")},
+    "dropout": ("zero1", "concat", "--dropout 0.1 --seed 7"),
+    "muon": ("torchrun", "concat", "--optim muon"),
+    "schedule": ("python", "concat", "--lr_scheduler_type warmup_stable_decay --max_grad_norm 0.1"),
+    "wrap": ("torchrun", "wrap", ""),
+    "by_length": ("python", "wrap", "--train_sampling_strategy group_by_length --tokens_per_step 1024"),
+    "documents": ("python", "concat", "--document_mask"),
+    "llama": ("python", "concat", "--model_type llama"),
+    "mixtral": (
+        "zero1",
+        "concat",
+        "--model_type mixtral --config_overrides num_key_value_heads=2,num_local_experts=4",
+    ),
+}
+LOGGED = ("loss", "grad_norm", "learning_rate", "tokens", "step_tokens", "eval_loss")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", help="A commit.")
+    parser.add_argument("head", nargs="?", help="A commit. (default: the working tree)")
+    parser.add_argument("--only", nargs="+", choices=("prepare", "plan", "train", "evaluate"), help="(default: all)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
+        inputs = write_inputs(Path(scratch, "inputs"))
+        sides = []
+        for name, commit in (("base", args.base), ("head", args.head)):
+            with checked_out(commit, Path(scratch, name)) as tree:
+                sides.append(measure(tree, inputs, Path(scratch, f"{name}-output"), args.only))
+    base, head = sides
+    differing = [key for key in sorted(base.keys() | head.keys()) if repr(base.get(key)) != repr(head.get(key))]
+    for key in differing:
+        print(f"DIFFERS {key}\n  base {shown(base.get(key))}\n  head {shown(head.get(key))}")
+    for key in sorted(base.keys() & head.keys()):
+        if base[key] == head[key] and str(base[key]).startswith("exit code"):
+            print(f"FAILS ON BOTH {key}\n  {shown(base[key])}")
+    print(f"{len(base.keys() & head.keys())} facts compared, {len(differing)} differ")
+    sys.exit(bool(differing))
+
+
+def write_inputs(folder: Path) -> Path:
+    """Write the text, the recipe and the model that both commits get."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder.mkdir()
+    source = random.Random(1)
+    words = ["".join(source.choices("abcdefghij", k=source.randint(2, 6))) for _ in range(80)]
+    texts = [" ".join(source.choices(words, k=source.randint(20, 200))) for _ in range(120)]
+    for name, part in (("a", texts[:50]), ("b", [*texts[50:], "", "naïve <|endoftext|> 日本語 🙂"])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    data = {"data_files": [str(folder / "a.jsonl"), str(folder / "b.jsonl")]}
+    (folder / "mixture.yaml").write_text(yaml.safe_dump(RECIPE))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"data": RECIPE["data"] | data}))
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=64, vocab_size=300)).save_pretrained(
+        folder / "model"
+    )
+    return folder
+
+
+@contextlib.contextmanager
+def checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
+    """Check a commit out into `folder`, or give the working tree."""
+    if commit is None:
+        yield ROOT
+        return
+    subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, commit], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", folder], check=True)
+
+
+def measure(tree: Path, inputs: Path, output: Path, only: list[str] | None) -> Facts:
+    """Run everything in `tree` and return its numbers by name."""
+    output.mkdir()
+    facts: Facts = {}
+    # Two at a time, each with one thread. Training needs the prepared folders, evaluation the tokenizer of one.
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for name, found in pool.map(lambda name: (name, prepare(tree, inputs, output, name)), PREPARED):
+            facts |= (
+                {f"prepare {name}: {key}": value for key, value in found.items()} if wanted("prepare", only) else {}
+            )
+        jobs = []
+        if wanted("plan", only):
+            jobs += [pool.submit(plan, tree, recipe.name) for recipe in sorted((tree / "recipes").glob("*.yaml"))]
+        if wanted("train", only):
+            jobs += [pool.submit(train, tree, inputs, output, name) for name in LAYOUTS]
+        if wanted("evaluate", only):
+            jobs += [pool.submit(evaluate, tree, inputs, output)]
+        for number, job in enumerate(concurrent.futures.as_completed(jobs), start=1):
+            facts |= job.result()
+            print(
+                f"\r{output.name}: {number} of {len(jobs)}",
+                end="\n" if number == len(jobs) else "",
+                file=sys.stderr,
+                flush=True,
+            )
+    return facts
+
+
+def wanted(kind: str, only: list[str] | None) -> bool:
+    return only is None or kind in only
+
+
+def run(tree: Path, *words: object) -> str:
+    """Run a command in `tree` with one thread; return its output. A failure is a fact too: it begins with its exit code."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable}
+    done = subprocess.run(
+        [str(word) for word in words], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+    return f"exit code {done.returncode}: {done.stderr[-2000:]}" if done.returncode else done.stdout
+
+
+def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
+    """Return the hashes and counts of a prepared folder."""
+    options = [option.format(inputs=inputs) for option in PREPARED[name]]
+    recipe = inputs / ("mixture.yaml" if name == "mixture" else "tiny.yaml")
+    said = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
+    if not (output / name / "manifest.json").is_file():
+        return {"failed": said}
+    manifest = json.loads((output / name / "manifest.json").read_text())
+    return {
+        key: manifest[key]
+        for key in ("sha256", "counts", "shards", "tokenizer_sha256", "largest_id")
+        if key in manifest
+    }
+
+
+def plan(tree: Path, recipe: str) -> Facts:
+    """Return what `--dry_run` prints for a recipe."""
+    return {
+        f"plan {recipe}": run(
+            tree, sys.executable, "train.py", f"recipes/{recipe}", "--dry_run", "--use_cpu", "--bf16", "false"
+        )
+    }
+
+
+def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
+    """Return the log and the final weights of a run that was stopped after step 5 and resumed."""
+    launcher, data, options = LAYOUTS[name]
+    words: list[object] = [sys.executable]
+    if launcher == "torchrun":
+        words += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
+    elif launcher != "python":
+        config = f"accelerate_configs/{launcher}.yaml"
+        words += [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            config,
+            "--main_process_port",
+            0,
+            "--num_processes",
+            2,
+        ]
+    folder = output / f"run-{name}"
+    words += [
+        "train.py",
+        inputs / "tiny.yaml",
+        "--dataset_dir",
+        output / data,
+        "--output_dir",
+        folder,
+        *options.split(),
+    ]
+    words += ["--packing", "wrap", "--min_length", "4"] if data == "wrap" else []
+    for said in (run(tree, *words, "--stop_at_step", 5), run(tree, *words)):
+        if said.startswith("exit code"):
+            return {f"train {name}: failed": said}
+    facts: Facts = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        facts |= {f"train {name}: step {event['step']} {key}": event[key] for key in LOGGED if key in event}
+    return facts | {f"train {name}: final weights": weights_hash(folder / "final" / "model.safetensors")}
+
+
+def weights_hash(path: Path) -> str:
+    from safetensors import safe_open
+
+    digest = hashlib.sha256()
+    with safe_open(path, framework="np") as file:
+        for key in sorted(file.keys()):
+            tensor = file.get_tensor(key)
+            digest.update(f"{key} {tensor.dtype} {tensor.shape}".encode() + tensor.tobytes())
+    return digest.hexdigest()
+
+
+def evaluate(tree: Path, inputs: Path, output: Path) -> Facts:
+    """Return the scores of the fixed model and its untrained twin."""
+    folder = output / "model"
+    folder.mkdir()
+    for path in [*(inputs / "model").iterdir(), *(output / "concat" / "tokenizer").iterdir()]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    words = [
+        "--local_data",
+        output / "concat",
+        "--tasks",
+        "last_word",
+        "document_perplexity",
+        "--device",
+        "cpu",
+        "--no_cache",
+    ]
+    said = run(
+        tree, "bash", "evaluate.sh", folder, *words, "--baseline", "untrained", "--output_dir", output / "evaluation"
+    )
+    if said.startswith("exit code"):
+        return {"evaluate: failed": said}
+    rows = json.loads((output / "evaluation" / "comparison.json").read_text())["rows"]
+    return {
+        f"evaluate {row['task']} {row['metric']} {kind}: {number}": value
+        for row in rows
+        for kind in ("values", "difference")
+        for number, value in enumerate(row[kind].values())
+    }
+
+
+def shown(value: Any) -> str:
+    return str(value).strip()[-600:]
+
+
+if __name__ == "__main__":
+    main()
