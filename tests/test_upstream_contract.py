@@ -1,0 +1,122 @@
+"""Private attributes of upstream libraries that the package uses. An incompatible upgrade fails here first.
+
+`make upgrade-check` runs this file against the newest transformers, accelerate and DeepSpeed.
+"""
+
+import ast
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+
+PACKAGE = Path(__file__).parents[1] / "gpt2_repro"
+TRAINER = "transformers.trainer"
+# Name -> the modules whose source has it.
+CONTRACT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            *("_created_lr_scheduler", "_get_grad_norm", "_get_num_items_in_batch", "_get_output_dir"),
+            *("_get_train_sampler", "_globalstep_last_logged", "_init_training_state", "_load_from_checkpoint"),
+            *("_prepare_for_training", "_run_epoch", "_save_checkpoint", "_tr_loss"),
+        ),
+        (TRAINER,),
+    ),
+    "_attn_implementation": ("transformers.configuration_utils",),
+    "_n_gpu": ("transformers.training_args",),
+    "_wandb": ("transformers.integrations.integration_utils",),
+    "_shared_state": ("accelerate.state",),
+    "_global_grad_norm": ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"),
+    "_hp_mapping": ("deepspeed.utils.mixed_precision_linkage",),
+    "_z3_optimizer": ("deepspeed.utils.tensor_fragment",),
+    "_dynamo": ("torch._dynamo",),
+    "_inductor": ("torch._inductor.config",),
+    "_get_fsdp_state": ("torch.distributed.fsdp._fully_shard._fully_shard",),
+    "_mp_policy": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
+    "_last_lr": ("torch.optim.lr_scheduler",),
+    "_loglikelihood_tokens": ("lm_eval.models.huggingface",),
+}
+# Public attributes without documentation.
+UNDOCUMENTED: dict[str, tuple[str, ...]] = {
+    "clip_grad": ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3", "deepspeed.runtime.bf16_optimizer"),
+    "fp32_partitioned_groups_flat": ("deepspeed.runtime.zero.stage3",),
+    "__compatible_ops__": ("deepspeed.ops",),
+    "get_full_hp_param": ("deepspeed.utils.tensor_fragment", "deepspeed.utils.mixed_precision_linkage"),
+    "load_universal": ("deepspeed.runtime.constants",),
+    "found_inf": ("torch.optim.adamw",),
+}  # fmt: skip
+# What the methods that we override or call are passed.
+PARAMETERS = {
+    "_get_num_items_in_batch": ["self", "batch_samples", "device"],
+    "_get_output_dir": ["self", "trial"],
+    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
+    "log": ["self", "logs", "start_time"],
+    "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
+}
+STANDARD_LIBRARY = {"_actions", "_add_action", "_asdict", "_exit", "_format_args", "_replace"}
+
+
+def source_of(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, f"{module} is gone"
+    return Path(spec.origin).read_text()
+
+
+def private_names() -> set[str]:
+    """The private names that the package takes from other objects or overrides, without those that it defines itself."""
+    used, own = set(), set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+                own.add(node.attr)
+            elif isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.ImportFrom):
+                used.update((node.module or "").split("."))
+            elif (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") == "hasattr"
+                and isinstance(node.args[1], ast.Constant)
+            ):
+                used.add(str(node.args[1].value))
+    overridden = own & set(CONTRACT)
+    private = {name for name in used if re.match(r"_[a-z]", name)}
+    return (private - own - STANDARD_LIBRARY) | overridden
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def test_the_contract_lists_what_the_package_uses() -> None:
+    assert private_names() == set(CONTRACT)
+
+
+@pytest.mark.parametrize("name", [*CONTRACT, *UNDOCUMENTED])
+def test_upstream_still_has(name: str) -> None:
+    for module in (CONTRACT | UNDOCUMENTED)[name]:
+        if module.startswith("torch._"):
+            assert importlib.util.find_spec(module), module
+        else:
+            assert re.search(rf"\b{re.escape(name)}\b", source_of(module)), f"{module} has no {name}"
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_methods_of_trainer_take_what_they_took(name: str) -> None:
+    from transformers import Trainer
+
+    assert list(inspect.signature(getattr(Trainer, name)).parameters) == PARAMETERS[name]
+
+
+def test_the_classes_that_deepspeed_pickles_are_where_they_were() -> None:
+    from gpt2_repro.training.resuming import DEEPSPEED_CLASSES
+
+    for name in DEEPSPEED_CLASSES:
+        module, _, kind = name.rpartition(".")
+        assert re.search(rf"\bclass {kind}\b|\b{kind} = ", source_of(module)), name
