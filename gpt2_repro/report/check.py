@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from gpt2_repro.reference_band import explained, verdict
 from gpt2_repro.report.facts import duration, facts, progress
 from gpt2_repro.report.read import Run, is_number, values
+from gpt2_repro.report.trend import risen_training_loss, rising_validation
 
 
 SILENT_SECONDS = 900  # without a word from a run that says it goes on
@@ -43,8 +44,10 @@ def _losses(run: Run) -> list[Sign]:
     found = []
     if steps := run.non_finite_steps:
         found.append(Sign("✗", f"the loss was not finite at {len(steps)} steps, the last one {steps[-1]:,}"))
-    if alarm := run.status.get("alarm"):
-        found.append(Sign("✗", f"{alarm}"))
+    validation = [row["eval_loss"] for row in run.validation if isinstance(row.get("eval_loss"), int | float)]
+    training = [row for row in run.training if is_number(row["loss"])]
+    trends = (rising_validation(validation), risen_training_loss(training))
+    found += [Sign("✗", trend) for trend in trends if trend]
     if skipped := values(run.training, "updates_skipped"):
         found.append(Sign("!", f"{skipped[-1]:,.0f} updates were skipped"))
     return found

@@ -35,9 +35,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
         _announce(start, checkpoints.set_aside(run.path, after=start.step))
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
-        trainer.alarm.replay()
         told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
-        run.write_status("running", **told, **run.last_validation(), alarm=trainer.alarm.trend.alarm)
+        run.write_status("running", **told, **run.last_validation())
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
         if args.resume_from:

@@ -29,7 +29,6 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 from gpt2_repro.compute import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.model.experts import take_up_renamed
-from gpt2_repro.training.alarm import DivergenceAlarm
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport, time_compilation
 from gpt2_repro.training.engine import (
@@ -112,7 +111,6 @@ class PretrainingTrainer(Trainer):
         self.ranks = Ranks()
         self.stopping = Stopping(StopSignals(), self.ranks, self.run.seconds)
         self.stragglers = Stragglers(self.ranks, self.meter, self._write_event)
-        self.alarm = DivergenceAlarm(run.path / "metrics.jsonl", self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
@@ -126,7 +124,7 @@ class PretrainingTrainer(Trainer):
             self.remove_callback(stock)
         bar = ProgressBar(self.validation.batches, self.environment.get("reference"))
         sampler = TextSampler(self.run, self.processing_class, self.meter, functools.partial(report_text, self))
-        for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog, self.stragglers, self.alarm):
+        for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog, self.stragglers):
             self.add_callback(own)
         if self.args.compile_loss:
             time_compilation(functools.partial(self.meter.move, to="compile"))
@@ -297,4 +295,4 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             # Before the checkpoint is loaded Trainer is at step 0, and the run is not.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
-            self.run.write_status(state, **self.eval_losses | far | {"alarm": self.alarm.trend.alarm} | values)
+            self.run.write_status(state, **self.eval_losses | far | values)

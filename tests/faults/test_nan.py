@@ -1,4 +1,4 @@
-"""ST: what is not finite is not applied, not hidden, and ends the run where it does not stop; what gets worse is told."""
+"""ST: updates that are not finite are skipped and logged, and end the run if they continue."""
 
 import json
 import math
@@ -65,13 +65,3 @@ def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -
     last = load_file(run / "checkpoint-6" / "model.safetensors")
     assert all(torch.equal(weight, last[name]) for name, weight in good.items())
     assert not (run / "final").exists()
-
-
-def test_a_run_that_gets_worse_is_told_and_goes_on(start, tmp_path: Path) -> None:
-    """ST5: by a learning rate that is far too high."""
-    run = tmp_path / "run"
-    command = start(run, "--learning_rate", 20, "--warmup_steps", 8, "--eval_steps", 2, warm=True)
-    assert command.end() == 0, command.text()
-    (alarm,) = [event["alarm"] for event in events(run) if "alarm" in event]
-    assert alarm in command.text() and "the training loss over the last 100 steps is" in alarm
-    assert status(run)["alarm"].split(" is ")[1] != alarm.split(" is ")[1]  # as it is now

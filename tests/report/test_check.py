@@ -49,7 +49,6 @@ def test_a_finished_run_is_healthy(run_folder: Path, capsys: pytest.CaptureFixtu
         ({"state": "diverged", "reason": "the norm is not finite"}, "✗", "the norm is not finite"),
         ({"state": "failed", "reason": None}, "✗", "no reason is written down"),
         ({"state": "stopped", "reason": "SIGTERM"}, "!", "stopped"),
-        ({"alarm": "the validation loss has risen 3 times in a row"}, "✗", "has risen 3 times"),
     ],
 )
 def test_each_sign(run_folder: Path, status: dict, mark: str, words: str) -> None:
@@ -66,6 +65,22 @@ def test_losses_and_waiting(run_folder: Path, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main([str(run_folder), "--check"])
     assert ended.value.code == 1 and "✗" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"step": step, "eval_loss": step / 10} for step in range(41, 45)],
+        [{"step": step, "loss": 50.0} for step in range(41, 60)],
+    ],
+    ids=["validation", "training"],
+)
+def test_losses_that_get_worse(run_folder: Path, events: list[dict]) -> None:
+    for event in events:
+        add(run_folder, **event)
+    with pytest.raises(SystemExit) as ended:
+        main([str(run_folder), "--check"])
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize(("loss", "mark"), [(4.331, "✓"), (4.5, "✗")])
