@@ -1,4 +1,4 @@
-"""What ranks tell each other from CPU to CPU, which no GPU has to wait for."""
+"""Collectives between the CPUs of all ranks. No GPU waits for them."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ class Ranks:
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     def largest(self, number: int) -> int:
-        """The largest number that a rank names."""
+        """Return the largest `number` of all ranks."""
         return number if self.number == 1 else int(self.table(torch.tensor([number])).max())
 
     def table(self, values: Tensor) -> Tensor:
-        """What each rank has to say: its `values` [n] on the CPU, in its row of the result [ranks, n]."""
+        """Gather the `values` [n] of all ranks, which lie on the CPU, as [ranks, n]."""
         if not dist.is_initialized():
             return values[None]
         if self._group is None:

@@ -52,7 +52,6 @@ from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow
 from gpt2_repro.training.sharding import whole
 from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
-from gpt2_repro.training.stragglers import Stragglers
 from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_wandb, report_text
 from gpt2_repro.training.validation import Validation
 from gpt2_repro.training.watchdog import Watchdog
@@ -110,7 +109,6 @@ class PretrainingTrainer(Trainer):
         self.guard = UpdateGuard(**limits, mean=mean, report=self._write_event)
         self.ranks = Ranks()
         self.stopping = Stopping(StopSignals(), self.ranks, self.run.seconds)
-        self.stragglers = Stragglers(self.ranks, self.meter, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
@@ -124,7 +122,7 @@ class PretrainingTrainer(Trainer):
             self.remove_callback(stock)
         bar = ProgressBar(self.validation.batches, self.environment.get("reference"))
         sampler = TextSampler(self.run, self.processing_class, self.meter, functools.partial(report_text, self))
-        for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog, self.stragglers):
+        for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog):
             self.add_callback(own)
         if self.args.compile_loss:
             time_compilation(functools.partial(self.meter.move, to="compile"))
@@ -194,8 +192,7 @@ class PretrainingTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        with self.stragglers.time_pass(self.args.device):
-            loss = super().compute_loss(*args, **kwargs)
+        loss = super().compute_loss(*args, **kwargs)
         self.guard.see_loss(loss)
         return loss
 

@@ -56,10 +56,7 @@ def saved_step(path: Any) -> bool:
 
 
 def inject(fault: str) -> None:
-    from transformers import Trainer
-
-    from gpt2_repro.data.rows import Rows
-    from gpt2_repro.training import checkpoints, stragglers
+    from gpt2_repro.training import checkpoints
     from gpt2_repro.training.hashing import _HashedFile
     from gpt2_repro.training.saving import CheckpointSaver
     from gpt2_repro.training.stopping import Stopping
@@ -83,10 +80,6 @@ def inject(fault: str) -> None:
         CheckpointSaver._has_room = lambda self, step, stops: mark() or True
     elif fault == "flipped_bit":
         before(Stopping, "on_step_end", flip, lambda self, args, state, control, **_: state.global_step in STEPS)
-    elif fault in ("slow_passes", "slow_rows"):
-        stragglers.WINDOW = 10
-        owner, name = (Trainer, "compute_loss") if fault == "slow_passes" else (Rows, "__getitems__")
-        before(owner, name, lambda *_, **__: (mark(), time.sleep(0.05)), lambda *_, **__: True)
     elif fault in ("nan", "hang"):
         original = PretrainingTrainer.compute_loss
 

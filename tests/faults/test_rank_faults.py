@@ -1,4 +1,4 @@
-"""NC: a rank whose weights are wrong, and one that holds the others up."""
+"""NC: a rank whose weights are wrong."""
 
 from pathlib import Path
 
@@ -25,16 +25,3 @@ def test_a_flipped_bit_on_one_rank_ends_the_run_before_it_is_validated_or_saved(
     train(run, *OPTIONS, launcher=launcher)
     straight = golden(*OPTIONS, launcher=launcher)
     assert weights(run) == weights(straight) and losses(run) == losses(straight)
-
-
-@pytest.mark.parametrize("what", ["passes", "rows"])
-def test_a_rank_that_holds_the_others_up_is_named(fault, events, what: str, tmp_path: Path) -> None:
-    """NC5, in windows of ten steps here."""
-    run = tmp_path / "run"
-    options = (*OPTIONS, "--max_steps", 40, "--eval_strategy", "no", "--save_strategy", "no")
-    code, text = fault(f"slow_{what}", 0, run, *options, rank=1, launcher=("launch", 2))
-    assert code == 0, text
-    (event,) = [event for event in events(run) if "straggler" in event]
-    slow = {"passes": "its forward passes take", "rows": "its waiting for rows makes a step take"}[what]
-    assert event["step"] == 30 and f"all ranks wait for rank 1, for 30 steps now: {slow}" in event["straggler"]
-    assert f"step 30: {event['straggler']}" in text
