@@ -38,11 +38,8 @@ def _value(text: str) -> Any:
 class ModelArguments:
     """A model by its shape. The defaults are the 124M GPT-2 of the paper as llm.c trains it."""
 
-    model_type: str = dataclasses.field(
-        default=GPT2,
-        metadata={
-            "help": "Architecture, any causal language model of transformers by its model_type: llama, mixtral."
-        },
+    model_type: Literal["gpt2", "llama", "mixtral"] = dataclasses.field(
+        default="gpt2", metadata={"help": "Architecture, by its model_type in transformers."}
     )
     config_overrides: Overrides = dataclasses.field(
         default=Overrides(""),

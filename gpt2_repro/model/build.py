@@ -1,4 +1,4 @@
-"""From a recipe's section to a model that is ready to be trained."""
+"""Build the model that is trained and choose its attention."""
 
 import importlib.metadata
 import importlib.util
@@ -9,12 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.arguments import GPT2
 from gpt2_repro.model.compilation import compile_loss
+from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
-from gpt2_repro.model.stock import require_stock_loss, stock_model
 
 
 logger = logging.getLogger(__name__)
@@ -29,18 +28,19 @@ def build_model(
     documents: Documents | None = None,
     compiled: bool = False,
 ) -> PreTrainedModel:
-    """A model with fp32 weights and the pre-training forward, its loss compiled where that is asked for.
+    """Return a model with fp32 weights and the pre-training forward.
 
-    Fresh weights come from torch's global seed; those of `init_from`, a plain checkpoint, replace them. The loss keeps
-    attention inside `documents`.
-    Raises UserError where that cannot be loaded, has another shape, or another tokenizer than the data's `tokenizer`, and
-    for an architecture that does not compute what the pre-training forward does.
+    Args:
+        tokenizer: the data's, which the checkpoint `init_from` must share.
+        init_from: a plain checkpoint whose weights are copied. Empty: weights from torch's global seed.
+        documents: between which the loss allows no attention.
+        compiled: whether to compile the loss.
+
+    Raises UserError if `init_from` cannot be loaded or does not fit.
     """
     model = stock_model(config, attention=attention)
     if init_from:
         start_from(init_from, model, tokenizer)
-    if config.model_type != GPT2:
-        require_stock_loss(model, documents=documents)
     make_pretraining(model, vocab_size=config.true_vocab_size, documents=documents)
     if compiled:
         compile_loss(model)

@@ -1,4 +1,4 @@
-"""The weights of a plain checkpoint as the start of a training: only where they mean the same there."""
+"""Start training from the weights of a plain checkpoint that computes the same function."""
 
 import json
 
@@ -12,23 +12,28 @@ from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoi
 from gpt2_repro.model.pretraining import plain_config
 
 
-# Of what an architecture calls its own, what a checkpoint may have otherwise: it does not decide the function.
-FREE = (
-    "vocab_size",
-    "use_cache",
-    "initializer_range",
-    "reorder_and_upcast_attn",
-    "pretraining_tp",
-    "output_router_logits",
-)
-FREE_ENDS = ("_token_id", "pdrop", "_dropout", "_positions", "_position_embeddings", "_noise", "_coef")
+# Keys in which the checkpoint's configuration may differ. They do not change what the model computes at evaluation.
+FREE = {
+    *(
+        "vocab_size",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "n_positions",
+        "max_position_embeddings",
+        "use_cache",
+    ),
+    *("embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range", "reorder_and_upcast_attn"),
+    *("pretraining_tp", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+}
 
 
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Put the weights of the folder or Hub id `name` into a model that is to be trained.
+    """Copy the weights of the folder or Hub id `name` into `model`.
 
-    Raises UserError where they cannot be loaded, or where their shape, function, vocabulary, or a tokenizer that lies
-    beside them is not the model's and that of the data.
+    Raises UserError if they cannot be loaded, or if the checkpoint has another shape, function, vocabulary or tokenizer
+    than the model and the data.
     """
     checkpoint = resolve_checkpoint(name)
     _copy_weights(load_model(checkpoint), model, name=name)
@@ -37,15 +42,15 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Copy a plain checkpoint into a model whose vocabulary may be padded; the padding keeps what it has.
+    """Copy a plain checkpoint into a model whose vocabulary may be padded. Padding rows keep their weights.
 
-    Raises UserError where the two differ in shape, with the options that make them agree.
+    Raises UserError if the two differ, with the options that make them agree.
     """
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:
         raise UserError(
-            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: name one of those, or type "
-            f"--model_type {theirs.model_type}"
+            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: pass an --init_from and a "
+            "--model_type that agree"
         )
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
     asked = {option: getattr(ours, key) for option, key in options.items()}
@@ -55,9 +60,9 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
         raise UserError(f"{name} has another shape than this recipe: type {mend}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
-    compared = [key for key in sorted(own_keys(ours) - shaped - {*FREE}) if _decides(key)]
+    compared = sorted(own_keys(ours) - shaped - FREE)
     default = type(ours)()
-    # All that makes it what it is: overrides that are typed replace those of the recipe.
+    # All keys, because overrides on the command line replace those of the recipe.
     whole = {key: value for key in compared if (value := getattr(theirs, key)) != getattr(default, key)}
     for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
@@ -75,10 +80,6 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter[: len(weights[key])] = weights[key]
-
-
-def _decides(key: str) -> bool:
-    return not key.startswith("summary_") and not key.endswith(FREE_ENDS)
 
 
 def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, name: str) -> None:

@@ -1,4 +1,4 @@
-"""How large a model is and what a token costs: GPT-2's by arithmetic, any other's by its weights, none of them allocated."""
+"""Parameters and FLOPs of a model: GPT-2's by arithmetic, others' from a model on the meta device."""
 
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> ModelScale:
-    """Of a recipe's model, whose rows have `sequence_length` tokens.
+    """Return the scale of a recipe's model on rows of `sequence_length` tokens.
 
-    Raises UserError for an architecture or overrides that are none.
+    Raises UserError for overrides that the architecture does not accept.
     """
     if args.model_type == GPT2 and not args.config_overrides:
         return gpt2_scale(
@@ -25,8 +25,7 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
         )
     import torch
 
-    from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.model.stock import stock_model
+    from gpt2_repro.model.configuration import build_config, stock_model
 
     config = build_config(args, sequence_length=sequence_length, vocab_size=vocab_size)
     with torch.device("meta"):
@@ -34,7 +33,7 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
 
 
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
-    """Of a model that is there, on the meta device or another."""
+    """Return the scale of a model, which may be on the meta device."""
     from torch import nn
 
     from gpt2_repro.model.experts import idle_parameters

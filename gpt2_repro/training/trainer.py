@@ -8,7 +8,7 @@
 - Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
 - The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
 - The save: staged, hashed, sealed and renamed. Trainer writes in place and resumes from whatever is newest.
-- Weights of experts: taken up too. Trainer passes over those that transformers saves under other names.
+- Weights of experts: loaded too. Trainer skips those, because transformers saves them under other names.
 - The loss between two lines of the log: goes through a checkpoint, and through a NaN. Trainer forgets it, and subtracts
   NaN from NaN for ever after.
 """
@@ -28,7 +28,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 
 from gpt2_repro.compute import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
-from gpt2_repro.model.experts import take_up_renamed
+from gpt2_repro.model.experts import load_experts
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport, time_compilation
 from gpt2_repro.training.engine import (
@@ -164,7 +164,7 @@ class PretrainingTrainer(Trainer):
         super()._run_epoch(*args, epoch=epoch, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.is_fsdp_enabled or not take_up_renamed(self.model, resume_from_checkpoint):
+        if self.is_fsdp_enabled or not load_experts(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def take_up(self, manifest: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     modeling_flash_attention_utils,
@@ -48,6 +49,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+    ),
+    "mixtral": MixtralConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        router_aux_loss_coef=0.0,  # the stock loss that is compared has no balance either
+        experts_implementation="eager",  # grouped products have no float64
         max_position_embeddings=LENGTH,
     ),
 }
