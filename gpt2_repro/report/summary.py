@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from gpt2_repro.billing import bill_lines
 from gpt2_repro.report.facts import (
     duration,
     facts,
@@ -14,6 +13,7 @@ from gpt2_repro.report.facts import (
 )
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import aligned, comparison_table
+from gpt2_repro.time_breakdown import bill_lines
 
 
 def summary(run: Run, page: Path) -> list[str]:

@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpt2_repro.billing import bill, minutes
 from gpt2_repro.report.facts import count, duration, facts, loss_text
 from gpt2_repro.report.read import Run, is_number, mapping
+from gpt2_repro.time_breakdown import bill, minutes
 
 
 # How a verdict of the evaluation is marked and set.

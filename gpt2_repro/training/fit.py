@@ -3,10 +3,10 @@
 import logging
 from typing import Any
 
-from gpt2_repro.billing import bill_lines
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.reference_band import explained
 from gpt2_repro.supervision import RUN, WENT_BACK, note
+from gpt2_repro.time_breakdown import bill_lines
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.final import finish
 from gpt2_repro.training.resharding import loadable

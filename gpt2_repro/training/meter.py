@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from gpt2_repro.billing import ACCOUNTS
+from gpt2_repro.time_breakdown import ACCOUNTS
 
 
 TRAINING = ("steps", "data_wait")

@@ -16,11 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
-from gpt2_repro.billing import ACCOUNTS
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import append_line, parse_event, read_lines, read_object, sync, write_whole
 from gpt2_repro.recipe import load_sections
 from gpt2_repro.supervision import SINCE, noted
+from gpt2_repro.time_breakdown import ACCOUNTS
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.meter import process_seconds
 
@@ -106,7 +106,7 @@ class RunDirectory:
         return sum(self._earlier.values()) + process_seconds()
 
     def accounts(self) -> dict[str, float]:
-        """The same seconds by what they were for, by the names of `billing.ACCOUNTS`."""
+        """The same seconds by what they were for, by the names of `time_breakdown.ACCOUNTS`."""
         booked = self.book()
         return {name: round(self._earlier.get(name, 0.0) + booked.get(name, 0.0), 2) for name in ACCOUNTS}
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gpt2_repro.billing import ACCOUNTS
+from gpt2_repro.time_breakdown import ACCOUNTS
 from gpt2_repro.training.meter import Meter, meter_of, process_seconds
 
 

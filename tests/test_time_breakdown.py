@@ -1,6 +1,6 @@
 """Where the paid minutes went."""
 
-from gpt2_repro.billing import ACCOUNTS, bill, bill_lines
+from gpt2_repro.time_breakdown import ACCOUNTS, bill, bill_lines
 
 
 def test_the_bill_has_what_was_used_and_the_whole() -> None:
