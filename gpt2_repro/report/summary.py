@@ -13,7 +13,7 @@ from gpt2_repro.report.facts import (
 )
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import aligned, comparison_table
-from gpt2_repro.time_breakdown import bill_lines
+from gpt2_repro.time_breakdown import breakdown_lines
 
 
 def summary(run: Run, page: Path) -> list[str]:
@@ -38,7 +38,7 @@ def summary(run: Run, page: Path) -> list[str]:
         lines.append(f"  HellaSwag {numbers.hellaswag:.4f}{of}" + (f"; {beside}" if beside else ""))
     if numbers.tokens_per_second is not None:
         lines.append(f"  median {numbers.tokens_per_second:,.0f} tokens/s, {duration(numbers.seconds)} wall time")
-    lines += [f"  {line}" for line in bill_lines(run.accounts, usd_per_hour=run.usd_per_hour)]
+    lines += [f"  {line}" for line in breakdown_lines(run.accounts, usd_per_hour=run.usd_per_hour)]
     if run.comparison.get("rows"):
         lines += ["", *(f"  {line}" for line in aligned(comparison_table(run.comparison))), ""]
         if run.comparison.get("limit"):

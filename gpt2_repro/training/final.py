@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 def finish(trainer: PretrainingTrainer) -> None:
     """Write `final/` if the last step was reached, and let all ranks end together. Call it on all ranks."""
     if trainer.state.global_step >= trainer.plan.max_steps and not trainer.stopping.stops:
-        with trainer.meter.on("saves"):
+        with trainer.meter.on("saving"):
             _save_final(trainer)
     trainer.watchdog.disarm()
     # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.

@@ -6,7 +6,7 @@ from typing import Any
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.reference_band import explained
 from gpt2_repro.supervision import RUN, WENT_BACK, note
-from gpt2_repro.time_breakdown import bill_lines
+from gpt2_repro.time_breakdown import breakdown_lines
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.final import finish
 from gpt2_repro.training.resharding import loadable
@@ -35,6 +35,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
         _announce(start, checkpoints.set_aside(run.path, after=start.step))
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
+        run.book_redone_steps(start.step, start.manifest.get("accounts", {}))
         told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
         run.write_status("running", **told, **run.last_validation())
     if args.local_process_index == 0:
@@ -56,7 +57,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         finish(trainer)
         judge(trainer)
         if trainer.is_world_process_zero():
-            lines = bill_lines(run.accounts(), usd_per_hour=args.usd_per_hour)
+            lines = breakdown_lines(run.accounts(), usd_per_hour=args.usd_per_hour)
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
     except BaseException as error:
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))

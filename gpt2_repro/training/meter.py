@@ -1,4 +1,4 @@
-"""Where the time of a run goes, each second on one account, and how fast it trains between two lines of its log."""
+"""Measure the time of a process by account, and the training speed between two lines of the log."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import psutil
 from gpt2_repro.time_breakdown import ACCOUNTS
 
 
-TRAINING = ("steps", "data_wait")
+STEPS = ("training", "data")  # the accounts of optimizer steps
 
 
 def process_seconds() -> float:
@@ -25,7 +25,7 @@ def process_seconds() -> float:
 
 
 class Meter:
-    """Books the seconds of this process, from its beginning, and measures speed from one line of the log to the next.
+    """Adds each second since the start of this process to one account, and measures training speed.
 
     Args:
         flops_per_token: of training.
@@ -43,12 +43,12 @@ class Meter:
     def start(self, tokens: int) -> None:
         """Begin, at the first step of this process. `tokens`: those trained before."""
         if self._since is None:
-            self._book("steps")
+            self._book("training")
             self._restart(tokens)
 
     @contextlib.contextmanager
     def on(self, account: str) -> Iterator[None]:
-        """Book on this account what passes inside, but for what is booked on another one meanwhile."""
+        """Add the time of the block to `account`, except for the time of nested blocks."""
         outer = self._account
         self._book(account)
         try:
@@ -57,7 +57,7 @@ class Meter:
             self._book(outer)
 
     def move(self, seconds: float, to: str) -> None:
-        """Book on `to` what was booked, or is to be, on the present account: only now is it known what it was for."""
+        """Move seconds from the current account to `to`."""
         self._seconds[self._account] -= seconds
         self._seconds[to] += seconds
 
@@ -67,12 +67,12 @@ class Meter:
         self._account, self._mark = following, now
 
     def seconds(self, *accounts: str) -> float:
-        """What stands on these accounts, in this process."""
+        """Return the seconds of these accounts in this process."""
         self._book(self._account)
         return sum(self._seconds[account] for account in accounts)
 
     def accounts(self) -> dict[str, float]:
-        """Seconds on each account, of this process."""
+        """Return the seconds of each account in this process."""
         return {name: self.seconds(name) for name in ACCOUNTS}
 
     def count(self, targets: int, positions: int) -> None:
@@ -89,11 +89,11 @@ class Meter:
         if self._since is None:
             return {}
         before, trained, waited = self._since
-        seconds = self.seconds(*TRAINING) - trained
+        seconds = self.seconds(*STEPS) - trained
         speed = (tokens - before) / seconds
         line = {
             "tokens_per_second": round(speed, 1),
-            "data_wait": round((self.seconds("data_wait") - waited) / seconds, 4),
+            "data_wait": round((self.seconds("data") - waited) / seconds, 4),
         }
         if self.peak_flops:
             line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
@@ -103,7 +103,7 @@ class Meter:
         return line
 
     def _restart(self, tokens: int) -> None:
-        self._since = tokens, self.seconds(*TRAINING), self.seconds("data_wait")
+        self._since = tokens, self.seconds(*STEPS), self.seconds("data")
         self._targets = self._positions = 0
 
 

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,7 +22,7 @@ from gpt2_repro.recipe import load_sections
 from gpt2_repro.supervision import SINCE, noted
 from gpt2_repro.time_breakdown import ACCOUNTS
 from gpt2_repro.training import checkpoints
-from gpt2_repro.training.meter import process_seconds
+from gpt2_repro.training.meter import STEPS, process_seconds
 
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class RunDirectory:
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self._lock: TextIO | None = None
-        self._earlier: dict[str, float] = {}  # seconds on each account before this process
+        self._earlier = dict.fromkeys(ACCOUNTS, 0.0)  # seconds of earlier attempts
         self._written = 0.0
         self.book: Callable[[], dict[str, float]] = lambda: {"startup": process_seconds()}  # those of this process
 
@@ -106,9 +106,22 @@ class RunDirectory:
         return sum(self._earlier.values()) + process_seconds()
 
     def accounts(self) -> dict[str, float]:
-        """The same seconds by what they were for, by the names of `time_breakdown.ACCOUNTS`."""
+        """Return the same seconds by the keys of `time_breakdown.ACCOUNTS`."""
         booked = self.book()
-        return {name: round(self._earlier.get(name, 0.0) + booked.get(name, 0.0), 2) for name in ACCOUNTS}
+        return {name: round(self._earlier[name] + booked.get(name, 0.0), 2) for name in ACCOUNTS}
+
+    def book_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
+        """Move the time of steps that will be repeated to the account of redone steps.
+
+        Args:
+            step: where this attempt starts.
+            at_checkpoint: the accounts when its checkpoint was saved, {} at step 0.
+        """
+        if self.read_status().get("step", 0) > step:
+            for name in STEPS:
+                lost = max(0.0, self._earlier[name] - at_checkpoint.get(name, 0.0))
+                self._earlier[name] -= lost
+                self._earlier["redone"] += lost
 
     def is_finished(self, steps: int) -> bool:
         """Return whether the run is complete, `final/` has all its files, and it was planned for this many steps.
@@ -200,17 +213,18 @@ class RunDirectory:
 
 
 def _accounts_before(status: dict[str, Any]) -> dict[str, float]:
-    """What stands on each account when this process begins, by the status of the attempts before.
+    """Return the accounts of earlier attempts from the run's status.
 
-    Where a supervisor has been there since the last sign of them, the wait until now was paid too.
+    Seconds without an account are counted as redone. The wait since the last status is idle time if the supervisor was
+    already running then.
     """
-    accounts = dict(status.get("accounts") or {})
-    unsaid = round(status.get("seconds", 0.0) - sum(accounts.values()), 2)
-    accounts["unknown"] = accounts.get("unknown", 0.0) + max(0.0, unsaid)
+    recorded = status.get("accounts") or {}
+    accounts = {name: recorded.get(name, 0.0) for name in ACCOUNTS}
+    accounts["redone"] += max(0.0, round(status.get("seconds", 0.0) - sum(accounts.values()), 2))
     since, updated = noted(SINCE), status.get("updated")
     last = datetime.datetime.fromisoformat(updated).timestamp() if updated else -math.inf
     if since is not None and last >= float(since):
-        accounts["idle"] = accounts.get("idle", 0.0) + max(0.0, time.time() - process_seconds() - last)
+        accounts["idle"] += max(0.0, time.time() - process_seconds() - last)
     return accounts
 
 

@@ -8,7 +8,6 @@ from tqdm import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, TrainerCallback
 
 from gpt2_repro.model.export import start_ids
-from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.sharding import has_shards
 from gpt2_repro.training.validation import due
@@ -23,14 +22,11 @@ class TextSampler(TrainerCallback):
     Where weights are sharded a pass is made by all ranks: all write the same text, and rank 0 keeps its own.
 
     Args:
-        meter: books the time on an account of its own.
         report: takes a sample's text to tracking services.
     """
 
-    def __init__(
-        self, run: RunDirectory, tokenizer: PreTrainedTokenizerBase, meter: Meter, report: Callable[[str], None]
-    ) -> None:
-        self.run, self.tokenizer, self.meter, self.report = run, tokenizer, meter, report
+    def __init__(self, run: RunDirectory, tokenizer: PreTrainedTokenizerBase, report: Callable[[str], None]) -> None:
+        self.run, self.tokenizer, self.report = run, tokenizer, report
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         sharded = has_shards(model)
@@ -38,13 +34,12 @@ class TextSampler(TrainerCallback):
             return
         if not due(state.global_step, args.sample_steps, args):
             return
-        with self.meter.on("samples"):
-            text = self._sample(args, state.global_step, model, together=sharded)
-            if not state.is_world_process_zero:
-                return
-            self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
-            tqdm.write(f"sample: {_on_one_line(text)}")
-            self.report(text)
+        text = self._sample(args, state.global_step, model, together=sharded)
+        if not state.is_world_process_zero:
+            return
+        self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
+        tqdm.write(f"sample: {_on_one_line(text)}")
+        self.report(text)
 
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings

@@ -101,9 +101,7 @@ class PretrainingTrainer(Trainer):
         self.full_rows = environment["data"]["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
         run.book = self.meter.accounts
-        self.validation = Validation(
-            inputs, self.args, length=plan.sequence_length, meter=self.meter, accelerator=self.accelerator
-        )
+        self.validation = Validation(inputs, self.args, length=plan.sequence_length, accelerator=self.accelerator)
         limits = {"skip_loss_z": self.args.skip_loss_z, "skip_grad_z": self.args.skip_grad_z}
         mean = functools.partial(self.accelerator.reduce, reduction="mean")
         self.guard = UpdateGuard(**limits, mean=mean, report=self._write_event)
@@ -121,11 +119,11 @@ class PretrainingTrainer(Trainer):
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
         bar = ProgressBar(self.validation.batches, self.environment.get("reference"))
-        sampler = TextSampler(self.run, self.processing_class, self.meter, functools.partial(report_text, self))
+        sampler = TextSampler(self.run, self.processing_class, functools.partial(report_text, self))
         for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog):
             self.add_callback(own)
         if self.args.compile_loss:
-            time_compilation(functools.partial(self.meter.move, to="compile"))
+            time_compilation(functools.partial(self.meter.move, to="startup"))
             self.add_callback(CompilationReport(self.model, record=self._record_engine))
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
@@ -219,7 +217,7 @@ class PretrainingTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
         self.meter.start(self.tokens_trained)
-        with self.meter.on("data_wait"):  # for the rows; counting targets may wait for the device
+        with self.meter.on("data"):  # for the rows; counting targets may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
         return batches, self._get_num_items_in_batch(batches, device)
 
@@ -269,7 +267,7 @@ class PretrainingTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = functools.partial(super()._save_checkpoint, model, trial)
-        with self.meter.on("saves"):
+        with self.meter.on("saving"):
             require_same_weights(self.model, self.ranks, step=self.state.global_step)
             self.run.sync()
             self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.stopping.reason)
@@ -285,6 +283,7 @@ class PretrainingTrainer(Trainer):
             "eval_loss": self.eval_losses["eval_loss"] if validated else None,
             "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
             "guard": self.guard.state(),
+            "accounts": self.run.accounts(),
         }
 
     def record(self, state: str, **values: Any) -> None:

@@ -15,7 +15,6 @@ from gpt2_repro.data.collator import IGNORED, collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.inputs import Inputs
-from gpt2_repro.training.meter import Meter
 
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,6 @@ class Validation:
     Args:
         inputs: the sets, and HellaSwag's items.
         length: targets of a full row.
-        meter: books both on accounts of their own.
         accelerator: sums over the processes.
     """
 
@@ -37,11 +35,10 @@ class Validation:
         args: PretrainingArguments,
         *,
         length: int,
-        meter: Meter,
         accelerator: Accelerator,
     ) -> None:
         self.sets, self.hellaswag, self.args, self.length = inputs.validation, inputs.hellaswag, args, length
-        self.meter, self.accelerator = meter, accelerator
+        self.accelerator = accelerator
         self._positions = args.per_device_eval_batch_size * length  # what a pass of the losses has room for
 
     def batches(self, step: int) -> int:
@@ -70,20 +67,17 @@ class Validation:
         mine = torch.stack(
             [sums(itertools.takewhile(lambda batch: goes_on(), self._share(rows))) for rows in sets.values()]
         )
-        mine.sum().item()  # wait for the device: what follows has an account of its own
         endings: Tensor | None = None
         if self.hellaswag is not None and due(step, self.args.hellaswag_steps, self.args):
-            with self.meter.on("hellaswag"):
-                endings = self.hellaswag.losses(
-                    lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
-                    positions=self._positions,
-                    device=self.args.device,
-                    process=self.args.process_index,
-                    processes=self.args.world_size,
-                    goes_on=goes_on,
-                    after_batch=after_batch,
-                )
-                endings.sum().item()
+            endings = self.hellaswag.losses(
+                lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
+                positions=self._positions,
+                device=self.args.device,
+                process=self.args.process_index,
+                processes=self.args.world_size,
+                goes_on=goes_on,
+                after_batch=after_batch,
+            )
 
         def metrics() -> dict[str, float]:
             reduced = self.accelerator.reduce(mine, reduction="sum").tolist()

@@ -28,7 +28,7 @@ SAMPLES = [
 ]
 STATUS = [
     {"seconds": float("nan"), "accounts": None},
-    {"seconds": float("inf"), "accounts": {"steps": "x", "saves": float("nan")}},
+    {"seconds": float("inf"), "accounts": {"training": "x", "saving": float("nan")}},
     {"updated": "yesterday", "state": "running"},
     {"step": "x", "tokens": {}, "max_steps": "many", "state": 5},
     {"state": "diverged", "reason": "five updates in a row"},

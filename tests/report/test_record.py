@@ -49,7 +49,7 @@ def recorded(run_folder: Path) -> Path:
             file.write(json.dumps(event | {"eval_tokens": 10_485_760}) + "\n")
     deviation = {"field": "model.dropout", "run": "0.1", "recipe": "0", "effect": "costs 0.05 nats"}
     add(run_folder / "environment.json", usd_per_hour=14.0, deviations=[deviation])
-    add(run_folder / "run_status.json", seconds=3600, accounts={"startup": 60, "steps": 3300, "saves": 240})
+    add(run_folder / "run_status.json", seconds=3600, accounts={"startup": 60, "training": 3300, "saving": 240})
     return run_folder
 
 
@@ -68,12 +68,12 @@ def test_the_page_has_the_bill_and_the_deviations(recorded: Path) -> None:
     write_page([read_run(recorded)], recorded / "report.html")
     page = (recorded / "report.html").read_text()
     for words in (
-        *("Where the minutes went, at $14.00 an hour", "training steps", "55:00", "91.7%", "$12.83", "$14.00"),
+        *("Where the minutes went, at $14.00 an hour", "55:00", "91.7%", "$12.83", "$14.00"),
         *("0.3012", "GPT-2 0.2945, GPT-3 0.3370", "1 deviations from recipes/gpt2_124m.yaml", "costs 0.05 nats"),
     ):
         assert words in page, words
     assert facts(read_run(recorded)).usd == 14.0
-    assert "  training steps      55:00   91.7%    $12.83" in summary(read_run(recorded), recorded)
+    assert "  training                 55:00   91.7%    $12.83" in summary(read_run(recorded), recorded)
 
 
 def test_a_diagnosis_stands_on_the_page_and_measures_the_baseline(recorded: Path) -> None:

@@ -56,7 +56,11 @@ def test_a_finished_run_is_extended_along_a_schedule_of_its_own(
     }
     second = load_file(finished / "checkpoint-8" / "model.safetensors")
     assert all((weight == second[name]).all() for name, weight in first.items())
-    assert status(finished)["max_steps"] == 8 and [event["step"] for event in events(finished)][-1] == 8
+    told = status(finished)
+    assert told["accounts"]["redone"] > 0 and sum(told["accounts"].values()) == pytest.approx(
+        told["seconds"], abs=0.05
+    )
+    assert told["max_steps"] == 8 and [event["step"] for event in events(finished)][-1] == 8
 
 
 def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(

@@ -22,22 +22,22 @@ def test_every_second_stands_on_one_account(clock: list[float]) -> None:
     clock[0] += 5
     with meter.on("validation"):  # before the first step
         clock[0] += 2
-        with meter.on("hellaswag"):
+        with meter.on("saving"):
             clock[0] += 3
         clock[0] += 4
-        meter.move(1.5, to="compile")
+        meter.move(1.5, to="startup")
     meter.start(0)
     clock[0] += 10
-    with meter.on("data_wait"):
+    with meter.on("data"):
         clock[0] += 1
-    with pytest.raises(KeyError), meter.on("saves"):
+    with pytest.raises(KeyError), meter.on("saving"):
         clock[0] += 7
         raise KeyError
     clock[0] += 0.5
     found = {name: seconds for name, seconds in meter.accounts().items() if seconds}
     assert found == {
-        "startup": pytest.approx(before + 5, abs=0.01),
-        **{"validation": 4.5, "hellaswag": 3, "compile": 1.5, "steps": 10.5, "data_wait": 1, "saves": 7},
+        "startup": pytest.approx(before + 6.5, abs=0.01),
+        **{"validation": 4.5, "training": 10.5, "data": 1, "saving": 10},
     }
     assert meter.seconds(*ACCOUNTS) == pytest.approx(before + clock[0] - 100)
 
@@ -48,7 +48,7 @@ def test_speed_is_that_of_training_alone(clock: list[float]) -> None:
     clock[0] += 1000
     meter.start(5000)
     clock[0] += 6
-    with meter.on("data_wait"):
+    with meter.on("data"):
         clock[0] += 2
     with meter.on("validation"):
         clock[0] += 1000

@@ -166,13 +166,32 @@ def test_the_wait_of_a_supervised_run_is_paid_too(
         monkeypatch.setenv(FOLDER, str(notes))
         (notes / SINCE).write_text(str(began + supervised_before))
     last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
-    before = {"seconds": 1000, "updated": last, "accounts": {"steps": 900, "idle": 40}}
+    before = {"seconds": 1000, "updated": last, "accounts": {"training": 900, "idle": 40}}
     (tmp_path / "run_status.json").write_text(json.dumps(before))
     run = RunDirectory(str(tmp_path))
     run.lock()
     accounts = run.accounts()
     assert accounts["idle"] == pytest.approx(40 + idle, abs=1.1)
-    assert (accounts["steps"], accounts["unknown"]) == (900, 60)  # 60 s of which nobody said what they were for
+    assert (accounts["training"], accounts["redone"]) == (900, 60)  # 60 s of an attempt that recorded nothing
+    assert run.seconds() == pytest.approx(sum(accounts.values()), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("start", "at_checkpoint", "expected"),
+    [
+        (8, {"training": 700, "data": 60}, (900, 0, 100)),  # no step is repeated
+        (6, {"training": 700, "data": 60}, (700, 240, 60)),
+        (0, {}, (0, 1000, 0)),
+    ],
+)
+def test_repeated_steps_are_redone(start: int, at_checkpoint: dict, expected: tuple, tmp_path: Path) -> None:
+    before = {"seconds": 1010, "step": 8, "accounts": {"startup": 10, "training": 900, "data": 100}}
+    (tmp_path / "run_status.json").write_text(json.dumps(before))
+    run = RunDirectory(str(tmp_path))
+    run.lock()
+    run.book_redone_steps(start, at_checkpoint)
+    accounts = run.accounts()
+    assert tuple(accounts[name] for name in ("training", "redone", "data")) == expected
     assert run.seconds() == pytest.approx(sum(accounts.values()), abs=0.2)
 
 
@@ -183,7 +202,7 @@ def test_what_dies_early_is_booked_and_the_next_attempt_takes_it_up(tmp_path: Pa
         run.claim("recipe")  # and the process dies
         status = run.read_status()
         assert status["seconds"] == pytest.approx(sum(status["accounts"].values()), abs=0.2)
-        assert status["accounts"]["unknown"] == 100
+        assert status["accounts"]["redone"] == 100
         assert status["accounts"]["startup"] == pytest.approx(attempt * process_seconds(), rel=0.1)
         assert run._lock is not None
         run._lock.close()

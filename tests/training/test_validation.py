@@ -65,9 +65,7 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, hellaswag: Path,
     assert [sample["step"] for sample in samples] == [0, 4, 6]
     status = json.loads((one / "run_status.json").read_text())
     assert sum(status["accounts"].values()) == pytest.approx(status["seconds"], abs=0.5)
-    assert all(
-        status["accounts"][name] > 0 for name in ("startup", "steps", "validation", "hellaswag", "samples", "saves")
-    )
+    assert all(status["accounts"][name] > 0 for name in ("startup", "training", "data", "validation", "saving"))
 
 
 def test_samples_of_overflown_logits_do_not_end_the_run(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
@@ -137,4 +135,4 @@ def test_the_wait_for_a_slow_rank_is_validation_and_no_training(monkeypatch: pyt
     monkeypatch.setattr("gpt2_repro.training.trainer.require_same_weights", lambda *args, **kwargs: None)
     assert PretrainingTrainer.evaluate(trainer) == {"eval_loss": 1.0}
     clock[0] += 3
-    assert (meter.seconds("validation"), meter.seconds("steps")) == (7, 3)
+    assert (meter.seconds("validation"), meter.seconds("training")) == (7, 3)
