@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
-import logging
 import multiprocessing
 import os
 import signal
@@ -19,13 +19,10 @@ from typing import Any
 from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.staged import StagedPart, part_name, stage_part, too_many_bad
+from gpt2_repro.data.preparation.staged import StagedPart, stage_part, too_many_bad
 from gpt2_repro.data.sources.files import Part, SourceFile
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-
-
-logger = logging.getLogger(__name__)
 
 
 STREAMS = "streams"  # the folder of staged tokens
@@ -167,27 +164,14 @@ def _in_workers(
                 stage_part(task.part, task.staged, *words, **keywords, report=bar.update)
             yield task
         return
-    for attempt in range(2):
-        pool = _Pool(max(1, num_proc >> attempt), words, keywords, bar)
+    with contextlib.closing(_Pool(num_proc, words, keywords, bar)) as pool:
         try:
             yield from pool.run(tasks)
-            return
         except concurrent.futures.process.BrokenProcessPool:
-            name = part_name(pool.pending[0].part) if pool.pending and pool.pending[0].part else "a file"
-            message = (
-                f"a worker was killed while it read {name} or one of the next files, as a rule for lack of memory"
-            )
-            if attempt:
-                raise UserError(f"{message}: use --num_proc {max(1, num_proc // 4)}") from None
-            logger.warning("%s: going on with half of the workers", message)
-            tasks = _chain(pool.pending, tasks)
-        finally:
-            pool.close()
-
-
-def _chain(pending: list[_Task], tasks: Iterator[_Task]) -> Iterator[_Task]:
-    yield from pending
-    yield from tasks
+            raise UserError(
+                "A worker process was killed, usually because memory ran out. Start the same command again with "
+                f"--num_proc {max(1, num_proc // 2)}: it resumes."
+            ) from None
 
 
 class _Pool:
@@ -202,29 +186,23 @@ class _Pool:
         )
         self._words, self._keywords, self._bar, self._ahead = words, keywords, bar, 2 * num_proc + 1
         self._shown = 0
-        self.pending: list[_Task] = []
 
     def run(self, tasks: Iterator[_Task]) -> Generator[_Task]:
+        """Yield finished tasks in their order. Raises BrokenProcessPool if a worker is killed."""
         queue: collections.deque[tuple[_Task, concurrent.futures.Future[None] | None]] = collections.deque()
-        exhausted = False
-        while queue or not exhausted:
-            while not exhausted and len(queue) < self._ahead:
-                task = next(tasks, None)
-                exhausted = task is None
-                if task is not None:
-                    self.pending.append(task)
-                    queue.append((task, self._submit(task)))
-            if queue:
-                task, future = queue.popleft()
-                while future is not None and not concurrent.futures.wait([future], 0.2).done:
-                    self._show()
-                if future is None:
-                    self._bar.update(task.size)
-                else:
-                    future.result()
+        while True:
+            queue.extend((task, self._submit(task)) for task in itertools.islice(tasks, self._ahead - len(queue)))
+            if not queue:
+                return
+            task, future = queue.popleft()
+            while future is not None and not concurrent.futures.wait([future], 0.2).done:
                 self._show()
-                self.pending.pop(0)
-                yield task
+            if future is None:
+                self._bar.update(task.size)
+            else:
+                future.result()
+            self._show()
+            yield task
 
     def _submit(self, task: _Task) -> concurrent.futures.Future[None] | None:
         if task.part is None:

@@ -105,7 +105,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc")
-def test_a_worker_that_is_killed_is_replaced(prepare, tmp_path: Path) -> None:
+def test_a_killed_worker_ends_the_preparation_and_the_next_start_resumes(prepare, tmp_path: Path) -> None:
     process = prepare("out", "--num_proc", 2)
     while process.poll() is None:
         if len(list(tmp_path.glob("out.staging/streams/train-0/*-*.json"))) >= 5:
@@ -114,8 +114,10 @@ def test_a_worker_that_is_killed_is_replaced(prepare, tmp_path: Path) -> None:
             break
         time.sleep(0.002)
     output = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, output
-    assert "going on with half of the workers" in output
+    assert process.returncode == 2 and "--num_proc 1" in output and "Traceback" not in output, output
+    assert len(list(tmp_path.glob("out.staging/streams/train-0/*-*.ids"))) >= 5
+    resumed = prepare("out", "--num_proc", 1)
+    assert "taking up the interrupted preparation" in resumed.communicate(timeout=120)[0] and not resumed.returncode
     alone = prepare("alone", "--num_proc", 1)
     assert alone.communicate(timeout=120) and content(tmp_path / "out") == content(tmp_path / "alone")
 
