@@ -89,7 +89,7 @@ def write(root: Path, files: str, rows: int) -> None:
     if files == "train/*.arrow":
         lengths = np.full(1000, LENGTH + 1)
         blocks = ((source.integers(0, 50_257, lengths.sum(), np.uint16), lengths) for _ in range(rows // 1000))
-        write_rows(root / "train", "train", blocks, np.dtype(np.uint16), LENGTH + 1)
+        write_rows(root / "train", blocks, np.dtype(np.uint16), LENGTH + 1)
     elif files == "memmap.bin":
         with (root / files).open("wb") as file:
             file.writelines(piece.data for piece in pieces)

@@ -85,17 +85,11 @@ def _join(pieces: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.n
     return np.concatenate(ids), np.concatenate(lengths)
 
 
-def rows_of(documents: np.ndarray, sequence_length: int, min_length: int) -> np.ndarray:
-    """How many rows pack_windows cuts from documents of these lengths [documents]: [documents]."""
-    targets = np.maximum(documents - 1, 0)
-    return targets // sequence_length + (targets % sequence_length >= max(1, min_length))
-
-
 def _cut_windows(
     ids: np.ndarray, documents: np.ndarray, sequence_length: int, min_targets: int
 ) -> tuple[np.ndarray, np.ndarray]:
     targets = np.maximum(documents - 1, 0)
-    rows = rows_of(documents, sequence_length, min_targets)
+    rows = targets // sequence_length + (targets % sequence_length >= min_targets)
     # Of each row: its place among its document's rows, its first id, its length.
     place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
     starts = np.repeat(np.cumsum(documents) - documents, rows) + place * sequence_length

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,40 +94,22 @@ class _HashedFile:
         return self._sha256.hexdigest()
 
 
-def write_rows(
-    folder: Path,
-    split: str,
-    blocks: Iterable[Block],
-    dtype: np.dtype[Any],
-    row_length: int | None,
-    *,
-    done: Sequence[Shard] = (),
-    finished: Callable[[list[Shard]], Any] = lambda shards: None,
-) -> WrittenRows:
-    """Write rows as a `datasets` folder.
+def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> WrittenRows:
+    """Write the rows of the split `folder.name` as a `datasets` folder.
 
     Args:
         blocks: one record batch each, SHARD_BLOCKS of them a file.
-        row_length: ids of every row, None where rows differ.
-        done: shards that lie in the folder already; `blocks` go on behind them.
-        finished: called with all shards so far whenever one is whole and on the disk.
+        row_length: ids of every row, None if the rows differ in length.
     """
     from datasets import Features, List, Value
 
     features = Features({"input_ids": List(Value(dtype.name), length=-1 if row_length is None else row_length)})
-    if not done:
-        _begin_folder(folder, split, features, row_length)
-    shards = list(done)
-    for path in set(folder.glob("*.arrow")) - {folder / shard.name for shard in shards}:
-        path.unlink()
-    schema, remaining = features.arrow_schema, iter(blocks)
-    while several := list(itertools.islice(remaining, 1)):
-        shards.append(
-            _write_shard(
-                folder, len(shards), itertools.chain(several, itertools.islice(remaining, SHARD_BLOCKS - 1)), schema
-            )
-        )
-        finished(shards)
+    _begin_folder(folder, features, row_length)
+    shards: list[Shard] = []
+    remaining = iter(blocks)
+    for block in remaining:
+        of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
+        shards.append(_write_shard(folder, len(shards), of_shard, features.arrow_schema))
     written = WrittenRows(shards)
     state = folder / "state.json"
     described = json.loads(state.read_text())
@@ -137,15 +119,17 @@ def write_rows(
     return written
 
 
-def _begin_folder(folder: Path, split: str, features: Any, row_length: int | None) -> None:
-    """The library's own description of a folder, with one row in place of the shards that will be streamed into it.
+def _begin_folder(folder: Path, features: Any, row_length: int | None) -> None:
+    """Let `datasets` write the description of a folder, without rows.
 
-    save_to_disk would first need all rows in another dataset.
+    save_to_disk would need all rows in another dataset first; so it gets one row, whose file is deleted.
     """
     from datasets import Dataset, disable_progress_bars
 
     disable_progress_bars()
-    Dataset.from_dict({"input_ids": [[0] * (row_length or 1)]}, features, split=split).save_to_disk(folder)
+    Dataset.from_dict({"input_ids": [[0] * (row_length or 1)]}, features, split=folder.name).save_to_disk(folder)
+    for path in folder.glob("*.arrow"):
+        path.unlink()
 
 
 def _write_shard(folder: Path, number: int, blocks: Iterable[Block], schema: pa.Schema) -> Shard:

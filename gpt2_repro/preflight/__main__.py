@@ -191,8 +191,8 @@ def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
     )
     validation = counts.get("validation", {}).get("row_tokens") or int(share)
     work = work_of(training, scale, validation_tokens=validation, hellaswag_tokens=HELLASWAG_TOKENS)
-    peak = peak_bytes(preset) - 2 * preset.tokens if preset else 2**29
-    return work, 2 * tokens, 0 if manifest else 2 * tokens + peak
+    peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
+    return work, 2 * tokens, 0 if manifest else peak
 
 
 def _preparing(recipe: "ParsedRecipe", machine: dict[str, Any], *, here_cores: int | None) -> dict[str, Any] | None:

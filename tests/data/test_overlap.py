@@ -108,7 +108,7 @@ def test_rows_of_a_folder_and_more_tokens_than_are_hashed_at_once(tmp_path: Path
     source = np.random.default_rng(0)
     stream = source.integers(0, 60_000, 100_000, dtype=np.uint16)
     blocks = ((rows.ravel(), np.full(len(rows), 1025)) for rows in pack_rows([stream], 1024, rows_per_block=40))
-    write_rows(tmp_path / "train", "train", blocks, np.dtype(np.uint16), 1025)
+    write_rows(tmp_path / "train", blocks, np.dtype(np.uint16), 1025)
     places = [0, 1024 - 6, 2**14 - 5, 40 * 1024 - 1, 97 * 1024 + 1 - N]  # first, over rows, pieces, blocks; last
     path = tmp_path / "items.jsonl"
     others = [stream[-N:], stream[:N][::-1]]  # left over by the packing; never there

@@ -28,7 +28,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
         rows = [source.integers(0, 2**16, 5 if fixed else source.integers(2, 6)).tolist() for _ in range(24)]
         parts = [rows[:4], rows[4:10], rows[10:11], rows[11:17], rows[17:23], rows[23:]]
         blocks = [(np.array(sum(part, []), np.uint16), np.array([len(row) for row in part])) for part in parts]
-        done = write_rows(tmp_path, "train", blocks, np.dtype(np.uint16), 5 if fixed else None)
+        done = write_rows(tmp_path, blocks, np.dtype(np.uint16), 5 if fixed else None)
         assert (done.rows, done.targets) == (24, sum(map(len, rows)) - 24)
         assert done.largest_id == max(map(max, rows))
         assert len(list(tmp_path.glob("*.arrow"))) == 3
@@ -76,7 +76,7 @@ def test_another_process_opens_the_files_itself(written: Written, fixed: bool) -
     assert as_lists(pickle.loads(content)[range(13)]["input_ids"]) == wanted[:13]
     content_of_all = len(pickle.dumps(open_rows(folder)))
     blocks = [(np.arange(500_000, dtype=np.uint16), np.full(100_000, 5))]
-    write_rows(folder / "large", "train", blocks, np.dtype(np.uint16), 5 if fixed else None)
+    write_rows(folder / "large", blocks, np.dtype(np.uint16), 5 if fixed else None)
     assert len(pickle.dumps(open_rows(folder / "large"))) < content_of_all + 1000
 
 
@@ -103,32 +103,7 @@ def test_a_data_loader_gives_the_batches_of_its_sampler(written: Written, worker
 def test_rows_that_differ_in_their_ends_alone_have_another_hash(tmp_path: Path) -> None:
     ids = np.arange(12, dtype=np.uint16)
     hashes = [
-        write_rows(tmp_path / str(n), "train", [(ids, np.array(lengths))], np.dtype(np.uint16), None).sha256
+        write_rows(tmp_path / str(n), [(ids, np.array(lengths))], np.dtype(np.uint16), None).sha256
         for n, lengths in enumerate([(4, 4, 4), (4, 5, 3)])
     ]
     assert hashes[0] != hashes[1]
-
-
-def test_finished_shards_are_kept_and_the_rest_is_written_behind_them(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shards_module, "SHARD_BLOCKS", 2)
-    blocks = [(np.arange(n, n + 15, dtype=np.uint16), np.full(3, 5)) for n in range(0, 100, 15)]
-    whole = write_rows(tmp_path / "whole", "train", blocks, np.dtype(np.uint16), 5)
-    assert [shard.rows for shard in whole.shards] == [6, 6, 6, 3]
-    seen: list[list[shards_module.Shard]] = []
-
-    def interrupted():
-        yield from blocks[:5]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        keep = lambda shards: seen.append(list(shards))  # noqa: E731
-        write_rows(tmp_path / "cut", "train", interrupted(), np.dtype(np.uint16), 5, finished=keep)
-    assert seen == [whole.shards[:1], whole.shards[:2]]
-    rest = write_rows(tmp_path / "cut", "train", blocks[4:], np.dtype(np.uint16), 5, done=seen[-1])
-    assert rest == whole and rest.sha256 == whole.sha256
-    for path in (tmp_path / "whole").iterdir():
-        assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes()
-    assert (
-        load_from_disk(str(tmp_path / "cut"))["input_ids"][:]
-        == np.concatenate([ids.reshape(-1, 5) for ids, _ in blocks]).tolist()
-    )

@@ -115,7 +115,7 @@ def test_a_machine_on_which_the_run_would_be_refused(look, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out = look("--dataset_dir", "data/none")
     assert code == 1 and "✗ device           there is no GPU here" in out
-    assert "! data             data/none is not prepared yet" in out and "26.0 GB of data in data/none" in out
+    assert "! data             data/none is not prepared yet" in out and "42.3 GB of data in data/none" in out
 
 
 def test_data_that_was_prepared_otherwise_is_in_the_way(

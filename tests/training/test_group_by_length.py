@@ -49,7 +49,7 @@ def add_set(folder: Path, name: str, part: slice) -> None:
     """Write some training rows as validation_<name>, as a preparation would."""
     rows = [row["input_ids"] for row in open_rows(folder / "train").__getitems__(range(part.start, part.stop))]
     block = (np.concatenate(rows), np.array([len(row) for row in rows]))
-    written = write_rows(folder / f"validation_{name}", f"validation_{name}", [block], rows[0].dtype, None)
+    written = write_rows(folder / f"validation_{name}", [block], rows[0].dtype, None)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["counts"][f"validation_{name}"] = {"rows": written.rows, "row_tokens": written.targets}
     manifest["sha256"][f"validation_{name}"] = written.sha256

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from gpt2_repro.data.sources.files import SourceFile
 from gpt2_repro.data.sources.hub import HubFile
+from gpt2_repro.data.sources.presets import peak_bytes
+from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError
 from gpt2_repro.units import size
 
@@ -28,20 +30,22 @@ def tokens_of(file: SourceFile, *, characters: bool) -> float:
     return text if characters else text / BYTES_PER_TOKEN
 
 
-def peak_bytes(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: int, characters: bool) -> float:
-    """Bytes that lie on the disk at most while streams of files, each up to a limit of tokens (0: all), are prepared."""
-    tokens = downloads = 0.0
+def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: int, characters: bool) -> float:
+    """Estimate the most bytes on disk while streams of files are prepared, each up to a limit of tokens (0: all)."""
+    staged = rows = downloads = 0.0
     for files, limit in streams:
-        expected = sum(tokens_of(file, characters=characters) for file in files)
-        tokens += min(expected, limit) if limit else expected
+        tokens = sum(tokens_of(file, characters=characters) for file in files)
+        rows += itemsize * (min(tokens, limit) if limit else tokens)
+        if any(isinstance(file, TokenFile) for file in files):
+            continue  # token files of this disk are read in place
+        staged += itemsize * (min(tokens, limit) if limit else tokens)
         fetched = [file.size for file in files if isinstance(file, HubFile) and not file.name.endswith(".bin")]
         downloads = max(downloads, sum(sorted(fetched)[-2:]))
-    # Rows are cut from staged tokens, whose room is freed two files of rows later.
-    return 1.02 * itemsize * tokens + downloads + 2**29
+    return peak_bytes(staged=staged, rows=rows, downloads=downloads)
 
 
 def check_disk(target: Path, staging: Path, needed: float) -> None:
-    """Raise UserError where the disk clearly has no room. What an interrupted preparation staged is room already."""
+    """Raise UserError if the disk is clearly too small. Files of an interrupted preparation count as free."""
     staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     free = shutil.disk_usage(staging).free + staged
     logger.info("preparing %s takes about %s of disk at its peak; %s are free", target, size(needed), size(free))

@@ -17,9 +17,9 @@ from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.locks import hold_alone, hold_staging
 from gpt2_repro.data.manifest import MANIFEST, first_difference, not_prepared, request_of
-from gpt2_repro.data.preparation.cutting import Journal, cut_split
+from gpt2_repro.data.preparation.cutting import cut_split
 from gpt2_repro.data.preparation.describe import Opened, describe, write_validation_text
-from gpt2_repro.data.preparation.disk import check_disk, peak_bytes
+from gpt2_repro.data.preparation.disk import check_disk, expected_peak
 from gpt2_repro.data.preparation.order import count
 from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of, validation_sets
 from gpt2_repro.data.preparation.staged import DamagedTokens, is_held_out
@@ -153,7 +153,7 @@ def _build(
         encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
         _check_separator(opened.sources, args, encoder)
         streams = [(stream.files, stream.limit) for stream in streams_of(opened.sources, opened.sets, args)]
-        needed = peak_bytes(streams, itemsize=encoder.dtype.itemsize, characters=args.tokenizer == "char")
+        needed = expected_peak(streams, itemsize=encoder.dtype.itemsize, characters=args.tokenizer == "char")
         check_disk(target, staging, needed)
         one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
         groups = stage_groups(opened.sources, opened.sets, args, one_stage)
@@ -165,7 +165,7 @@ def _build(
     try:
         _write_folder(staging, args, opened, groups, encoder)
     except DamagedTokens:
-        raise  # the next start stages them again and goes on behind the rows that are written
+        raise  # the next start stages them again
     except UserError:
         remove_folder(staging, REQUEST)  # the same tokens would fail again
         raise
@@ -243,8 +243,9 @@ def _write_folder(
     staging: Path, args: DataArguments, opened: Opened, groups: Sequence[Group], encoder: Encoder
 ) -> None:
     folder = staging / "folder"
-    folder.mkdir(exist_ok=True)
-    journal = Journal(staging / "written.json")
+    if folder.exists():
+        shutil.rmtree(folder)  # of a pass that was interrupted
+    folder.mkdir()
     written: dict[str, WrittenRows] = {}
     counts: dict[str, dict[str, Any]] = {}
     for group in groups:
@@ -258,10 +259,11 @@ def _write_folder(
             raise UserError(f"the source {', '.join(group.names)} holds no text: an empty corpus cannot be prepared")
     for group in groups:
         for split in group.splits:
-            last = split == group.splits[-1]
-            rows = cut_split(folder, split, group.found, group.streams, args, journal, dtype=encoder.dtype, last=last)
+            runs = (run for run in group.found() if run.split == split)
+            tokens = counts[split]["tokens"]
+            rows = cut_split(folder / split, runs, group.streams, args, tokens=tokens, dtype=encoder.dtype)
             if not rows.rows:
-                raise UserError(_no_rows(split, counts[split]["tokens"], args))
+                raise UserError(_no_rows(split, tokens, args))
             if rows.largest_id >= encoder.vocab_size:
                 raise UserError(
                     f"{split} holds the id {rows.largest_id} and the tokenizer {args.tokenizer} has {encoder.vocab_size}: "
@@ -271,10 +273,10 @@ def _write_folder(
             # What is cut is the whole split or each document; the first id of it is no target.
             streams = 1 if args.packing == "concat" else counts[split]["documents"]
             counts[split] |= {"rows": rows.rows, "row_tokens": rows.targets}
-            counts[split]["dropped_tokens"] = counts[split]["tokens"] - streams - rows.targets
+            counts[split]["dropped_tokens"] = tokens - streams - rows.targets
     if args.validation_text:
         write_validation_text(folder / "text", groups)
-    (folder / "tokenizer").mkdir(exist_ok=True)
+    (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
         shutil.copyfile(path, folder / "tokenizer" / path.name)
     manifest = describe(folder, args, opened, groups, encoder, counts, written)

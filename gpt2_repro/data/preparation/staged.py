@@ -77,13 +77,6 @@ class StagedPart:
     def drop_texts(self) -> None:
         self.path(".jsonl").unlink(missing_ok=True)
 
-    def drop_ids(self) -> None:
-        """Free the room of the ids; what was counted stays."""
-        where = self.facts["ids"]
-        path = self.path(".ids") if where["path"] is None else Path(where["path"])
-        if path.resolve().is_relative_to(self.folder.parents[1].resolve()):  # the user's own files stay
-            path.unlink(missing_ok=True)
-
     def complete(self, lengths: np.ndarray, held_out: np.ndarray | None, facts: dict[str, Any]) -> None:
         _save(self.path(".lengths.npy"), lengths.astype(np.uint32))
         if held_out is not None:

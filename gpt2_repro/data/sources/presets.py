@@ -38,8 +38,9 @@ class Preset:
     form: TextForm = TextForm()
 
     @property
-    def holds_tokens(self) -> bool:
-        return self.train.endswith(".bin")
+    def downloads(self) -> float:
+        """Bytes of text files that are on disk at once. Files of tokens are staged as they are."""
+        return 0 if self.train.endswith(".bin") else 2 * self.file
 
 
 # Paths, rows and bytes as the repositories' listings and cards gave them in 2024 to 2026; tokens of GPT-2 by llm.c's
@@ -149,19 +150,24 @@ def table(num_proc: int) -> str:
     for name, preset in PRESETS.items():
         seconds = max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc)
         own = "; brings validation: --split source" if preset.validation else ""
+        folder = 2 * preset.tokens
+        peak = peak_bytes(staged=folder, rows=folder, downloads=preset.downloads)
         lines.append(
-            f"{name:24} {size(preset.download):>9} {preset.tokens / 1e9:7.2f}B {size(2 * preset.tokens):>8} "
-            f"{size(peak_bytes(preset)):>8}  {duration(seconds):>7}  {preset.about}{own}"
+            f"{name:24} {size(preset.download):>9} {preset.tokens / 1e9:7.2f}B {size(folder):>8} "
+            f"{size(peak):>8}  {duration(seconds):>7}  {preset.about}{own}"
         )
     lines += ["", *(f"{name}\n    {about}" for name, about in ABOUT_LOCAL.items()), ""]
     lines.append(
-        "disk: the finished folder, 2 bytes a token; peak: while it is made, two source files beside it. "
+        "disk: the finished folder, 2 bytes a token; peak: while it is made, with the staged tokens. "
         f"time: with {num_proc} workers at {TEXT_RATE / 1e6:.0f} MB of text a second each (benchmarks/RESULTS.md) and "
         f"{LINE_RATE / 1e6:.0f} MB a second of network, whichever is slower."
     )
     return "\n".join(lines)
 
 
-def peak_bytes(preset: Preset) -> float:
-    """Disk while a preset is prepared: its tokens, half a gigabyte of them twice, and two files on their way."""
-    return 1.02 * 2 * preset.tokens + 2**29 + (0 if preset.holds_tokens else 2 * preset.file)
+def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:
+    """Return the most bytes on disk during a preparation.
+
+    Tokens are staged while text files are downloaded; all of them stay on disk until the rows are cut.
+    """
+    return 1.02 * (staged + max(rows, downloads))  # 2 % for lengths, notes and texts

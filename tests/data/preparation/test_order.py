@@ -5,8 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.cutting import from_row
 from gpt2_repro.data.preparation.order import Run, all_to, count, head_to, held_out_to, runs
 
 
@@ -106,34 +104,3 @@ def test_counts_are_of_split_and_stream() -> None:
         ("train", 0): {"documents": 1, "empty_documents": 1, "tokens": 4},
         ("train", 1): {"documents": 1, "empty_documents": 0, "tokens": 5},
     }
-
-
-@pytest.mark.parametrize("packing", ["concat", "wrap"])
-@pytest.mark.parametrize("seed", range(10))
-def test_what_is_left_behind_some_rows(packing: str, seed: int) -> None:
-    """Rows cut from the rest are the rest of the rows, wherever one stops."""
-    source = random.Random(seed)
-    args = DataArguments(packing=packing, sequence_length=4, min_length=2 if packing == "wrap" else 0)  # type: ignore[arg-type]
-    (stream,) = some_streams(source, 1)
-    ids = [np.arange(sum(part._lengths)) + 1000 * number for number, part in enumerate(stream)]
-
-    def documents(rows: int) -> list[np.ndarray]:
-        found = runs([stream], [1.0], ["train"], all_to(0), hashed=False)
-        cut = []
-        for run in from_row(found, rows, args):
-            start = run.first_token
-            for length in run.lengths.tolist():
-                cut.append(ids[run.part][start : start + length])
-                start += length
-        return cut
-
-    def rows_from(of: list[np.ndarray]) -> list[list[int]]:
-        pieces = of if packing == "wrap" else [np.concatenate([np.empty(0, int), *of])]
-        windows = [
-            piece[start : start + 5].tolist() for piece in pieces for start in range(0, max(0, len(piece) - 1), 4)
-        ]
-        return [window for window in windows if len(window) > (2 if packing == "wrap" else 4)]
-
-    whole = rows_from(documents(0))
-    for done in range(len(whole) + 1):
-        assert rows_from(documents(done)) == whole[done:]

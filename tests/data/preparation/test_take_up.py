@@ -13,7 +13,6 @@ import pytest
 from gpt2_repro.data import shards
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation import prepare as module
-from gpt2_repro.data.preparation.cutting import Journal
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.sources import text_files
@@ -51,24 +50,27 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("split", ["head", "hash"])
 @pytest.mark.parametrize("packing", ["concat", "wrap"])
-def test_rows_go_on_behind_any_shard(arguments, monkeypatch: pytest.MonkeyPatch, split: str, packing: str) -> None:
+def test_rows_are_cut_again_after_an_interruption(
+    arguments, monkeypatch: pytest.MonkeyPatch, split: str, packing: str
+) -> None:
     form = {"split": split, "packing": packing, "validation_fraction": 0.1}
     alone = prepare(arguments("alone", **form))
-    for shard in range(2, 1 + sum(map(len, alone["shards"].values())), 3):
-        args = arguments(f"cut-{shard}", **form)
-        killed_at(monkeypatch, Journal, "write", shard, lambda args=args: prepare(args))
-        assert prepare(args) == json.loads(json.dumps(alone))
+    args = arguments("cut", **form)
+    for shard in (2, sum(map(len, alone["shards"].values()))):
+        killed_at(monkeypatch, shards, "_write_shard", shard, lambda: prepare(args))
+    staged = Path(args.dataset_dir + ".staging", "streams")
+    kept = {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
+    killed_at(monkeypatch, module, "describe", 1, lambda: prepare(args))
+    assert kept == {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
+    assert prepare(args) == json.loads(json.dumps(alone))
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_damaged_tokens_are_staged_again_when_earlier_ones_are_gone(
-    arguments, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_tokens_are_staged_again(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = prepare(arguments("alone"))
     args = arguments("cut")
-    killed_at(monkeypatch, Journal, "write", 7, lambda: prepare(args))
+    killed_at(monkeypatch, shards, "_write_shard", 7, lambda: prepare(args))
     staged = sorted(Path(args.dataset_dir + ".staging").glob("streams/train-0/*.ids"))
-    assert 2 < len(staged) < len(list(staged[0].parent.glob("*-*.json")))  # some are dropped, their rows are written
     content = bytearray(staged[-1].read_bytes())
     content[10] ^= 1
     staged[-1].write_bytes(content)
@@ -79,10 +81,10 @@ def test_damaged_tokens_are_staged_again_when_earlier_ones_are_gone(
 
 def test_what_killed_workers_had_begun_is_removed(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
-    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    killed_at(monkeypatch, shards, "_write_shard", 1, lambda: prepare(args))
     partial = Path(args.dataset_dir + ".staging", "streams", "train-0", "00001-00000.123.partial")
     partial.write_bytes(b"half")
-    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    killed_at(monkeypatch, shards, "_write_shard", 1, lambda: prepare(args))
     assert not partial.exists()
 
 
@@ -92,7 +94,7 @@ def test_a_file_that_was_mended_is_staged_again(
     source = tmp_path / "text.jsonl"
     source.write_text(corpus[0].read_text())
     args = arguments("cut", data_files=[str(source)])
-    killed_at(monkeypatch, Journal, "write", 1, lambda: prepare(args))
+    killed_at(monkeypatch, shards, "_write_shard", 1, lambda: prepare(args))
     source.write_text(corpus[0].read_text().replace("a", "b"))  # as many bytes
     assert prepare(args)["sha256"] == prepare(arguments("alone", data_files=[str(source)]))["sha256"]
 
@@ -124,7 +126,7 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
     args, overwrite = arguments("cut"), PreparationOptions(overwrite=True)
     first = prepare(args)
     killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args, overwrite))
-    killed_at(monkeypatch, Journal, "write", 2, lambda: prepare(arguments("other"), overwrite))
+    killed_at(monkeypatch, shards, "_write_shard", 2, lambda: prepare(arguments("other"), overwrite))
     assert prepare(args) == json.loads(json.dumps(first))
     assert Path(args.dataset_dir + ".staging", "folder").exists()
     assert prepare(args, overwrite) == json.loads(json.dumps(first))
@@ -164,19 +166,27 @@ def test_lengths_that_do_not_fit_fail_with_their_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-@pytest.mark.parametrize("name", ["streams/train-0/00000-00000.lengths.npy", "folder/tokenizer/tokenizer.json"])
-def test_a_full_disk_is_one_line_and_taken_up(arguments, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "owner", "function"),
+    [
+        ("streams/train-0/00000-00000.lengths.npy", module, "stage_groups"),
+        ("folder/validation/data-00000.arrow", shards, "_write_shard"),
+    ],
+)
+def test_a_full_disk_is_one_line_and_taken_up(
+    arguments, monkeypatch: pytest.MonkeyPatch, name: str, owner: object, function: str
+) -> None:
     args = arguments("cut")
     path = Path(args.dataset_dir + ".staging", name)
 
     def fill(*words: object, **named: object) -> object:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to("/dev/full")
-        return stage(*words, **named)
+        return original(*words, **named)
 
-    stage = module.stage_groups
+    original = getattr(owner, function)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "stage_groups", fill)
+        patch.setattr(owner, function, fill)
         with pytest.raises(UserError, match="the disk of .*cut is full: free some room and start the same command"):
             prepare(args)
     path.unlink()

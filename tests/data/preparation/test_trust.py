@@ -17,6 +17,9 @@ from gpt2_repro.data.locks import hold_for_reading
 from gpt2_repro.data.preparation import cutting, disk, staged
 from gpt2_repro.data.preparation import prepare as prepare_module
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.sources.files import SourceFile
+from gpt2_repro.data.sources.text_files import TextFile
+from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError
 
 
@@ -112,13 +115,21 @@ def test_a_full_disk_is_one_line_and_the_next_start_goes_on(
 def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage(10**9, 0, 10**8))
-    with pytest.raises(
-        UserError, match=r"needs about 537 MB of disk and 1\d\d MB are free: name a --dataset_dir on a"
-    ):
-        prepare(arguments())
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "peak_bytes", lambda **sizes: 10**9)
+        with pytest.raises(UserError, match=r"--dataset_dir.*--max_tokens"):
+            prepare(arguments())
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage(10**10, 0, 10**9))
     prepare(arguments())
+
+
+def test_the_peak_holds_staged_tokens_and_rows_but_no_second_copy_of_own_token_files() -> None:
+    def peak(file: SourceFile, limit: int = 0) -> float:
+        return disk.expected_peak([([file], limit)], itemsize=2, characters=False)
+
+    assert peak(TextFile("a.jsonl", 4_500_000)) == pytest.approx(1.02 * (2e6 + 2e6))
+    assert peak(TextFile("a.jsonl", 4_500_000), 500_000) == pytest.approx(1.02 * (1e6 + 1e6))
+    assert peak(TokenFile("a.bin", 2_000_000)) == pytest.approx(1.02 * 2e6)
 
 
 def test_an_encoder_that_differs_is_found_in_the_first_document_and_every_thousandth(
