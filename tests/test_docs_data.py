@@ -154,8 +154,6 @@ def test_limits_are_those_of_the_code() -> None:
     assert f"A document may have {LONGEST_DOCUMENT // 2**20} MiB" in WORDS
     assert f"every {CHECKED:,}th document of each part of a file (about {PART_BYTES / 2**20:.0f} MB of text)" in WORDS
     assert f"reads the first {TRAINING_BYTES / 1e6:.0f} MB of the text" in WORDS
-    seconds = prepare_data.EXTRAS["network_timeout"]["default"]
-    assert f"`--network_timeout` seconds ({seconds:.0f})" in WORDS
 
 
 def test_the_table_of_the_manifest_has_every_key_of_one(own_files: None) -> None:

@@ -131,7 +131,6 @@ class PreparationOptions:
     keep_downloads: bool = _option(
         False, "Leave files of the Hub in its cache instead of dropping them.", action="store_true"
     )
-    network_timeout: float = _option(600.0, "Seconds for which a Hub that does not answer is asked again.", type=float)
     overwrite: bool = _option(False, "Replace a finished folder, once its successor is whole.", action="store_true")
 
     def __post_init__(self) -> None:

@@ -1,14 +1,12 @@
-"""Files of datasets on the Hub: listed, fetched one at a time with patience, checked, and dropped after use."""
+"""Files of datasets on the Hub: list them, fetch one at a time, check it and drop it after use."""
 
+import contextlib
 import dataclasses
 import fnmatch
 import hashlib
-import logging
-import random
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.sources.files import Part, SourceFile
@@ -16,11 +14,6 @@ from gpt2_repro.data.sources.presets import Preset
 from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
 from gpt2_repro.data.sources.token_files import read_header
 from gpt2_repro.errors import UserError
-
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 @dataclasses.dataclass
@@ -45,18 +38,15 @@ class HubFile(SourceFile):
         if isinstance(cached, str):
             self.path = Path(cached)
             return
-
-        def download(force: bool = False) -> Path:
-            folder = None if self.options.keep_downloads else self.folder
-            return Path(hf_hub_download(self.repository, self.name, local_dir=folder, force_download=force, **where))
-
-        what = f"fetch {self.name} of {self.repository}"
-        self.path = patiently(download, what, self.options.network_timeout)
+        folder = None if self.options.keep_downloads else self.folder
+        with hub_errors(f"fetch {self.name} of {self.repository}"):
+            self.path = Path(hf_hub_download(self.repository, self.name, local_dir=folder, **where))
         if self._is_damaged():
-            logger.warning("%s of %s came damaged: fetching it again", self.name, self.repository)
-            self.path = patiently(lambda: download(force=True), what, self.options.network_timeout)
-            if self._is_damaged():
-                raise UserError(f"{self.name} of {self.repository} came damaged twice: start the same command again")
+            self.path.resolve().unlink()  # in the cache, the blob that the path links to
+            self.path.unlink(missing_ok=True)
+            raise UserError(
+                f"{self.name} of {self.repository} arrived damaged. Start the same command again to resume."
+            )
 
     def _is_damaged(self) -> bool:
         assert self.path is not None
@@ -88,20 +78,16 @@ class Repository:
 
         self.name, self.folder, self.options = name, folder, options
         self._api = HfApi()
-        info = self._ask(lambda: self._api.dataset_info(name, revision=revision))
-        self.revision = str(info.sha)
+        with self._listing():
+            self.revision = str(self._api.dataset_info(name, revision=revision).sha)
 
     def files(self, pattern: str, form: TextForm) -> list[SourceFile]:
         """The files whose path matches, by name. Raises UserError if there are none."""
         folder = pattern.rpartition("/")[0] or None
-        tree = self._ask(
-            lambda: list(
-                self._api.list_repo_tree(
-                    self.name, folder, repo_type="dataset", revision=self.revision, recursive=folder is not None
-                )
-            )
-        )
-        found = [entry for entry in tree if fnmatch.fnmatch(entry.path, pattern)]
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision, "recursive": folder is not None}
+        with self._listing():
+            tree = self._api.list_repo_tree(self.name, folder, **where)
+            found = [entry for entry in tree if fnmatch.fnmatch(entry.path, pattern)]
         if not found:
             raise UserError(f"{self.name} has no files {pattern} at revision {self.revision}")
         return [self._file(entry, form) for entry in sorted(found, key=lambda entry: entry.path)]
@@ -111,24 +97,21 @@ class Repository:
         from datasets import load_dataset_builder
         from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
-        def found_files() -> dict[str, list[str]]:
+        with self._listing():
             try:
-                return load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
+                found = load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
             except (ValueError, RuntimeError, DataFilesNotFoundError, DatasetNotFoundError) as error:
                 with_script = "script" in str(error)  # which `datasets` no longer runs
                 other = "@refs/convert/parquet, the Hub's copy of it" if with_script else ":CONFIG with another config"
                 line = " ".join(str(error).split())[:300]
                 raise UserError(f"{self.name} cannot be opened ({line}): try {self.name}{other}") from None
-
-        found = self._ask(found_files)
         if split not in found:
             raise UserError(f"{self.name} has no split {split!r}: --source_split can be {', '.join(found)}")
         paths = [url.split(f"@{self.revision}/", 1)[1] for url in found[split]]
         if wrong := [path for path in paths if kind_of(Path(path)) not in KINDS]:
             raise UserError(f"{self.name} holds {wrong[0]}: {', '.join(KINDS)} are read")
-        entries = self._ask(
-            lambda: self._api.get_paths_info(self.name, paths, repo_type="dataset", revision=self.revision)
-        )
+        with self._listing():
+            entries = self._api.get_paths_info(self.name, paths, repo_type="dataset", revision=self.revision)
         by_path = {entry.path: entry for entry in entries}
         return [self._file(by_path[path], form) for path in paths]
 
@@ -137,44 +120,26 @@ class Repository:
         folder = str(self.folder)
         return HubFile(entry.path, entry.size, sha256, self.name, self.revision, folder, form, self.options)
 
-    def _ask(self, call: Callable[[], Result]) -> Result:
-        return patiently(call, f"list {self.name} on the Hub", self.options.network_timeout)
+    def _listing(self) -> contextlib.AbstractContextManager[None]:
+        return hub_errors(f"list {self.name} on the Hub")
 
 
-def patiently(call: Callable[[], Result], what: str, timeout: float) -> Result:
-    """The result of `call`, asked again for up to `timeout` seconds while the network or the Hub fails.
-
-    Raises UserError after that, and at once for what asking again cannot mend; what this disk refuses stays an OSError.
-    """
+@contextlib.contextmanager
+def hub_errors(what: str) -> Iterator[None]:
+    """Turn errors of the Hub and of the network into a UserError. Errors of this disk stay an OSError."""
     from huggingface_hub import errors as hub
 
-    give_up, wait = time.monotonic() + timeout, 1.0
-    while True:
-        try:
-            return call()
-        except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.OfflineModeIsEnabled) as error:
-            raise UserError(
-                f"cannot {what} ({first_line(error)}): look at its name, the network and HF_TOKEN, or prepare text of your "
-                "own with --data_files GLOB"
-            ) from None
-        except (hub.HTTPError, hub.EntryNotFoundError, OSError) as error:
-            from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
-            if not from_network and getattr(error, "errno", None) is not None:
-                raise
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            if status in (401, 403, 404) or time.monotonic() + wait > give_up:
-                raise UserError(
-                    f"cannot {what} ({first_line(error)}): start the same command again, it goes on where it stopped; or "
-                    "prepare text of your own with --data_files GLOB"
-                ) from None
-            logger.warning("cannot %s (%s): trying again in %.0f s", what, first_line(error), wait)
-        time.sleep(wait * random.uniform(0.8, 1.2))
-        wait = min(60.0, 2 * wait)
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, without the rest of it."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    try:
+        yield
+    except (hub.HTTPError, hub.EntryNotFoundError, OSError) as error:
+        from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
+        if not from_network and error.errno is not None:
+            raise
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(
+            f"Cannot {what} ({line}). Check the name, the network and HF_TOKEN and start the same command again to "
+            "resume, or prepare your own text with --data_files GLOB."
+        ) from None
 
 
 def list_preset(

@@ -106,9 +106,9 @@ class SourceOpener:
             described, train, validation = list_preset(preset, revision, self.folder, self.options)
             return Source({"name": name} | described, train, validation)
         if name == "tiny-shakespeare":
-            where = (str(self.folder), self.options.network_timeout)
-            first, rest = Shakespeare(0, TRAINING, *where), Shakespeare(TRAINING, CHARACTERS, *where)
-            return Source({"name": name}, [first], [rest])
+            folder = str(self.folder)
+            parts = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)
+            return Source({"name": name}, [parts[0]], [parts[1]])
         if name == "embedded":
             return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if name == "files":

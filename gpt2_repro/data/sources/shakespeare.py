@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpt2_repro.data.sources.files import Batch, Part, SourceFile
-from gpt2_repro.data.sources.hub import patiently
+from gpt2_repro.data.sources.hub import hub_errors
 from gpt2_repro.errors import UserError
 
 
@@ -25,7 +25,6 @@ class Shakespeare(SourceFile, Part):
     start: int
     stop: int
     folder: str
-    network_timeout: float
 
     name = "tiny-shakespeare"
 
@@ -43,11 +42,8 @@ class Shakespeare(SourceFile, Part):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(".partial")
 
-        def download() -> None:
-            with urllib.request.urlopen(URL, timeout=60) as answer, partial.open("wb") as file:
-                shutil.copyfileobj(answer, file)
-
-        patiently(download, f"fetch {URL}", self.network_timeout)
+        with hub_errors(f"fetch {URL}"), urllib.request.urlopen(URL, timeout=60) as answer, partial.open("wb") as file:
+            shutil.copyfileobj(answer, file)
         if hashlib.sha256(partial.read_bytes()).hexdigest() != SHA256:
             partial.unlink()
             raise UserError(f"{URL} does not hold the known text: fetch it by hand and name it with --data_files")
