@@ -1,9 +1,21 @@
-"""What a checkpoint records of its own training."""
+"""Find the checkpoints of a run, and read what a checkpoint records of its own training."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.files import read_object
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders named checkpoint-N, newest step first, complete or not."""
+    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return N of checkpoint-N, -1 for a folder of another name."""
+    match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
+    return int(match[1]) if match else -1
 
 
 def training_record(checkpoint: Path) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from gpt2_repro.errors import UserError
 
 
+IGNORED = -100  # label of a position without a target; torch's default ignore_index
+
+
 class TokenCount(int):
     """A number of tokens, written `10e9`, `10_000_000_000` or `524288`."""
 

@@ -1,11 +1,17 @@
 """Read and write small files so that a kill, a full disk or a second writer never leaves half of one."""
 
+import gzip
+import hashlib
 import json
 import os
 import shutil
 import uuid
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from gpt2_repro.errors import UserError
 
 
 def sync_folder(folder: Path) -> None:
@@ -66,6 +72,38 @@ def read_lines(path: Path) -> list[str]:
     Only "\\n" ends a line: text may contain other line separators, such as U+2028.
     """
     return path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line of a .jsonl or .jsonl.gz file; blank lines are left out.
+
+    Raises UserError, with file and line, for what is not JSON in UTF-8. Only "\\n" ends a line.
+    """
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, _json_value(line, f"{path}, line {number}")
+    except (OSError, EOFError, zlib.error) as error:
+        place = f"{path}, line {number + 1}," if number else str(path)
+        raise UserError(f"{place} cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def _json_value(line: bytes, place: str) -> Any:
+    try:
+        value = json.loads(line.decode())
+        if b"\\u" in line:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8
+    except (ValueError, RecursionError):
+        raise UserError(f"{place} is not JSON in UTF-8. Write one value per line, or fetch the file again.") from None
+    return value
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append_line(path: Path, line: str) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gpt2_repro.units import duration
+
 
 # In the order of the table.
 ACCOUNTS = {
@@ -42,14 +44,9 @@ def breakdown(accounts: Mapping[str, float], *, usd_per_hour: float) -> list[Lin
 
 
 def breakdown_lines(accounts: Mapping[str, float], *, usd_per_hour: float) -> list[str]:
-    """Return the breakdown as lines of text: account, minutes and seconds, share, dollars."""
+    """Return the breakdown as lines of text: account, time, share, dollars."""
     return [
-        f"{line.name:<22} {minutes(line.seconds):>7} {line.share:>7.1%}"
+        f"{line.name:<22} {duration(line.seconds):>11} {line.share:>7.1%}"
         + (f" {f'${line.usd:,.2f}':>9}" if line.usd is not None else "")
         for line in breakdown(accounts, usd_per_hour=usd_per_hour)
     ]
-
-
-def minutes(seconds: float) -> str:
-    """Format seconds as minutes and seconds: `91:05`."""
-    return "{}:{:02}".format(*divmod(round(seconds), 60))

@@ -11,7 +11,16 @@ def tokens(count: float) -> str:
     return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count:,.0f}"
 
 
-def duration(seconds: float) -> str:
-    """In hours from 90 minutes on, else in minutes, at least one."""
-    minutes = seconds / 60
-    return f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(1, round(minutes))} min"
+def duration(seconds: float | None) -> str:
+    """Return `45 s`, `4 min 12 s`, `4 min`, `3 h 05 min` or `2 d 3 h`; a dash for what is unknown."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_rest = divmod(minutes, 60)
+    if not minutes:
+        return f"{rest} s"
+    if not hours:
+        return f"{minutes} min {rest:02} s" if rest else f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes_rest:02} min"
+    return f"{hours // 24} d {hours % 24} h"

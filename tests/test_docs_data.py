@@ -117,7 +117,7 @@ def rows_under(heading: str) -> list[list[str]]:
 
 def listed(num_proc: int) -> dict[str, list[str]]:
     """Download, tokens, disk, peak and time of each preset, as --list_sources prints them."""
-    form = re.compile(r"^(\S+) +(\S+ [GM]B) +(\S+B) +(\S+ [GM]B) +(\S+ [GM]B) +(\S+ (?:min|h))  ")
+    form = re.compile(r"^(\S+) +(\S+ [GM]B) +(\S+B) +(\S+ [GM]B) +(\S+ [GM]B) +((?:\d+ h )?\d+ min)  ")
     found = [form.match(line) for line in table(num_proc).splitlines()]
     return {match[1]: list(match.groups())[1:] for match in found if match}
 

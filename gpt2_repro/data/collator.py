@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-
-IGNORED = -100  # the label of a position that is no target
+from gpt2_repro.compute import IGNORED
 
 
 def collate_rows(

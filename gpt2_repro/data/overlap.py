@@ -7,7 +7,6 @@ id inside a longer text.
 
 import dataclasses
 import gzip
-import hashlib
 import itertools
 import json
 import zlib
@@ -22,7 +21,7 @@ from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.manifest import MANIFEST
 from gpt2_repro.data.rows import Block, open_rows
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import write_whole
+from gpt2_repro.files import read_json_lines, sha256_of, write_whole
 
 
 N = 13  # tokens
@@ -51,28 +50,15 @@ def evaluation_texts(path: Path) -> Iterator[tuple[int, list[str]]]:
     """
     if not path.name.endswith(ENDINGS):
         raise UserError(f"{path} is no evaluation file: name .txt or .jsonl files (each may end in .gz)")
-    number = 0
+    if not path.name.removesuffix(".gz").endswith(".txt"):
+        for number, value in read_json_lines(path):
+            yield number, list(_strings(value))
+        return
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            if path.name.removesuffix(".gz").endswith(".txt"):
-                yield 1, [file.read().decode("utf-8")]
-                return
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, _texts_of_line(line, path, number)
+            yield 1, [file.read().decode("utf-8")]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        place = f"{path}, line {number + 1}," if number else str(path)
-        raise UserError(f"{place} cannot be read: {' '.join(str(error).split())[:200]}") from None
-
-
-def _texts_of_line(line: bytes, path: Path, number: int) -> list[str]:
-    try:
-        texts = list(_strings(json.loads(line)))
-        for text in texts:
-            text.encode()  # JSON can spell half of a surrogate pair, which no tokenizer takes
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}, line {number}, is no JSON in UTF-8: a .jsonl file has one item a line") from None
-    return texts
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -242,8 +228,7 @@ def _read(path: Path, encode: Callable[[list[str]], list[np.ndarray]]) -> tuple[
         numbers += [number for number, _ in batch]
     if not numbers:
         raise UserError(f"{path} holds no item: leave it out")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    file = _File(path.name, digest, np.array(numbers), np.concatenate(items), np.empty(0, np.int64))
+    file = _File(path.name, sha256_of(path), np.array(numbers), np.concatenate(items), np.empty(0, np.int64))
     return file, np.concatenate(hashes)
 
 

@@ -1,10 +1,9 @@
-"""Rows to files: a `datasets` folder written as a stream, shard by shard, each hashed on its way; and verified."""
+"""Write rows as a `datasets` folder, shard by shard, and verify a prepared folder."""
 
 import dataclasses
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from gpt2_repro.data.rows import Block, open_rows
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import write_whole
+from gpt2_repro.files import sha256_of, sync, write_whole
 
 
 BLOCK_IDS = 2**25  # of a record batch: 64 MiB at 2 bytes
@@ -63,37 +62,6 @@ class WrittenRows:
         return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in self.shards).encode()).hexdigest()
 
 
-class _HashedFile:
-    """Hashes what is written, on its way to the disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._file, self._sha256 = path.open("wb"), hashlib.sha256()
-        self.closed = False
-        self.bytes = 0
-
-    def write(self, data: Any) -> int:
-        self._sha256.update(data)
-        self.bytes += memoryview(data).nbytes
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def tell(self) -> int:
-        return self.bytes
-
-    def close(self) -> None:
-        """Wait until it is on the disk."""
-        if not self.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self.closed = True
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
-
-
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> WrittenRows:
     """Write the rows of the split `folder.name` as a `datasets` folder.
 
@@ -133,11 +101,10 @@ def _begin_folder(folder: Path, features: Any, row_length: int | None) -> None:
 
 
 def _write_shard(folder: Path, number: int, blocks: Iterable[Block], schema: pa.Schema) -> Shard:
-    name = f"data-{number:05d}.arrow"
-    sink = _HashedFile(folder / name)
+    path = folder / f"data-{number:05d}.arrow"
     rows = targets = largest = 0
     field = schema.field("input_ids")
-    with pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema) as writer:
+    with path.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
         for ids, lengths in blocks:
             rows += len(lengths)
             targets += len(ids) - len(lengths)
@@ -148,8 +115,8 @@ def _write_shard(folder: Path, number: int, blocks: Iterable[Block], schema: pa.
                 ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
                 column = pa.ListArray.from_arrays(ends, pa.array(ids))
             writer.write_batch(pa.record_batch([column.cast(field.type)], schema=schema))
-    sink.close()
-    return Shard(name, rows, targets, largest, sink.bytes, sink.hexdigest())
+    sync(path)
+    return Shard(path.name, rows, targets, largest, path.stat().st_size, sha256_of(path))
 
 
 def verify(dataset_dir: str, manifest: dict[str, Any]) -> None:
@@ -162,13 +129,10 @@ def verify(dataset_dir: str, manifest: dict[str, Any]) -> None:
         check_shards(dataset_dir, split, manifest)
         with tqdm(total=sum(s["bytes"] for s in shards), desc=f"verify {split}", unit="B", unit_scale=True) as bar:
             for shard in shards:
-                path, sha256 = Path(dataset_dir, split, shard["name"]), hashlib.sha256()
-                with path.open("rb") as file:
-                    while chunk := file.read(2**24):
-                        sha256.update(chunk)
-                        bar.update(len(chunk))
-                if sha256.hexdigest() != shard["sha256"]:
+                path = Path(dataset_dir, split, shard["name"])
+                if sha256_of(path) != shard["sha256"]:
                     raise UserError(f"{path} does not hold what its manifest says: {_MEND}")
+                bar.update(shard["bytes"])
         rows = open_rows(Path(dataset_dir, split))
         counted = (len(rows), int((rows.lengths() - 1).sum()))
         counts = manifest["counts"][split]
@@ -178,7 +142,7 @@ def verify(dataset_dir: str, manifest: dict[str, Any]) -> None:
             )
     for name, sha256 in manifest.get("files", {}).items():
         path = Path(dataset_dir, name)
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        if not path.is_file() or sha256_of(path) != sha256:
             raise UserError(f"{path} is missing or not what its manifest says: {_MEND}")
 
 

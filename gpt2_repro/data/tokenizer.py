@@ -1,6 +1,5 @@
 """Tokenizers without torch: fetch one, train one or count the characters, and save it beside the data."""
 
-import hashlib
 import json
 import logging
 import shutil
@@ -158,8 +157,3 @@ def expected_vocab_size(name: str) -> int | None:
         return 50_257
     kind, _, size = name.partition(":")
     return int(size) if kind == "train" and size.isdecimal() else None
-
-
-def tokenizer_hash(folder: Path) -> str:
-    """sha256 of the file that decides the ids."""
-    return hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()

@@ -4,13 +4,13 @@ In LAMBADA the last word stands in the passage before in 84 % of the cases, so a
 always does. Of the words that qualify near a passage's end the longest is taken: the first would mostly be "the".
 """
 
-import json
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_json_lines
 
 
 NUM_PASSAGES = 200
@@ -31,15 +31,11 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 def read_documents(path: Path, column: str = "text") -> list[str]:
     """The documents of a file of {"text": document} lines, or another column; blank lines and documents are left out."""
     documents = []
-    with path.open(encoding="utf-8", newline="\n") as lines:  # text may hold other ends of lines
-        for number, line in enumerate(lines, start=1):
-            try:
-                text = json.loads(line)[column] if line.strip() else ""
-                blank = not text.strip()
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(f'line {number} of {path} is not {{"{column}": "a document"}}') from None
-            if not blank:
-                documents.append(text)
+    for number, row in read_json_lines(path):
+        if not isinstance(row, dict) or not isinstance(text := row.get(column), str):
+            raise UserError(f'line {number} of {path} is not {{"{column}": "a document"}}')
+        if text.strip():
+            documents.append(text)
     if not documents:
         raise UserError(f"{path} holds no document")
     return documents

@@ -5,10 +5,7 @@ stands as it is; context and endings are tokenized apart, with a space before an
 `hellaswag_completion`; the harness's own `hellaswag` rewrites the text and has other numbers.
 """
 
-import gzip
-import json
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gpt2_repro.compute import IGNORED
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.files import read_json_lines
 
 
 logger = logging.getLogger(__name__)
@@ -24,7 +23,6 @@ logger = logging.getLogger(__name__)
 HUB_ID = "Rowan/hellaswag"
 ENDINGS = 4
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies, text in others
-IGNORED = -100  # the label of a position that is no target
 SKIP = "or type --hellaswag_steps 0"
 
 
@@ -52,7 +50,7 @@ def read_items(source: str) -> list[Item]:
 
 def _rows(source: str) -> Iterable[Any]:
     if source.endswith((".jsonl", ".json", ".gz")):
-        return _lines(Path(source))
+        return (row for _, row in read_json_lines(Path(source)))
     import datasets
 
     try:
@@ -63,20 +61,6 @@ def _rows(source: str) -> Iterable[Any]:
             f"HellaSwag ({source}) does not come from the Hub ({type(error).__name__}: {' '.join(str(error).split())[:200]}): "
             f"name a local file by --hellaswag_data, {SKIP}"
         ) from None
-
-
-def _lines(path: Path) -> Iterable[Any]:
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({error}): fetch it again, {SKIP}") from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        try:
-            if line.strip():
-                yield json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number} is not JSON ({error}): fetch it again, {SKIP}") from None
 
 
 def _item(row: Any, where: str) -> Item:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoint import training_record
+from gpt2_repro.checkpoint import checkpoints, training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import load_sections
 
@@ -60,8 +60,7 @@ def checkpoints_of(name: str, *, every: bool) -> list[str]:
     if not every:
         return [name]
     run = Path(name)
-    found = [path for path in run.glob("checkpoint-*") if (path / "manifest.json").is_file()]
-    found = sorted((path for path in found if path.name[11:].isdigit()), key=lambda path: int(path.name[11:]))
+    found = [path for path in reversed(checkpoints(run)) if (path / "manifest.json").is_file()]
     found += [path for path in [run / "final"] if path.is_dir()]
     if not found:
         raise UserError(f"--all_checkpoints: {name} is no run with checkpoints")

@@ -22,11 +22,11 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 
+from gpt2_repro.compute import IGNORED
 from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.experts import balance_loss
 
 
-IGNORED = -100  # the label of a position that is no target
 # The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
 LOGITS_PER_CHUNK = 2**28
 

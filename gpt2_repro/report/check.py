@@ -5,9 +5,10 @@ import statistics
 from typing import Literal, NamedTuple
 
 from gpt2_repro.reference_band import explained, verdict
-from gpt2_repro.report.facts import duration, facts, progress
+from gpt2_repro.report.facts import facts, progress
 from gpt2_repro.report.read import Run, is_number, values
 from gpt2_repro.report.trend import risen_training_loss, rising_validation
+from gpt2_repro.units import duration
 
 
 SILENT_SECONDS = 900  # without a word from a run that says it goes on

@@ -152,21 +152,6 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}"
 
 
-def duration(seconds: float | None) -> str:
-    """`45 s`, `4 min 12 s`, `3 h 05 min`, `2 d 3 h`."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes_rest = divmod(minutes, 60)
-    if not minutes:
-        return f"{rest} s"
-    if not hours:
-        return f"{minutes} min {rest:02} s"
-    if hours < 48:
-        return f"{hours} h {minutes_rest:02} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
 def loss_text(loss: float | None) -> str:
     """A loss in nats per token, without its unit."""
     return f"{loss:.3f}" if loss is not None and is_number(loss) else "–"

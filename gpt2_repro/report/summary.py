@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from gpt2_repro.report.facts import (
-    duration,
     facts,
     hellaswag_lines,
     loss_text,
@@ -14,6 +13,7 @@ from gpt2_repro.report.facts import (
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import aligned, comparison_table
 from gpt2_repro.time_breakdown import breakdown_lines
+from gpt2_repro.units import duration
 
 
 def summary(run: Run, page: Path) -> list[str]:

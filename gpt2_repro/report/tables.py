@@ -5,9 +5,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpt2_repro.report.facts import count, duration, facts, loss_text
+from gpt2_repro.report.facts import count, facts, loss_text
 from gpt2_repro.report.read import Run, is_number, mapping
-from gpt2_repro.time_breakdown import breakdown, minutes
+from gpt2_repro.time_breakdown import breakdown
+from gpt2_repro.units import duration
 
 
 # How a verdict of the evaluation is marked and set.
@@ -68,9 +69,9 @@ def validation_table(run: Run) -> Table:
 
 
 def bill_table(run: Run) -> Table:
-    """Where the time went: minutes and seconds, shares and, where the price is known, dollars."""
+    """Where the time went: times, shares and, if the price is known, dollars."""
     lines = breakdown(run.accounts, usd_per_hour=run.usd_per_hour)
-    cells = [[line.name, minutes(line.seconds), f"{line.share:.1%}", f"${line.usd or 0:,.2f}"] for line in lines]
+    cells = [[line.name, duration(line.seconds), f"{line.share:.1%}", f"${line.usd or 0:,.2f}"] for line in lines]
     headers = ["what for", "minutes", "share", "cost"][: 4 if run.usd_per_hour else 3]
     rows = [[Cell(name), *(Cell(text, "number") for text in texts)] for name, *texts in cells]
     return Table(headers, [row[: len(headers)] for row in rows])

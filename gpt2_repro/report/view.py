@@ -8,7 +8,6 @@ from gpt2_repro.report.facts import (
     Facts,
     baseline_losses,
     count,
-    duration,
     facts,
     hellaswag_lines,
     loss_text,
@@ -25,6 +24,7 @@ from gpt2_repro.report.tables import (
     flatten,
     validation_table,
 )
+from gpt2_repro.units import duration
 
 
 # Parts of environment.json that stand elsewhere on the page, or in a sentence.

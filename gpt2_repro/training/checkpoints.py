@@ -3,13 +3,13 @@
 import hashlib
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.checkpoint import checkpoints, step_of
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import read_object, sync, write_whole
+from gpt2_repro.files import read_object, sha256_of, sync, write_whole
 
 
 MANIFEST = "manifest.json"
@@ -32,7 +32,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
         if path.name.startswith(SILLY_RENAME):
             continue
         if path.is_file() and name not in files:
-            files[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
             sync(path)
         elif path.is_dir():
             sync(path)
@@ -69,17 +69,6 @@ def sweep(run: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """The folders named checkpoint-N, newest step first, complete or not."""
-    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    """N of checkpoint-N, -1 for a folder of another name."""
-    match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
-    return int(match[1]) if match else -1
-
-
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
     """Return why a checkpoint or final/ is not complete, or None. `read_files` also compares the hashes."""
     if not checkpoint.is_dir():
@@ -95,14 +84,9 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             return f"{name} is missing or cut short"
-        if read_files and _sha256(path) != expected["sha256"]:
+        if read_files and sha256_of(path) != expected["sha256"]:
             return f"{name} is damaged"
     return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def complete_checkpoints(run: Path) -> list[Path]:

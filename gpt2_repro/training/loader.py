@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from gpt2_repro.compute import BatchPlan
+from gpt2_repro.compute import IGNORED, BatchPlan
 from gpt2_repro.data.batching import LengthGroupedBatches
-from gpt2_repro.data.collator import IGNORED, EpochSampler
+from gpt2_repro.data.collator import EpochSampler
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments
 

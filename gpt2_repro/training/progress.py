@@ -8,6 +8,7 @@ from transformers import ProgressCallback
 
 from gpt2_repro.baselines import GPT2, HELLASWAG_ITEMS
 from gpt2_repro.reference_band import compared, explained, verdict
+from gpt2_repro.units import duration
 
 
 class ProgressBar(ProgressCallback):
@@ -110,7 +111,8 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
     if "usd" in event:
         parts.append(f"${event['usd']:,.2f}")
     if steps_left and speed and event.get("step"):
-        parts.append(_left(tokens / event["step"] * steps_left / speed))
+        # Training alone: validation and saving come on top.
+        parts.append(f"{duration(tokens / event['step'] * steps_left / speed)} left")
     return "  ".join(parts)
 
 
@@ -120,11 +122,3 @@ def _count(tokens: int) -> str:
         if tokens >= size:
             return f"{tokens / size:.3g}{unit}" if tokens < 100 * size else f"{tokens / size:.0f}{unit}"
     return str(tokens)
-
-
-def _left(seconds: float) -> str:
-    """Training alone: validation and saving come on top."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return "under 1 min left"
-    return f"{minutes // 60} h {minutes % 60:02d} min left" if minutes >= 60 else f"{minutes} min left"

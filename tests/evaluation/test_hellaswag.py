@@ -154,10 +154,7 @@ def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: P
         (json.dumps(ROW | {"endings": ["a", "b", "c", ""]}), "needs a context, 4 endings"),
         (json.dumps(ROW | {"endings": [1, 2, 3, 4]}), "needs a context, 4 endings"),
         (json.dumps(ROW | {"ctx": 5}), "needs a context, 4 endings"),
-        (json.dumps(ROW)[:-4] + "9" * 5000 + "}", "line 1 is not JSON"),
-        ("[" * 100_000, "line 1 is not JSON"),
         ("[1, 2]", "is no object with ctx, endings and label"),
-        (json.dumps(ROW) + "\n{torn", "line 2 is not JSON"),
         ("\n", "is empty"),
     ],
 )
@@ -175,9 +172,13 @@ def test_what_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
     torn.write_bytes(packed[:-20])
     flipped.write_bytes(packed[:12] + bytes([packed[12] ^ 255]) + packed[13:])
     text.write_text(json.dumps(ROW))
+    number, deep, cut = (tmp_path / f"{name}.jsonl" for name in ("number", "deep", "cut"))
+    for path, line in ((number, "9" * 5000), (deep, "[" * 100_000), (cut, "{torn")):
+        path.write_text(f"{json.dumps(ROW)}\n{line}")
     (tmp_path / "folder.json").mkdir()
     for source, message in (
         *((str(path), "cannot be read") for path in (torn, flipped, text)),
+        *((str(path), "line 2 ") for path in (number, deep, cut)),
         (str(tmp_path / "none.jsonl"), "there is no --hellaswag_data"),
         (str(tmp_path / "folder.json"), "there is no --hellaswag_data"),
     ):

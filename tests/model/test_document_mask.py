@@ -19,12 +19,13 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gpt2_repro.compute import IGNORED
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import build as building
 from gpt2_repro.model.build import attention_difference, choose_attention
 from gpt2_repro.model.compilation import Graph, compile_loss
 from gpt2_repro.model.documents import Documents, documents_of
-from gpt2_repro.model.pretraining import IGNORED, make_pretraining
+from gpt2_repro.model.pretraining import make_pretraining
 
 
 S = 7  # the separator

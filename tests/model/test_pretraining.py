@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedModel
 from transformers.integrations import sdpa_attention
 
+from gpt2_repro.compute import IGNORED
 from gpt2_repro.model import pretraining
-from gpt2_repro.model.pretraining import IGNORED, chunked_cross_entropy, make_pretraining, plain_model
+from gpt2_repro.model.pretraining import chunked_cross_entropy, make_pretraining, plain_model
 
 
 VOCABULARY, PADDED = 90, 96

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.report.facts import count, duration, facts
+from gpt2_repro.report.facts import count, facts
 from gpt2_repro.report.read import points, read_run
+from gpt2_repro.units import duration
 
 
 def test_the_last_value_of_a_step_wins(run_folder: Path) -> None:

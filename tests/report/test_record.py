@@ -68,12 +68,12 @@ def test_the_page_has_the_bill_and_the_deviations(recorded: Path) -> None:
     write_page([read_run(recorded)], recorded / "report.html")
     page = (recorded / "report.html").read_text()
     for words in (
-        *("Where the minutes went, at $14.00 an hour", "55:00", "91.7%", "$12.83", "$14.00"),
+        *("Where the minutes went, at $14.00 an hour", "55 min", "91.7%", "$12.83", "$14.00"),
         *("0.3012", "GPT-2 0.2945, GPT-3 0.3370", "1 deviations from recipes/gpt2_124m.yaml", "costs 0.05 nats"),
     ):
         assert words in page, words
     assert facts(read_run(recorded)).usd == 14.0
-    assert "  training                 55:00   91.7%    $12.83" in summary(read_run(recorded), recorded)
+    assert "  training                    55 min   91.7%    $12.83" in summary(read_run(recorded), recorded)
 
 
 def test_a_diagnosis_stands_on_the_page_and_measures_the_baseline(recorded: Path) -> None:

@@ -1,7 +1,6 @@
 """What a prepared folder says of itself: its manifest and the text of its validation documents."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -19,7 +18,7 @@ from gpt2_repro.data.shards import WrittenRows
 from gpt2_repro.data.sources.opening import Source
 from gpt2_repro.data.sources.text_files import TextFile
 from gpt2_repro.data.sources.token_files import TokenFile
-from gpt2_repro.data.tokenizer import tokenizer_hash
+from gpt2_repro.files import sha256_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ def describe(
         "request": request_of(args),
         "source": source,
         "validation_sets": described["validation_sets"],
-        "tokenizer_sha256": tokenizer_hash(folder / "tokenizer"),
+        "tokenizer_sha256": sha256_of(folder / "tokenizer" / "tokenizer.json"),
         "vocab_size": encoder.vocab_size,
         "largest_id": max(rows.largest_id for rows in written.values()),
         "bytes_per_token": encoder.dtype.itemsize,
@@ -75,11 +74,7 @@ def describe(
         },
         "sha256": {split: rows.sha256 for split, rows in written.items()},
         "shards": {split: [dataclasses.asdict(shard) for shard in rows.shards] for split, rows in written.items()},
-        "files": {
-            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(kept)
-            if path.name != MANIFEST
-        },
+        "files": {str(path.relative_to(folder)): sha256_of(path) for path in sorted(kept) if path.name != MANIFEST},
         "versions": {name: version(name) for name in sorted(packages)},
     }
     if counts["train"]["tokens"] <= MAX_TOKENS:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import fnmatch
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from gpt2_repro.data.sources.presets import Preset
 from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
 from gpt2_repro.data.sources.token_files import read_header
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import sha256_of
 
 
 @dataclasses.dataclass
@@ -52,10 +52,7 @@ class HubFile(SourceFile):
         assert self.path is not None
         if self.path.stat().st_size != self.size:
             return True
-        if self.sha256 is None:
-            return False
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() != self.sha256
+        return self.sha256 is not None and sha256_of(self.path) != self.sha256
 
     def parts(self) -> list[Part]:
         assert self.path is not None

@@ -146,15 +146,15 @@ ABOUT_LOCAL = {
 
 def table(num_proc: int) -> str:
     """The sources as lines of text: download, tokens, disk and time of each preset with so many workers."""
-    lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>7}  about"]
+    lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  about"]
     for name, preset in PRESETS.items():
-        seconds = max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc)
+        minutes = max(1, round(max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc) / 60))
         own = "; brings validation: --split source" if preset.validation else ""
         folder = 2 * preset.tokens
         peak = peak_bytes(staged=folder, rows=folder, downloads=preset.downloads)
         lines.append(
             f"{name:24} {size(preset.download):>9} {preset.tokens / 1e9:7.2f}B {size(folder):>8} "
-            f"{size(peak):>8}  {duration(seconds):>7}  {preset.about}{own}"
+            f"{size(peak):>8}  {duration(60 * minutes):>10}  {preset.about}{own}"
         )
     lines += ["", *(f"{name}\n    {about}" for name, about in ABOUT_LOCAL.items()), ""]
     lines.append(

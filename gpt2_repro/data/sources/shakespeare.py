@@ -1,7 +1,6 @@
 """Karpathy's tiny Shakespeare, with nanoGPT's validation part."""
 
 import dataclasses
-import hashlib
 import shutil
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from gpt2_repro.data.sources.files import Batch, Part, SourceFile
 from gpt2_repro.data.sources.hub import hub_errors
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import sha256_of
 
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -44,7 +44,7 @@ class Shakespeare(SourceFile, Part):
 
         with hub_errors(f"fetch {URL}"), urllib.request.urlopen(URL, timeout=60) as answer, partial.open("wb") as file:
             shutil.copyfileobj(answer, file)
-        if hashlib.sha256(partial.read_bytes()).hexdigest() != SHA256:
+        if sha256_of(partial) != SHA256:
             partial.unlink()
             raise UserError(f"{URL} does not hold the known text: fetch it by hand and name it with --data_files")
         partial.replace(self._path)
