@@ -211,9 +211,3 @@ def test_init_from_another_family_is_refused(tmp_path) -> None:
     config = build_config(ModelArguments(n_layer=2, n_head=2, n_embd=32), sequence_length=16, vocab_size=90)
     with pytest.raises(UserError, match="is a llama and this recipe trains a gpt2"):
         build_model(config, attention="causal_sdpa", init_from=str(tmp_path))
-
-
-def test_init_from_nothing_is_a_users_mistake(tmp_path) -> None:
-    config = build_config(ModelArguments(n_layer=1, n_head=2, n_embd=32), sequence_length=16, vocab_size=90)
-    with pytest.raises(UserError, match="is no checkpoint"):
-        build_model(config, attention="causal_sdpa", init_from=str(tmp_path))

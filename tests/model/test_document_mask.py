@@ -197,29 +197,6 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, attent
         assert (ours.grad - theirs).abs().max() < 1e-5 * theirs.abs().max(), name
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_another_first_document_leaves_the_second_as_it_is(attention: str, behind: bool) -> None:
-    one = batch_of([[0, 6]], behind=behind)
-    one["shift_labels"][:, :6] = IGNORED
-    other = {name: tensor.clone() for name, tensor in one.items()}
-    other["input_ids"][:, 1:5] = 20
-
-    def results(documents: Documents | None) -> list[tuple]:
-        found = []
-        for batch in (one, other):
-            model = build("gpt2", attention, documents)
-            loss = model(**batch).loss
-            loss.backward()
-            found.append((loss.item(), [parameter.grad for parameter in model.parameters()]))
-        return found
-
-    (loss, gradients), (changed, theirs) = results(Documents(S, behind=behind))
-    assert loss == changed and all(torch.equal(*pair) for pair in zip(gradients, theirs, strict=True))
-    (loss, _), (changed, _) = results(None)
-    assert abs(loss - changed) > 0.01
-
-
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_what_is_not_the_loss_of_packed_rows_runs_across_separators(attention: str) -> None:
     """Samples, HellaSwag and whoever loads the model know of no documents."""
