@@ -1,16 +1,20 @@
 # make demo           fresh machine -> environment -> data -> training -> evaluation -> report   (FRESH=1 trains anew)
-# make test           fresh machine -> environment -> linters, types, tests
-# make test-faults    every fault that a CPU can show, injected into real runs   (about 5 minutes)
-# make test-chaos     a run that is killed again and again, beside one that is not   (about 6 minutes)
+# make test           fresh machine -> environment -> linters, types, tests on all cores
+# make test-all       make test, then every layout and launcher, notebooks, test-faults and test-chaos
+# make test-faults    inject every fault that a CPU can show into real runs
+# make test-chaos     kill a run again and again, and compare it with an undisturbed one
+# make upgrade-check  test the private attributes that we use against the newest transformers, accelerate and DeepSpeed
 
 SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
+# One thread per worker: tests must not depend on how many cores the machine has. A file's tests share its runs.
+PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTHON) -m pytest --numprocesses auto --dist loadfile
 LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.yaml
 # An installed torch (a pod image's, for this driver) is kept: the environment then sees the system's packages.
 SYSTEM_TORCH := $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
-.PHONY: help demo test test-faults test-chaos style quality
+.PHONY: help demo test test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:
 
 help:
@@ -53,7 +57,18 @@ quality: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 
 test: quality
-	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest
+	$(PYTEST)
 
+test-all: test
+	$(PYTEST) -m "slow and not faults and not chaos"
+	$(MAKE) --no-print-directory test-faults test-chaos
+
+# One at a time: what is killed and starved here must not slow a neighbour into a timeout.
 test-faults test-chaos: $(VENV)/.installed-dev
-	HF_HUB_OFFLINE=1 $(PYTHON) -m pytest -m $(@:test-%=%)
+	$(PYTEST) --numprocesses 0 -m $(@:test-%=%)
+
+upgrade-check: $(VENV)/.installed-dev
+	python3 -m venv --clear $(SYSTEM_TORCH) .venv-upgrade
+	.venv-upgrade/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	.venv-upgrade/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed
+	.venv-upgrade/bin/python -m pytest tests/test_upstream_contract.py

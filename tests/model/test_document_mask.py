@@ -19,7 +19,6 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gpt2_repro.compute import IGNORED
 from gpt2_repro.errors import UserError
 from gpt2_repro.model import build as building
 from gpt2_repro.model.build import attention_difference, choose_attention
