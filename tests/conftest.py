@@ -51,6 +51,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update_golden", action="store_true", help="Write the numbers of tests/golden/ again.")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that launch several processes are slow."""
+    for item in items:
+        launcher = getattr(item, "callspec", None) and item.callspec.params.get("launcher")
+        if (
+            isinstance(launcher, tuple)
+            and len(launcher) == 2
+            and launcher[1] > 1
+            and item.path.name != "test_launchers.py"
+        ):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Public data that is no part of the project; the test is skipped where it is absent."""

@@ -11,6 +11,7 @@ from gpt2_repro import diagnose
 from gpt2_repro.errors import UserError
 
 
+@pytest.mark.slow
 def test_a_run_brings_its_own_data_and_baseline(
     train: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

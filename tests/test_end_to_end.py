@@ -116,6 +116,7 @@ def test_dry_run_derives_everything_and_writes_nothing(type_command, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_wandb_records_offline_never_asks_and_cannot_end_a_training(
     type_command, type_warm, tiny_recipe: Path, tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_help_shows_launch_lines_and_own_options(type_command, command) -> None:
         assert "--gradient_accumulation_steps" not in done.stdout
 
 
+@pytest.mark.slow
 def test_two_steps_of_the_real_model_on_real_text(real_data: Path, type_command, tmp_path: Path) -> None:
     prepared = type_command(
         "python",

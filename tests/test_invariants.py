@@ -10,6 +10,9 @@ import yaml
 from safetensors.torch import load_file
 
 
+pytestmark = pytest.mark.slow
+
+
 LAYOUTS = {
     "8x1": (("python",), 8),
     "4x2": (("python",), 4),

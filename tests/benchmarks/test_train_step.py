@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_two_contenders_in_one_table(type_command, tmp_path: Path) -> None:
     short = ("--warmup", 1, "--steps", 2, "--windows", 2, "--rounds", 1, "--out", tmp_path / "out.json")
     done = type_command("python", "benchmarks/train_step.py", *short, "--only", "trainer", "bare", "--no-compile")

@@ -14,6 +14,9 @@ from gpt2_repro.evaluation.scores import read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
 
+pytestmark = pytest.mark.slow
+
+
 def test_every_setting_is_on_the_command_line() -> None:
     words = launch_command(
         Path("m"),

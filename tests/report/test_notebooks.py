@@ -15,6 +15,9 @@ from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources import shakespeare
 
 
+pytestmark = pytest.mark.slow
+
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 

@@ -43,6 +43,7 @@ def test_a_run_that_was_stopped_is_the_straight_one(train, events, kind, straigh
     assert (run / "final/model.safetensors").read_bytes() == (straight / "final/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_run(train, events, kind, straight: Path, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *kind, launcher=("launch", 2))
     assert losses(events, run) == pytest.approx(losses(events, straight), abs=1e-5)

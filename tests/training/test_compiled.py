@@ -42,6 +42,7 @@ def test_a_good_graph_has_no_problem() -> None:
     assert check_graphs([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], n_layer=12) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs a C++ compiler")
 def test_a_compiled_run_under_zero1_is_the_eager_one(
     train, events, type_command, tiny_recipe: Path, tmp_path: Path
@@ -66,6 +67,7 @@ def test_a_compiled_run_under_zero1_is_the_eager_one(
             assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), ours["step"]
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_compile_is_announced(type_command, tiny_recipe: Path, tmp_path: Path) -> None:
     words = ("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", "--torch_compile", "--max_steps", 4)
     done = type_command(*words, TORCHDYNAMO_DISABLE="1")

@@ -151,6 +151,7 @@ def test_every_step_is_what_it_should_be(straight: Path, table, steps, events) -
     assert plan["by_length"] and plan["gradient_accumulation_steps"] == 4  # 1 + ln 4 + 2,079 / (1,024 * 32 / 33)
 
 
+@pytest.mark.slow
 def test_two_zero1_processes_train_the_same_steps(straight: Path, grouped, events) -> None:
     run = grouped("two", "--per_device_train_batch_size", 16, launcher=("launch", 2))
     engine = json.loads((run / "environment.json").read_text())["engine"]

@@ -121,6 +121,7 @@ def test_learning_rates_and_gradient_norm_of_the_log(train, events, folder: Path
     assert logged[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> None:
     options = ("--bf16", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3)
     run = train(tmp_path / "run", *options, launcher=("launch", 2))

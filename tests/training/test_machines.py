@@ -10,6 +10,9 @@ from tests.commands import kill_all
 from tests.warm import start_warm
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def port() -> int:
     with socket.socket() as free:

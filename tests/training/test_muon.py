@@ -105,6 +105,7 @@ def test_it_follows_weights_that_have_moved() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_and_is_the_same_on_two_processes(train, events, tmp_path: Path) -> None:
     options = ("--optim", "muon", "--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", 0.5)
     rows = ("--per_device_train_batch_size", 4)
@@ -122,6 +123,7 @@ def test_a_run_is_resumed_and_is_the_same_on_two_processes(train, events, tmp_pa
     assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2, *(1e-2 * (1 - (k / 4) ** 0.5) for k in range(4))])
 
 
+@pytest.mark.slow
 def test_under_zero_it_is_refused_with_the_launcher_to_use(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
     words = ("train.py", tiny_recipe, "--optim", "muon", "--output_dir", tmp_path / "run")
     done = type_warm("launch", 2, *words, "--per_device_train_batch_size", 4)

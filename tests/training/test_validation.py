@@ -49,6 +49,7 @@ def hellaswag(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_scores_and_samples_when_it_is_due(train, events, hellaswag: Path, tmp_path: Path, capfd) -> None:
     options = ("--max_steps", 6, "--eval_steps", 2, "--hellaswag_steps", 4, "--hellaswag_data", hellaswag)
     options += ("--sample_steps", 3, "--learning_rate", 1e-30)

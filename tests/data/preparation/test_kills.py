@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[3]
 # Parts of 2 KB and files of rows of 3 KB, so that a second of work has a hundred places to be killed at.
 STORY = """
