@@ -170,13 +170,13 @@ def _deviations(found: list[Mapping[str, str]] | None) -> list[str]:
     """How the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. A run of before did not say."""
     if found is None:
         return []
-    keys = ("field", "run", "recipe", "effect")
+    keys = ("field", "run", "recipe")
     lines = [
         "| " + " | ".join(its[key].replace("|", "/") for key in keys) + " |"
         for its in found
         if its["field"] != "data.data_files"  # paths of one machine
     ]
-    table = "\n".join(["| field | here | there | known effect |", "| --- | --- | --- | --- |", *lines])
+    table = "\n".join(["| field | here | there |", "| --- | --- | --- |", *lines])
     there = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
     return [
         f"## Deviations from {there}\n\n{table}" if found else f"In what is learned it does not deviate from {there}."

@@ -78,12 +78,12 @@ def bill_table(run: Run) -> Table:
 
 
 def deviation_table(run: Run) -> Table:
-    """How the recipe deviates from the default one in what is learned, and what that is known to do."""
+    """The fields that differ from the default recipe and change what is learned."""
     rows = [
-        [Cell(str(mapping(its).get(key, "–"))) for key in ("field", "run", "recipe", "effect")]
+        [Cell(str(mapping(its).get(key, "–"))) for key in ("field", "run", "recipe")]
         for its in run.environment.get("deviations") or []
     ]
-    return Table(["field", "here", "gpt2_124m", "known effect"], rows)
+    return Table(["field", "here", "gpt2_124m"], rows)
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
