@@ -123,8 +123,8 @@ def main(argv: list[str]) -> None:
 
     write_whole(output / "diagnosis.json", json.dumps(diagnosis, indent=2) + "\n")
     write_whole(output / "diagnosis.md", table := to_markdown(diagnosis))
-    for name, cuts in diagnosis_figures(diagnosis).items():
-        write_whole(output / f"{name}.png", cuts["wide"])
+    for name, figure in diagnosis_figures(diagnosis).items():
+        write_whole(output / f"{name}.png", figure)
     print(f"\n{table}\nWritten: {output}/ (diagnosis.md, diagnosis.json, figures)")
 
 

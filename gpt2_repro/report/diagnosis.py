@@ -1,4 +1,4 @@
-"""The figures of a diagnosis."""
+"""Figures of a diagnosis."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpt2_repro.report.paper import BLUE, DPI, GREY, ORANGE, Png, render
+from gpt2_repro.report.plots import BLUE, GREY, ORANGE, legend, render
 
 
 Z95 = 1.96
 
 
-def diagnosis_figures(diagnosis: Mapping[str, Any]) -> dict[str, Png]:
-    """The figures of a diagnosis.json by the name of their file; none of an empty one."""
+def diagnosis_figures(diagnosis: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the figures of a diagnosis.json by file name; none if it is empty."""
     if not diagnosis:
         return {}
     names = [model["name"] for model in diagnosis["models"]]
@@ -34,64 +34,41 @@ def diagnosis_figures(diagnosis: Mapping[str, Any]) -> dict[str, Png]:
 
 
 def _draw_buckets(figure: Figure, *, buckets: Sequence[Mapping[str, Any]], names: Sequence[str], axis: str) -> None:
-    """Both losses above, their difference with its 95 % interval below. Buckets without an axis have no order."""
+    """Draw both losses and, below, their difference with its 95 % interval. Buckets without an axis are unordered."""
     upper, lower = figure.subplots(2, sharex=True, height_ratios=[3, 2])
     places = range(len(buckets))
     for key, name, colour, form in (("ours", names[0], BLUE, "o-"), ("theirs", names[1], ORANGE, "s--")):
         losses = [bucket[key] for bucket in buckets]
-        upper.plot(
-            places, losses, form if axis else form[0], color=colour, markersize=4, label=_shortened(name, figure)
-        )
+        upper.plot(places, losses, form if axis else form[0], color=colour, markersize=4, label=name)
     upper.set_ylabel("nats per token")
-    _legend(upper)
+    legend(upper)
     differences = [bucket["difference"] for bucket in buckets]
-    lower.errorbar(
-        places,
-        [difference["value"] for difference in differences],
-        yerr=[Z95 * (difference["stderr"] or 0) for difference in differences],
-        fmt="o",
-        color=BLUE,
-        markersize=4,
-    )
+    values = [difference["value"] for difference in differences]
+    errors = [Z95 * (difference["stderr"] or 0) for difference in differences]
+    lower.errorbar(places, values, yerr=errors, fmt="o", color=BLUE, markersize=4)
     lower.axhline(0, color=GREY, linewidth=1)
     lower.set_ylabel("difference")
     lower.set_xlabel(axis)
     lower.margins(x=0.02 if axis else 0.1)
-    _name_places(lower, [bucket["label"] for bucket in buckets])
+    _label_places(lower, [bucket["label"] for bucket in buckets])
 
 
 def _draw_start(figure: Figure, places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Loss by the place behind a document's start, with the start token and without it."""
+    """Draw the loss by position in the document, with the start token and without it."""
     axes = figure.subplots()
     for key, name, colour, mark in (("ours", names[0], BLUE, "o"), ("theirs", names[1], ORANGE, "s")):
-        label = _shortened(name, figure)
-        axes.plot(
-            range(len(places)), [place[key] for place in places], f"{mark}-", color=colour, markersize=4, label=label
-        )
-        without = [
-            (at, place[f"{key}_without"]) for at, place in enumerate(places) if place[f"{key}_without"] is not None
-        ]
-        axes.plot(
-            *zip(*without, strict=True), f"{mark}:", color=colour, markersize=4, alpha=0.6, label="no start token"
-        )
+        losses, without = ([place[field] for place in places] for field in (key, f"{key}_without"))
+        axes.plot(losses, f"{mark}-", color=colour, markersize=4, label=name)
+        at = [number for number, loss in enumerate(without) if loss is not None]
+        kept = [without[number] for number in at]
+        axes.plot(at, kept, f"{mark}:", color=colour, markersize=4, alpha=0.6, label="no start token")
     axes.set_ylabel("nats per token")
     axes.set_xlabel("token of the document")
-    _legend(axes)
-    _name_places(axes, [place["label"] for place in places])
+    legend(axes)
+    _label_places(axes, [place["label"] for place in places])
 
 
-def _legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-
-
-def _shortened(name: str, figure: Figure) -> str:
-    """As much of the end of a name as two of them have room for in the width of the figure."""
-    room = int(4 * figure.get_figwidth())
-    return name if len(name) <= room else f"…{name[1 - room :]}"
-
-
-def _name_places(axes: Axes, labels: Sequence[str]) -> None:
-    narrow = axes.get_window_extent().width < 6 * DPI
-    turn = len(labels) > (5 if narrow else 14)
+def _label_places(axes: Axes, labels: Sequence[str]) -> None:
+    crowded = sum(map(len, labels)) > 50
     turned: dict[str, Any] = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(labels)), labels, fontsize=8, **turned if turn else {})
+    axes.set_xticks(range(len(labels)), labels, **turned if crowded else {})

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing beside it: figures inlined, no scripts, no fonts from elsewhere."""
+"""Write the report as one self-contained HTML file: figures inlined, no scripts, no external fonts."""
 
 import base64
 import datetime
@@ -12,7 +12,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 from gpt2_repro.report.diagnosis import diagnosis_figures
 from gpt2_repro.report.facts import why_not_comparable
-from gpt2_repro.report.paper import Png
 from gpt2_repro.report.plots import overlay_figures, run_figures
 from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import recipe_differences, run_table
@@ -26,25 +25,18 @@ HELLASWAG_CAPTION = (
 
 
 def write_page(runs: Sequence[Run], output: Path) -> None:
-    """Write the page to `output` and the figures to the folder of its name beside it, each file whole or not at all.
+    """Write the page to `output` and its figures as PNG files to the folder of the same name.
 
-    `runs/demo/report.html` has `runs/demo/report/loss.png`; of several runs each has a folder in there.
+    `runs/demo/report.html` has `runs/demo/report/loss.png`; with several runs each has a folder in there.
     """
     folder = output.with_suffix("") if output.suffix else output.with_name(f"{output.name}-figures")
-    labels = label_runs(runs)
+    labels, several = label_runs(runs), len(runs) > 1
     views = []
     for run, label in zip(runs, labels, strict=True):
-        figures = run_figures(run)
-        diagnosed = {f"diagnosis_{name}": cuts for name, cuts in diagnosis_figures(run.diagnosis).items()}
-        figures |= diagnosed
-        for name, cuts in figures.items():
-            _write(folder / (label if len(runs) > 1 else "") / f"{name}.png", cuts["wide"])
-        inlined = {name: _figure(cuts) for name, cuts in figures.items()}
-        views.append(view_run(run, label) | {"figures": inlined, "diagnosed": list(diagnosed)})
-    several = len(runs) > 1
-    overlaid = overlay_figures(runs, labels) if several else {}
-    for name, cuts in overlaid.items():
-        _write(folder / f"{name}.png", cuts["wide"])
+        diagnosed = {f"diagnosis_{name}": png for name, png in diagnosis_figures(run.diagnosis).items()}
+        figures = _write_figures(run_figures(run) | diagnosed, folder / label if several else folder)
+        views.append(view_run(run, label) | {"figures": figures, "diagnosed": list(diagnosed)})
+    overlay = _write_figures(overlay_figures(runs, labels), folder) if several else {}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -55,7 +47,7 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     html = environment.get_template("page.html.j2").render(
         title=", ".join(labels),
         runs=views,
-        overlay={name: _figure(cuts) for name, cuts in overlaid.items()},
+        overlay=overlay,
         hellaswag_caption=HELLASWAG_CAPTION,
         not_comparable=why_not_comparable(runs),
         run_table=run_table(runs, labels) if several else None,
@@ -66,7 +58,7 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
 
 
 def label_runs(runs: Sequence[Run]) -> list[str]:
-    """The name of each run's folder, or, where two share a name, the path from the folder that holds them all."""
+    """Return each run's folder name or, if two are equal, the paths below the folder that contains them all."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
@@ -75,8 +67,11 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
     return [str(path.relative_to(above)) for path in paths]
 
 
-def _figure(cuts: Png) -> dict[str, str]:
-    return {cut: base64.b64encode(png).decode() for cut, png in cuts.items()}
+def _write_figures(figures: dict[str, bytes], folder: Path) -> dict[str, str]:
+    """Write the figures as files and return them in base64 for the page."""
+    for name, png in figures.items():
+        _write(folder / f"{name}.png", png)
+    return {name: base64.b64encode(png).decode() for name, png in figures.items()}
 
 
 def _write(path: Path, content: bytes) -> None:
