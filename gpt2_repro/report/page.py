@@ -13,7 +13,7 @@ from gpt2_repro.files import write_whole
 from gpt2_repro.report.diagnosis import diagnosis_figures
 from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.plots import overlay_figures, run_figures
-from gpt2_repro.report.read import Run
+from gpt2_repro.report.read import DIAGNOSIS, Run, reading
 from gpt2_repro.report.tables import recipe_differences, run_table
 from gpt2_repro.report.view import view_run
 
@@ -33,7 +33,8 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     labels, several = label_runs(runs), len(runs) > 1
     views = []
     for run, label in zip(runs, labels, strict=True):
-        diagnosed = {f"diagnosis_{name}": png for name, png in diagnosis_figures(run.diagnosis).items()}
+        with reading(run.path / DIAGNOSIS):
+            diagnosed = {f"diagnosis_{name}": png for name, png in diagnosis_figures(run.diagnosis).items()}
         figures = _write_figures(run_figures(run) | diagnosed, folder / label if several else folder)
         views.append(view_run(run, label) | {"figures": figures, "diagnosed": list(diagnosed)})
     overlay = _write_figures(overlay_figures(runs, labels), folder) if several else {}

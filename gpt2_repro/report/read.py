@@ -1,9 +1,10 @@
 """A run folder as it lies on disk, finished or not. Everything that the report shows comes through here."""
 
+import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,23 +16,8 @@ from gpt2_repro.files import parse_event, read_lines
 
 RECORD_FILES = ("metrics.jsonl", "run_status.json", "environment.json", "recipe.yaml")
 Row = dict[str, Any]
-# What the report shows of what other commands have written.
-COMPARISON = {
-    "models": [{"name": str}],
-    "baseline": object,
-    "limit": object,
-    "rows": [{"task": str, "metric": str, "values": dict, "higher_is_better": object}],
-}
-BUCKET = {"label": str, "ours": float, "theirs": float, "difference": {"value": float, "stderr": object}}
-DIAGNOSIS = {
-    "models": [{"name": str}],
-    "conclusion": str,
-    "frequencies_of": str,
-    "start_token": object,
-    "domains": [BUCKET],
-    "positions": [BUCKET],
-    "frequencies": [BUCKET],
-}
+COMPARISON, DIAGNOSIS = "evaluation/comparison.json", "evaluation/diagnosis/diagnosis.json"
+WRITERS = {"comparison.json": "bash evaluate.sh", "diagnosis.json": "python -m gpt2_repro.diagnose"}
 LARGEST = 1e30  # what is larger is a slip, and matplotlib has no axis for it
 
 
@@ -117,11 +103,9 @@ def read_run(path: Path) -> Run:
     samples, _ = _read_lines(path / "samples.jsonl")
     recipe_file = path / "recipe.yaml"
     environment = _read_object(path / "environment.json")
-    try:
+    with reading(recipe_file):
         recipe_text = recipe_file.read_text() if recipe_file.is_file() else ""
         recipe = yaml.safe_load(recipe_text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{recipe_file} is not YAML, mend or delete it: {' '.join(str(error).split())}") from None
     return Run(
         path=path,
         recipe_text=recipe_text,
@@ -131,10 +115,8 @@ def read_run(path: Path) -> Run:
         training=_last_per_step((row for row in events if "loss" in row), environment),
         validation=_last_per_step((row for row in events if any(key.startswith("eval_") for key in row)), environment),
         samples=_samples(samples),
-        comparison=_read_written(path / "evaluation" / "comparison.json", COMPARISON, "bash evaluate.sh"),
-        diagnosis=_read_written(
-            path / "evaluation" / "diagnosis" / "diagnosis.json", DIAGNOSIS, "python -m gpt2_repro.diagnose"
-        ),
+        comparison=_read_object(path / COMPARISON),
+        diagnosis=_read_object(path / DIAGNOSIS),
         broken_lines=broken_lines,
     )
 
@@ -178,30 +160,20 @@ def _no_run(path: Path) -> str:
     return f"{path} {what}: {did_you_mean(str(path), runs)}"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise UserError if the block cannot read the file or misses something in it."""
     try:
-        return mapping(json.loads(path.read_text()))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON, mend or delete it: {error}") from None
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        command = WRITERS.get(path.name)
+        fix = f"write it again with {command}" if command else "repair it"
+        raise UserError(f"{path} is damaged: {fix}, or delete it ({' '.join(str(error).split())})") from None
 
 
-def _read_written(path: Path, shape: object, command: str) -> dict[str, Any]:
-    """A document of another command, {} where there is none. Raises UserError for one that lacks what is shown of it."""
-    document = _read_object(path)
-    if document and not _fits(document, shape):
-        raise UserError(f"{path} is none of this version: type {command} again, or delete it")
-    return document
-
-
-def _fits(value: object, shape: object) -> bool:
-    """Whether a value has the keys and kinds of a shape: mappings, lists of one kind, a type, or object for anything."""
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(key in value and _fits(value[key], its) for key, its in shape.items())
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
-    return is_number(value) if shape is float else isinstance(value, shape)  # type: ignore[arg-type]
+def _read_object(path: Path) -> dict[str, Any]:
+    with reading(path):
+        return mapping(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def _samples(rows: Iterable[Row]) -> list[Row]:

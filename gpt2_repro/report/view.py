@@ -15,7 +15,7 @@ from gpt2_repro.report.facts import (
     reference_name,
     where_things_are,
 )
-from gpt2_repro.report.read import Row, Run, is_number, mapping
+from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, is_number, mapping, reading
 from gpt2_repro.report.tables import (
     bill_table,
     comparison_table,
@@ -45,6 +45,10 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
     """What the template shows of one run."""
     numbers = facts(run)
     samples = sorted(run.samples, key=lambda row: -row["step"])
+    with reading(run.path / COMPARISON):
+        comparison = comparison_table(run.comparison) if run.comparison else None
+    with reading(run.path / DIAGNOSIS):
+        captions = _diagnosis_captions(run)
     return {
         "label": label,
         "run": run,
@@ -59,11 +63,11 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "newest": samples[0]["step"] if samples else None,
         "has_hellaswag_lines": bool(hellaswag_lines(run)),
         "baselines": _baseline_sentences(run),
-        "captions": _diagnosis_captions(run),
+        "captions": captions,
         "bill": bill_table(run),
         "price": f"${run.usd_per_hour:,.2f} an hour" if run.usd_per_hour else None,
         "deviations": deviation_table(run) if isinstance(run.environment.get("deviations"), list) else None,
-        "comparison": comparison_table(run.comparison) if run.comparison.get("rows") else None,
+        "comparison": comparison,
         "data": _data_rows(run),
         "counts": count_table(mapping(run.environment.get("data"))),
         "environment": _environment_rows(run),

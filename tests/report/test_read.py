@@ -92,7 +92,7 @@ def test_where_there_is_no_run_at_all(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_damaged_record_is_named(run_folder: Path) -> None:
     (run_folder / "environment.json").write_text('{"parameters": ')
-    with pytest.raises(UserError, match=r"environment\.json is not JSON"):
+    with pytest.raises(UserError, match=r"environment\.json"):
         read_run(run_folder)
 
 
