@@ -130,7 +130,6 @@ def main(argv: list[str]) -> None:
             *environment.check_limits(),
             machine.check_data(recipe),
             *disks.check_room(needs, volume_bytes=volume),
-            *disks.check_speeds([need.folder for need in needs]),
             environment.check_secrets(os.environ),
             *machine.check_links(options.topology),
         ]

@@ -97,7 +97,6 @@ def test_a_card_of_no_table_can_be_planned_by_its_speed(look) -> None:
 
 
 def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt2_repro.preflight.disks.PROBE_BYTES", 2**22)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     links = tmp_path / "topo.txt"
     links.write_text(BLOG)
@@ -110,7 +109,6 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_machine_on_which_the_run_would_be_refused(look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt2_repro.preflight.disks.PROBE_BYTES", 2**22)
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out = look("--dataset_dir", "data/none")
@@ -118,10 +116,7 @@ def test_a_machine_on_which_the_run_would_be_refused(look, monkeypatch: pytest.M
     assert "! data             data/none is not prepared yet" in out and "42.3 GB of data in data/none" in out
 
 
-def test_data_that_was_prepared_otherwise_is_in_the_way(
-    look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpt2_repro.preflight.disks.PROBE_BYTES", 2**22)
+def test_data_that_was_prepared_otherwise_is_in_the_way(look, tiny_recipe: Path) -> None:
     code, out = look(tiny_recipe, "--sequence_length", 16)
     assert code == 1 and "✗ data" in out and "was prepared with sequence_length 32" in out
 
