@@ -62,7 +62,6 @@ EXTRAS: dict[str, dict[str, Any]] = {
     },
     "json": {"action": "store_true", "help": "Print everything as one JSON object."},
 }
-CORES_A_CARD = 16  # of a rented machine, assumed
 
 
 def main(argv: list[str]) -> None:
@@ -107,9 +106,6 @@ def main(argv: list[str]) -> None:
         as_published=is_as_published(training, model_type=recipe.values["model"]["model_type"]),
     )
     planned |= {"data_bytes": data_bytes, "run_bytes": run_bytes(work)}
-    planned["preparing"] = _preparing(
-        recipe, planned["machine"], here_cores=os.cpu_count() if options.gpu is None else 0
-    )
     findings = [machine.check_division(recipe, cards)]
     if options.gpu is not None:
         findings += _what_the_name_means(name, measured=bool(options.tokens_per_second))
@@ -192,28 +188,6 @@ def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
     work = work_of(training, scale, validation_tokens=validation, hellaswag_tokens=HELLASWAG_TOKENS)
     peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
     return work, 2 * tokens, 0 if manifest else peak
-
-
-def _preparing(recipe: "ParsedRecipe", machine: dict[str, Any], *, here_cores: int | None) -> dict[str, Any] | None:
-    """Preparing the data on this machine or on a cheap one; None without a price, or for a source of unknown size."""
-    from gpt2_repro.data.sources.presets import PRESETS, TEXT_RATE
-    from gpt2_repro.preflight.cost import preparing
-
-    data = recipe.values["data"]
-    preset = None if data["data_files"] else PRESETS.get(data["source"])
-    if preset is None or not preset.text or not machine["usd_per_hour"]:
-        return None
-    cores = here_cores or CORES_A_CARD * machine["cards"]
-    taken = min(1.0, (data["max_tokens"] or preset.tokens) / preset.tokens)
-    found = preparing(
-        text_bytes=taken * preset.text,
-        download_bytes=taken * preset.download,
-        data_bytes=taken * 2 * preset.tokens,
-        text_rate=TEXT_RATE,
-        cores=cores,
-        usd_per_hour=machine["usd_per_hour"],
-    )
-    return {"cores": cores, "cores_are": "counted" if here_cores else "assumed", **found._asdict()}
 
 
 if __name__ == "__main__":

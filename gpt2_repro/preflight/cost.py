@@ -12,9 +12,6 @@ GPT2_FLOPS_PER_TOKEN = 855e6  # of the 124M model in rows of 1,024 tokens (6N + 
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
-NETWORK_BYTES_PER_SECOND = 100e6
-# Lambda's cpu_4x_general (skypilot-catalog v8).
-CPU_MACHINE_CORES, CPU_MACHINE_USD_PER_HOUR = 4, 0.20
 
 
 class Entry(NamedTuple):
@@ -112,47 +109,6 @@ def run_bytes(work: Work) -> int:
     newest = work.keep_checkpoints or saves(work)
     for_good = work.steps // work.keep_every_steps if work.keep_every_steps else 0
     return (min(newest, max(1, saves(work))) + for_good + 2) * work.checkpoint_bytes + work.final_bytes
-
-
-class Preparing(NamedTuple):
-    """What preparing the data costs on the machine with the cards, and on a cheap one without."""
-
-    hours_there: float
-    usd_there: float
-    hours_apart: float
-    usd_apart: float
-    usd_copying: float  # of the machine with the cards, while it waits for the copy; none where both mount one volume
-    # A machine with cards that costs more than this an hour had better not prepare: where both mount one volume, and where the data
-    # is copied, None where that never pays.
-    break_even: float
-    break_even_copied: float | None
-
-
-def preparing(
-    *, text_bytes: float, download_bytes: float, data_bytes: float, text_rate: float, cores: int, usd_per_hour: float
-) -> Preparing:
-    """The two ways compared.
-
-    Args:
-        text_rate: bytes a second of one worker; a machine has a worker a core, and 100 MB/s of network.
-        cores: of the machine with the cards, which costs `usd_per_hour`.
-    """
-
-    def took(workers: int) -> float:
-        return max(download_bytes / NETWORK_BYTES_PER_SECOND, text_bytes / text_rate / workers) / 3600
-
-    copying = data_bytes / SYNC_BYTES_PER_SECOND / 3600
-    there, apart = took(cores), took(CPU_MACHINE_CORES)
-    usd_apart = apart * CPU_MACHINE_USD_PER_HOUR
-    return Preparing(
-        hours_there=there,
-        usd_there=there * usd_per_hour,
-        hours_apart=apart,
-        usd_apart=usd_apart,
-        usd_copying=copying * usd_per_hour,
-        break_even=usd_apart / there,
-        break_even_copied=usd_apart / (there - copying) if there > copying else None,
-    )
 
 
 def ranked(offers: Sequence[Ranked]) -> list[Ranked]:

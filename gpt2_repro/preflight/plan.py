@@ -101,8 +101,6 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
         f"  {work['flops']:.3g} FLOPs; a checkpoint {size(work['checkpoint_bytes'])} under DeepSpeed, final {size(work['final_bytes'])}",
         f"  disk: {size(planned['data_bytes'])} for the data, {size(planned['run_bytes'])} for the run",
     ]
-    if planned["preparing"]:
-        lines += _preparing_lines(planned["preparing"])
     lines += [
         "",
         "10B tokens of GPT-2 124M, steps alone, the cheapest card first; community machines mount no network volume:",
@@ -114,16 +112,3 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
             f"${offer['usd_per_hour']:.2f} an hour, {offer['priced']}{guessed}"
         )
     return lines
-
-
-def _preparing_lines(data: dict[str, Any]) -> list[str]:
-    copied = f", from ${data['break_even_copied']:.2f}" if data["break_even_copied"] else ", never"
-    whose = "of this machine" if data["cores_are"] == "counted" else "of such a machine, assumed"
-    return [
-        "",
-        f"preparing the data: {60 * data['hours_there']:.0f} min on {data['cores']} cores {whose}, ${data['usd_there']:.2f}; "
-        f"{60 * data['hours_apart']:.0f} min on {cost.CPU_MACHINE_CORES} cores without cards, "
-        f"${data['usd_apart']:.2f} on a volume that both mount, ${data['usd_apart'] + data['usd_copying']:.2f} where it is copied",
-        f"  break-even: elsewhere is cheaper from ${data['break_even']:.2f} an hour of this machine where both mount one volume{copied} "
-        "where it is copied",
-    ]

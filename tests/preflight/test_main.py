@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gpt2_repro import machine
-from gpt2_repro.data.sources.presets import PRESETS
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
@@ -39,8 +38,6 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     assert "8.46e+18 FLOPs; a checkpoint 2.0 GB under DeepSpeed, final 498 MB" in out
     assert "disk: 20.7 GB for the data, 8.5 GB for the run" in out
     assert "--per_device_train_batch_size 64 on 80 GB, estimated" in out
-    assert "128 cores of such a machine, assumed" in out and "on a volume that both mount" in out
-    assert "break-even: elsewhere is cheaper from $0.20 an hour" in out
     ranking = {line.split("h of one  ")[1][:15].strip(): line for line in out.splitlines() if "h of one" in line}
     assert ranking["L40S"].endswith("; speed estimated") and not ranking["RTX 4090"].endswith("estimated")
 
@@ -64,10 +61,6 @@ def test_a_number_of_cards_that_does_not_divide_is_in_the_way(look) -> None:
 def test_a_run_that_is_stopped_costs_what_it_takes(look) -> None:
     _, out = look("recipes/check_124m.yaml", "--gpu", "H100 SXM")
     assert "1,000 steps, 0.52B tokens" in out and "disk: 1.4 GB for the data" in out
-    _, whole = look("--gpu", "H100 SXM", "--json")
-    _, part = look("recipes/check_124m.yaml", "--gpu", "H100 SXM", "--json")
-    hours = [json.loads(text)["preparing"]["hours_there"] for text in (part, whole)]
-    assert hours[0] == pytest.approx(hours[1] * 700e6 / PRESETS["fineweb-10bt"].tokens)
 
 
 @pytest.mark.parametrize(

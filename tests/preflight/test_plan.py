@@ -11,7 +11,7 @@ import pytest
 
 from gpt2_repro.compute import gpt2_scale
 from gpt2_repro.errors import UserError
-from gpt2_repro.preflight.cost import TEN_BILLION, Work, budget, hours, preparing, run_bytes, saves
+from gpt2_repro.preflight.cost import TEN_BILLION, Work, budget, hours, run_bytes, saves
 from gpt2_repro.preflight.plan import plan_lines, plan_on
 from gpt2_repro.preflight.prices import Price, card_of, card_table, price_table
 from gpt2_repro.preflight.work import is_as_published, work_of
@@ -131,7 +131,7 @@ def test_another_way_of_computing_has_no_published_speed() -> None:
 
 
 def lines(planned: dict[str, Any]) -> str:
-    return "\n".join(plan_lines(planned | {"data_bytes": 1e9, "run_bytes": 2e9, "preparing": None}))
+    return "\n".join(plan_lines(planned | {"data_bytes": 1e9, "run_bytes": 2e9}))
 
 
 def test_a_machine_that_is_not_there_yet() -> None:
@@ -183,26 +183,6 @@ def test_every_card_has_its_source_and_every_price_its_card() -> None:
         assert card.micro_batch == min(64, 2 ** int(math.log2(rows)))
         assert 50_000 < card.tokens_per_second < 2e6 and card.memory_gb >= 24
     assert all(card_of(price.card) is not None for price in price_table())
-
-
-def test_preparing_elsewhere_pays_on_a_volume_that_both_mount() -> None:
-    sizes = {"text_bytes": 47e9, "download_bytes": 30.64e9, "data_bytes": 20.7e9, "text_rate": 45e6}
-    dear = preparing(**sizes, cores=8, usd_per_hour=14)
-    # 47 GB at 45 MB/s a core: 131 s on 8 cores, but 306 s for the network; on 4 cores 306 s too.
-    assert dear.hours_there == pytest.approx(30.64e9 / 100e6 / 3600) and dear.hours_apart == dear.hours_there
-    assert dear.usd_there == pytest.approx(dear.hours_there * 14)
-    assert dear.usd_apart == pytest.approx(dear.hours_apart * 0.2)
-    # Twenty gigabytes at 50 MB/s make the cards wait longer than the download did: only a shared volume saves.
-    assert dear.usd_apart < dear.usd_there < dear.usd_apart + dear.usd_copying
-    assert dear.break_even == pytest.approx(0.2) and dear.break_even_copied is None
-    # Slower text: 4 cores take 2 h, 8 cores 1 h of which the copy saves all but 414 s.
-    slow = preparing(**sizes | {"text_rate": 47e9 / 8 / 3600}, cores=8, usd_per_hour=14)
-    assert slow.break_even == pytest.approx(0.4)
-    assert slow.break_even_copied == pytest.approx(0.4 / (1 - 414 / 3600))
-    at_break_even = preparing(
-        **sizes | {"text_rate": 47e9 / 8 / 3600}, cores=8, usd_per_hour=slow.break_even_copied or 0
-    )
-    assert at_break_even.usd_there == pytest.approx(at_break_even.usd_apart + at_break_even.usd_copying)
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:
