@@ -1,110 +1,103 @@
-"""Whether a machine can do what a run will ask of it: versions, driver, memory for sharing, open files, secrets."""
+"""Check versions, driver, shared memory, open files and secrets."""
 
 import platform
-import re
 import resource
 import shutil
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt2_repro.preflight.findings import Finding
 
 
-# The least major version of the NVIDIA driver that runs a CUDA of this major version (NVIDIA, CUDA compatibility).
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+# Minimum major version of the NVIDIA driver for each major version of CUDA (NVIDIA, CUDA compatibility).
 DRIVERS = {11: 450, 12: 525, 13: 580}
-LEAST_SHARED_MEMORY = 1e9  # NCCL and the readers of rows share through it; Docker's default is 64 MB
+LEAST_SHARED_MEMORY = 1e9  # for NCCL and data loading; Docker's default is 64 MB
 LEAST_OPEN_FILES = 4096
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
-REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>[^;#\s]*)\s*(;(?P<marker>[^#]+))?")
 
 
 def check_python(requirements: Path) -> list[Finding]:
-    """Python, and the packages that requirements.txt asks for on this machine; imports none of them."""
+    """Check Python and the packages of requirements.txt without importing them."""
+    from packaging.requirements import Requirement
+
     supported = sys.version_info >= (3, 11)
-    words = platform.python_version() + ("" if supported else ": 3.11 or newer")
+    words = platform.python_version() + ("" if supported else ": install 3.11 or newer")
     found = [Finding("✓" if supported else "✗", "python", words)]
-    lines = requirements.read_text().splitlines() if requirements.is_file() else []
-    for line in lines:
-        asked = REQUIREMENT.match(line)
-        if asked is None or (asked["marker"] and not _applies(asked["marker"])):
-            continue
-        finding = _check_package(asked["name"], asked["versions"])
-        # The others are told where something is wrong with them.
-        if finding.mark != "✓" or asked["name"] in PACKAGES:
-            found.append(finding)
+    for line in requirements.read_text().splitlines() if requirements.is_file() else []:
+        if text := line.partition("#")[0].strip():
+            asked = Requirement(text)
+            finding = _check_package(asked)
+            # Other packages are listed only if something is wrong.
+            if (asked.marker is None or asked.marker.evaluate()) and (finding.mark != "✓" or asked.name in PACKAGES):
+                found.append(finding)
     return found
 
 
-def _applies(marker: str) -> bool:
-    from packaging.markers import Marker
-
-    return Marker(marker).evaluate()
-
-
-def _check_package(name: str, versions: str) -> Finding:
+def _check_package(asked: "Requirement") -> Finding:
     from packaging.specifiers import SpecifierSet
 
     try:
-        installed = version(name)
+        installed = version(asked.name)
     except PackageNotFoundError:
-        return Finding("✗", name, "is not installed: pip install -r requirements.txt")
-    if SpecifierSet(versions).contains(installed, prereleases=True):
-        return Finding("✓", name, installed)
-    least = [part for part in versions.split(",") if part.startswith(">=")]
-    if least and not SpecifierSet(least[0]).contains(installed, prereleases=True):
-        return Finding("✗", name, f"{installed}, and {versions} is needed: pip install -r requirements.txt")
-    return Finding("!", name, f"{installed}, tested with {versions.removeprefix('==')}")
+        return Finding("✗", asked.name, "is not installed: pip install -r requirements.txt")
+    if asked.specifier.contains(installed, prereleases=True):
+        return Finding("✓", asked.name, installed)
+    least = SpecifierSet(",".join(str(its) for its in asked.specifier if its.operator == ">="))
+    if not least.contains(installed, prereleases=True):
+        return Finding("✗", asked.name, f"{installed}, needs {asked.specifier}: pip install -r requirements.txt")
+    return Finding("!", asked.name, f"{installed}, tested with {str(asked.specifier).removeprefix('==')}")
 
 
 def check_driver(driver: str | None, cuda: str | None, *, usable: bool = False) -> Finding:
-    """The driver against the CUDA that torch was built for.
+    """Check the NVIDIA driver against the CUDA version of torch.
 
     Args:
-        driver: its version; None: no NVIDIA device.
-        cuda: None: a CPU wheel.
-        usable: whether torch computes on a device all the same, as NVIDIA's compatibility packages let it.
+        driver: its version; None if there is no NVIDIA device.
+        cuda: None for a CPU build of torch.
+        usable: whether torch can use a device anyway, as with NVIDIA's compatibility packages.
     """
     if driver is None:
-        return Finding("!", "driver", "no NVIDIA device is here")
+        return Finding("!", "driver", "no NVIDIA device")
     if cuda is None:
-        return Finding("✗", "driver", f"driver {driver}, and torch is built without CUDA: install a torch with CUDA")
+        return Finding("✗", "driver", f"driver {driver}, but torch is built without CUDA: install a torch with CUDA")
     needed = DRIVERS.get(int(cuda.split(".")[0]))
     major = int(driver.split(".")[0]) if driver[:1].isdigit() else None
     if needed is None or major is None:
-        return Finding("!", "driver", f"driver {driver} and CUDA {cuda}: not known to this table")
+        return Finding("!", "driver", f"driver {driver} and CUDA {cuda} are not in the table of drivers")
     if major >= needed:
         return Finding("✓", "driver", f"{driver} runs CUDA {cuda}")
     if usable:
         return Finding(
-            "!", "driver", f"driver {driver} is older than CUDA {cuda} wants ({needed}), and torch can use it"
+            "!", "driver", f"driver {driver} is older than {needed}, which CUDA {cuda} needs; torch can use it"
         )
-    return Finding(
-        "✗",
-        "driver",
-        f"driver {driver} cannot run CUDA {cuda}, which needs {needed} or newer: rent a machine with a newer driver, or install a torch "
-        "built for an older CUDA",
-    )
+    fix = "rent a machine with a newer driver, or install a torch built for an older CUDA"
+    return Finding("✗", "driver", f"driver {driver} cannot run CUDA {cuda}, which needs {needed} or newer: {fix}")
 
 
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
-    """Shared memory and open files."""
+    """Check shared memory and open files."""
     found = []
     if shared_memory.is_dir():
         size = shutil.disk_usage(shared_memory).total
         enough = size >= LEAST_SHARED_MEMORY
-        mend = "" if enough else ": NCCL and readers of rows need 1 GB; start the container with --shm-size 16g"
-        found.append(Finding("✓" if enough else "✗", "shared memory", f"{size / 1e9:.1f} GB{mend}"))
+        fix = "" if enough else ": NCCL and data loading need 1 GB; start the container with --shm-size 16g"
+        found.append(Finding("✓" if enough else "✗", "shared memory", f"{size / 1e9:.1f} GB{fix}"))
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = 0 <= files < LEAST_OPEN_FILES
-    found.append(Finding("!" if few else "✓", "open files", f"{files}{': type ulimit -n 65536' if few else ''}"))
+    found.append(Finding("!" if few else "✓", "open files", f"{files}{': run ulimit -n 65536' if few else ''}"))
     return found
 
 
 def check_secrets(environment: Mapping[str, str]) -> Finding:
-    """Which secrets are there; never what they are."""
+    """List which secrets are set, without their values."""
     there = [name for name in SECRETS if environment.get(name)]
     missing = [name for name in SECRETS if name not in there]
     words = f"{', '.join(there) or 'none'} set" + (f", {', '.join(missing)} not" if missing else "")

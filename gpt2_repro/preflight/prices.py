@@ -12,9 +12,6 @@ import yaml
 from gpt2_repro.hardware import is_named
 
 
-OLD_DAYS = 60  # after which a list price is told to be looked up
-
-
 @dataclasses.dataclass(frozen=True)
 class Price:
     """A list price of one card of the table of cards."""
@@ -27,11 +24,6 @@ class Price:
 
     def __str__(self) -> str:
         return f"{self.provider}'s list price of {self.date}"
-
-    def aged(self, today: datetime.date) -> str:
-        """The date with its age, and what to do where that is much."""
-        days = (today - self.date).days
-        return f"{self.date}, {days} day{'' if days == 1 else 's'} old" + (": look it up" if days > OLD_DAYS else "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Commands that a preflight starts: their end is certain, whatever happens to it or to them."""
+"""Run commands that end with this process, in every case."""
 
 import contextlib
 import os
@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -22,24 +22,20 @@ def run_to_end(
     too_long: Callable[[str, float], bool],
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int | None, str]:
-    """Run a command to its end; the exit code, None where it took too long, and everything that it said.
+    """Run a command and return its exit code, None if it took too long, and its output.
 
-    Every process that it has started ends with it, also where this one is interrupted or told to end.
+    Every process that it has started is killed at the end, also if this process is interrupted.
 
     Args:
-        too_long: whether to give up, from what was said so far and the seconds since the start.
-        environment: variables beside those that are there.
+        too_long: whether to give up, from the output so far and the seconds since the start.
+        environment: additional variables.
     """
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch, _signals_raise():
         log = Path(scratch, "log")
         variables = {**os.environ, **(environment or {}), "TMPDIR": scratch}
-        with (
-            log.open("wb") as output,
-            # A session of its own: Ctrl-C reaches this process alone, which ends the others in their order.
-            subprocess.Popen(
-                command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            ) as process,
-        ):
+        # In a session of its own: Ctrl-C reaches this process only, which then ends the others.
+        options: dict[str, Any] = {"env": variables, "stderr": subprocess.STDOUT, "start_new_session": True}
+        with log.open("wb") as output, subprocess.Popen(command, stdout=output, **options) as process:
             began = time.monotonic()
             try:
                 while process.poll() is None and not too_long(_read(log), time.monotonic() - began):
@@ -51,10 +47,10 @@ def run_to_end(
 
 
 def last_words(said: str) -> str:
-    """The line that says what was wrong. A launcher writes a traceback of its own behind it."""
+    """Return the line with the error. A launcher writes its own traceback after it."""
     lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
     telling = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]
-    return (telling or lines[-1:] or ["it said nothing"])[0]
+    return (telling or lines[-1:] or ["no output"])[0]
 
 
 def _read(log: Path) -> str:
@@ -62,7 +58,7 @@ def _read(log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # A launcher's workers have sessions of their own.
+    # The workers of a launcher have their own sessions.
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -73,14 +69,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """What ends a process without a word raises SystemExit here, so that everything is put away."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so that everything is cleaned up."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

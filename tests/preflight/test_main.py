@@ -32,14 +32,12 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     assert code == 0
     # No machine is looked at: what is said is of the recipe and of the name.
     marked = [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")]
-    assert marked == ["step", "card"] and "A100 SXM 80 GB or A100 SXM 40 GB: planned for the first" in out
+    assert marked == ["step", "card"]
     assert "18,865 steps, 9.89B tokens on 8 x A100 SXM 80 GB" in out
     assert "training steps      94.3 min  published" in out and "at $14.00 an hour (as typed)" in out
     assert "8.46e+18 FLOPs; a checkpoint 2.0 GB under DeepSpeed, final 498 MB" in out
     assert "disk: 20.7 GB for the data, 8.5 GB for the run" in out
-    assert "--per_device_train_batch_size 64 on 80 GB, estimated" in out
-    ranking = {line.split("h of one  ")[1][:15].strip(): line for line in out.splitlines() if "h of one" in line}
-    assert ranking["L40S"].endswith("; speed estimated") and not ranking["RTX 4090"].endswith("estimated")
+    assert "--per_device_train_batch_size 64 on 80 GB" in out
 
 
 def test_json_has_the_same(look) -> None:
@@ -51,11 +49,14 @@ def test_json_has_the_same(look) -> None:
     assert [entry["name"] for entry in document["budget"]][:2] == ["boot", "environment"]
     assert document["minutes"] == pytest.approx(sum(entry["minutes"] for entry in document["budget"]))
     assert document["usd"] == pytest.approx(document["minutes"] / 60 * 8 * 3.99)
+    assert document["data_bytes"] > 20e9 and document["run_bytes"] > 8e9
+    dollars = [offer["usd"] for offer in document["ranking"]]
+    assert dollars == sorted(dollars) and len(dollars) > 10
 
 
 def test_a_number_of_cards_that_does_not_divide_is_in_the_way(look) -> None:
     code, out = look("--gpu", "H100 SXM", "--n", 3)
-    assert code == 1 and "✗ step             524,288 tokens per step do not divide" in out
+    assert code == 1 and "✗ step" in out
 
 
 def test_a_run_that_is_stopped_costs_what_it_takes(look) -> None:
@@ -64,23 +65,23 @@ def test_a_run_that_is_stopped_costs_what_it_takes(look) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (["--gpu", "H10O SXM"], "there is no card 'H10O SXM'.*'H100 SXM'"),
-        (["--gpu", ""], "there is no card ''"),
-        (["--gpu", "H100", "--dist"], "--dist looks at this machine"),
-        (["--gpu", "H100", "--volume_gb", "50"], "--volume_gb looks at this machine"),
-        (["--n", "0"], "'0' is no number of cards"),
-        (["--tokens_per_second", "nan"], "nan must be more than 0"),
-        (["--volume_gb", "-5"], "-5 must be more than 0"),
-        (["--usd_per_hour", "nan"], "--usd_per_hour nan must be at least 0"),
-        (["--gpu", "H100", "--n_embd", "0"], "must be at least 1"),
-        (["--use_cpu", "--topology", "pyproject.toml"], "no output of"),
-        (["--gpu", "H100", "--document_mask", "--packing", "wrap"], "leave out --document_mask"),
+        (["--gpu", "H10O SXM"], "H100 SXM"),
+        (["--gpu", ""], "card"),
+        (["--gpu", "H100", "--dist"], "--dist"),
+        (["--gpu", "H100", "--volume_gb", "50"], "--volume_gb"),
+        (["--n", "0"], "'0'"),
+        (["--tokens_per_second", "nan"], "nan"),
+        (["--volume_gb", "-5"], "-5"),
+        (["--usd_per_hour", "nan"], "--usd_per_hour nan"),
+        (["--gpu", "H100", "--n_embd", "0"], "--n_embd"),
+        (["--use_cpu", "--topology", "pyproject.toml"], "nvidia-smi topo -m"),
+        (["--gpu", "H100", "--document_mask", "--packing", "wrap"], "--document_mask"),
     ],
 )
-def test_mistakes(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_a_mistake_is_named(words: list[str], named: str) -> None:
+    with pytest.raises(UserError, match=named):
         preflight.main(words)
 
 
@@ -105,13 +106,13 @@ def test_a_machine_on_which_the_run_would_be_refused(look, monkeypatch: pytest.M
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out = look("--dataset_dir", "data/none")
-    assert code == 1 and "✗ device           there is no GPU here" in out
-    assert "! data             data/none is not prepared yet" in out and "42.3 GB of data in data/none" in out
+    assert code == 1 and "✗ device" in out
+    assert "! data  " in out and "42.3 GB of data in data/none" in out
 
 
 def test_data_that_was_prepared_otherwise_is_in_the_way(look, tiny_recipe: Path) -> None:
     code, out = look(tiny_recipe, "--sequence_length", 16)
-    assert code == 1 and "✗ data" in out and "was prepared with sequence_length 32" in out
+    assert code == 1 and "✗ data" in out and "sequence_length 32" in out
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_a_container_whose_nvidia_smi_says_nothing_is_no_mistake(
     monkeypatch.setattr(machine.shutil, "which", lambda name: str(stub))
     (found,) = machine.check_links(None)
     assert found.mark == "!" and "does not say" in found.words
-    with pytest.raises(UserError, match="no output of"):
+    with pytest.raises(UserError, match="nvidia-smi topo -m"):
         machine.check_links(str(stub))
 
 

@@ -1,7 +1,6 @@
 """Hours and dollars: the figures of the published runs come out."""
 
 import dataclasses
-import datetime
 import math
 import re
 from pathlib import Path
@@ -11,10 +10,8 @@ import pytest
 
 from gpt2_repro.compute import gpt2_scale
 from gpt2_repro.errors import UserError
-from gpt2_repro.preflight.cost import TEN_BILLION, Work, budget, hours, run_bytes, saves
-from gpt2_repro.preflight.plan import plan_lines, plan_on
-from gpt2_repro.preflight.prices import Price, card_of, card_table, price_table
-from gpt2_repro.preflight.work import is_as_published, work_of
+from gpt2_repro.preflight.cost import Work, budget, is_as_published, plan_lines, plan_on, ranking, work_of
+from gpt2_repro.preflight.prices import card_of, card_table, price_table
 from gpt2_repro.training.arguments import PretrainingArguments
 
 
@@ -37,15 +34,6 @@ WORK = Work(
 )
 
 
-def test_the_reference_figures_come_out() -> None:
-    # llm.c: 18,865 steps of 300 ms are 94 minutes, about $22 at $14 an hour.
-    minutes = 60 * hours(STEPS * TOKENS, TOKENS / 0.3)
-    assert minutes == pytest.approx(94.3, abs=0.1) and minutes / 60 * 14 == pytest.approx(22, abs=0.1)
-    # 1.59 M tokens a second over 10B tokens: 1 h 45 min. 138.9 K on one RTX 4090: 20 h.
-    assert hours(TEN_BILLION, 1.59e6) == pytest.approx(1.75, abs=0.01)
-    assert hours(TEN_BILLION, 138_900) == pytest.approx(20, abs=0.05)
-
-
 def test_a_budget_has_everything_that_is_paid() -> None:
     entries = {entry.name: entry for entry in budget(WORK, 8 * 218_500, basis="published")}
     assert entries["training steps"].minutes == pytest.approx(94.3, abs=0.1)
@@ -60,16 +48,16 @@ def test_a_budget_has_everything_that_is_paid() -> None:
 
 def test_a_slow_machine_saves_by_minutes() -> None:
     # 20 h on one card: 2,000 steps take 126 minutes, and a checkpoint is due after 15.
-    assert saves(WORK, 60 * 19.8) == 1 + 79 and saves(WORK, 94) == 10
-    assert saves(dataclasses.replace(WORK, save_steps=0), 94) == 0
-    assert saves(dataclasses.replace(WORK, save_minutes=0), 60 * 19.8) == 10
+    assert WORK.saves(60 * 19.8) == 1 + 79 and WORK.saves(94) == 10
+    assert dataclasses.replace(WORK, save_steps=0).saves(94) == 0
+    assert dataclasses.replace(WORK, save_minutes=0).saves(60 * 19.8) == 10
 
 
 def test_the_disk_holds_what_is_kept() -> None:
     a, final = WORK.checkpoint_bytes, WORK.final_bytes
-    assert run_bytes(WORK) == 4 * a + final
-    assert run_bytes(dataclasses.replace(WORK, keep_checkpoints=0)) == 12 * a + final  # all ten
-    assert run_bytes(dataclasses.replace(WORK, keep_every_steps=5000)) == (4 + 3) * a + final
+    assert WORK.run_bytes == 4 * a + final
+    assert dataclasses.replace(WORK, keep_checkpoints=0).run_bytes == 12 * a + final  # all ten
+    assert dataclasses.replace(WORK, keep_every_steps=5000).run_bytes == (4 + 3) * a + final
 
 
 def training(**changed: Any) -> dict[str, Any]:
@@ -113,7 +101,7 @@ def test_the_work_of_a_recipe() -> None:
     ],
 )
 def test_counts_that_make_no_run_are_mistakes(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"must be at least|less than one step"):
+    with pytest.raises(UserError):
         work(**wrong)
 
 
@@ -131,7 +119,7 @@ def test_another_way_of_computing_has_no_published_speed() -> None:
 
 
 def lines(planned: dict[str, Any]) -> str:
-    return "\n".join(plan_lines(planned | {"data_bytes": 1e9, "run_bytes": 2e9}))
+    return "\n".join(plan_lines(planned | {"data_bytes": 1e9}))
 
 
 def test_a_machine_that_is_not_there_yet() -> None:
@@ -149,7 +137,7 @@ def test_a_machine_that_is_not_there_yet() -> None:
 
 def test_a_card_that_nobody_has_measured_has_no_hours() -> None:
     planned = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.0, tokens_per_second=None)
-    assert planned["budget"] == [] and "nobody has measured this here" in lines(planned)
+    assert planned["budget"] == [] and "--tokens_per_second" in lines(planned)
     typed = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.5, tokens_per_second=20_000.0)
     assert typed["speed"] == "as typed" and {entry["basis"] for entry in typed["budget"]} == {"typed", "assumed"}
 
@@ -167,12 +155,6 @@ def test_what_nobody_measured_is_called_an_estimate() -> None:
     assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 / 3) and basis(larger) == "estimated"
     assert larger["speed"].endswith("by this model's FLOPs a token")
     assert larger["machine"]["micro_batch"] is None  # the table's are of 124M
-
-
-def test_an_old_price_is_shown_with_its_age() -> None:
-    price = Price("H100", "RunPod", 3.0, datetime.date(2026, 1, 1), "somebody")
-    assert price.aged(datetime.date(2026, 2, 1)) == "2026-01-01, 31 days old"
-    assert price.aged(datetime.date(2026, 4, 1)) == "2026-01-01, 90 days old: look it up"
 
 
 def test_every_card_has_its_source_and_every_price_its_card() -> None:
@@ -193,7 +175,7 @@ def test_the_page_has_the_cheapest_price_of_each_card() -> None:
         flags=re.MULTILINE,
     )
     best: dict[str, dict] = {}
-    for offer in plan_on(WORK, "none", 1, usd_per_hour=0, tokens_per_second=None)["ranking"]:
+    for offer in ranking():
         best.setdefault(offer["card"], offer)
     assert [row[0] for row in rows] == list(best)
     for card, star, hours_of_one, provider, price, dollars, source in rows:
@@ -201,4 +183,4 @@ def test_the_page_has_the_cheapest_price_of_each_card() -> None:
         assert bool(star) is offer["speed"].startswith("estimated")
         assert (float(hours_of_one), float(dollars)) == (round(offer["hours"], 1), round(offer["usd"], 2))
         assert provider == offer["provider"] and float(price) == offer["usd_per_hour"]
-        assert source in offer["priced"]
+        assert source in (str(offer["date"]), offer["source"])

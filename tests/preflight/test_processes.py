@@ -70,7 +70,7 @@ def test_whoever_is_told_to_end_ends_everything(number: signal.Signals, tmp_path
         ("[rank1]: torch.OutOfMemoryError: CUDA\n", "[rank1]: torch.OutOfMemoryError: CUDA"),
         ("error: no such recipe\ntraceback : To enable traceback see\n", "error: no such recipe"),
         ("step 1\nstep 2\n----\n", "step 2"),
-        ("", "it said nothing"),
+        ("", "no output"),
     ],
 )
 def test_what_was_wrong_is_found_in_what_was_said(said: str, words: str) -> None:

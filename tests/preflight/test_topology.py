@@ -28,25 +28,27 @@ ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\tN/A\t\
 
 def test_the_blog_s_machine() -> None:
     found = parse_topology(BLOG)
-    assert found.gpus == ["GPU0", "GPU1", "GPU2", "GPU3"]
-    assert found.links["GPU0", "GPU1"] == "PIX" and found.links["GPU3", "GPU0"] == "SYS"
+    assert found["GPU0", "GPU1"] == "PIX" and found["GPU3", "GPU0"] == "SYS"
     assert islands(found) == [["GPU0", "GPU1", "GPU2"], ["GPU3"]]
-    sound, sentence = advice(found)
-    assert not sound and "GPU0 GPU1 GPU2 | GPU3" in sentence and "NCCL_P2P_DISABLE=1" in sentence
+    good, sentence = advice(found)
+    assert not good and "GPU0 GPU1 GPU2 | GPU3" in sentence and "NCCL_P2P_DISABLE=1" in sentence
     assert "CUDA_VISIBLE_DEVICES=0,1 and --num_processes 2" in sentence
 
 
-def test_colours_network_cards_and_the_legend_are_passed_over() -> None:
+def test_colours_network_cards_and_the_legend_are_skipped() -> None:
     found = parse_topology(NVLINK)
-    assert found.gpus == ["GPU0", "GPU1"] and found.links == {("GPU0", "GPU1"): "NV18", ("GPU1", "GPU0"): "NV18"}
-    assert advice(found) == (True, "2 GPUs, all by NVLink: set no NCCL variable")
+    assert {pair: link for pair, link in found.items() if link != "X"} == {
+        ("GPU0", "GPU1"): "NV",
+        ("GPU1", "GPU0"): "NV",
+    }
+    assert advice(found)[0]
 
 
 def test_one_gpu_and_gpus_by_pcie() -> None:
-    assert advice(parse_topology(ONE)) == (True, "one GPU: nothing to connect")
+    assert advice(parse_topology(ONE))[0]
     near = BLOG.replace("SYS", "NODE").replace("PXB", "PHB")
     sound, sentence = advice(parse_topology(near))
-    assert sound and "by PIX and PHB and NODE" in sentence and "less MFU" in sentence
+    assert sound and "PIX and PHB and NODE" in sentence
 
 
 def test_the_largest_group_comes_first() -> None:
@@ -60,16 +62,15 @@ def test_the_largest_group_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("", "no output of `nvidia-smi topo -m`"),
-        ("GPU0: NVIDIA H100\n", "no output of"),
-        ("\n".join(BLOG.splitlines()[:-1]), "no line of GPU3"),
-        (BLOG.replace("PIX   PXB   SYS   0-23,48-71    0              N/A", "PIX"), "has 2 links and the matrix 4"),
-        (BLOG.replace("SYS", "???"), "have the link '???'"),
+        ("", "GPU0"),
+        ("GPU0: NVIDIA H100\n", "GPU0"),
+        ("\n".join(BLOG.splitlines()[:-1]), "GPU3"),
+        (BLOG.replace("PIX   PXB   SYS   0-23,48-71    0              N/A", "PIX"), "GPU0 and GPU2"),
+        (BLOG.replace("SYS", "???"), r"\?\?\?"),
     ],
 )
-def test_what_is_no_matrix_is_told(text: str, message: str) -> None:
-    with pytest.raises(UserError) as told:
+def test_a_text_that_is_not_a_matrix_is_refused(text: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
         parse_topology(text)
-    assert message in str(told.value)
