@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpt2_repro.report.facts import count, facts, loss_text
-from gpt2_repro.report.read import Run, is_number, mapping
+from gpt2_repro.report.read import Row, Run, is_number, mapping
 from gpt2_repro.time_breakdown import breakdown
 from gpt2_repro.units import duration
 
@@ -53,19 +53,23 @@ def comparison_table(comparison: dict[str, Any]) -> Table:
 
 
 def count_table(manifest: dict[str, Any]) -> Table:
-    """Documents, tokens and rows of each split, as the manifest counts them."""
+    """Return documents, tokens and rows of each split."""
     splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
-    splits = {name: counts for name, counts in splits.items() if counts}
-    columns = list(dict.fromkeys(key for counts in splits.values() for key in counts))
-    rows = [[Cell(name), *(_plain(counts.get(key)) for key in columns)] for name, counts in splits.items()]
-    return Table(["split", *columns], rows)
+    return _records("split", {name: counts for name, counts in splits.items() if counts})
 
 
 def validation_table(run: Run) -> Table:
-    """Every validation, with the further sets and scores that were logged with it."""
-    keys = list(dict.fromkeys(key for row in run.validation for key in row if key not in ("step", "time")))
-    rows = [[_plain(row["step"]), *(_plain(row.get(key)) for key in keys)] for row in run.validation]
-    return Table(["step", *(f"{key} (nats/token)" if key.endswith("loss") else key for key in keys)], rows)
+    """Return every validation with its losses and scores."""
+    units = {key: f"{key} (nats/token)" for row in run.validation for key in row if key.endswith("loss")}
+    rows = {row["step"]: {units.get(key, key): row[key] for key in row} for row in run.validation}
+    return _records("step", rows, without=("step", "time"))
+
+
+def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ()) -> Table:
+    """Return one row per record, with a column for each key of any of them."""
+    columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
+    rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]
+    return Table([name, *columns], rows)
 
 
 def bill_table(run: Run) -> Table:
@@ -87,28 +91,26 @@ def deviation_table(run: Run) -> Table:
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """The key numbers of several runs, one run a row."""
+    """Return the key numbers of several runs, one run per row."""
     rows = []
     for label, numbers in zip(labels, map(facts, runs), strict=True):
-        speed = f"{numbers.tokens_per_second:,.0f}" if numbers.tokens_per_second is not None else "–"
-        texts = [count(numbers.parameters), count(numbers.tokens)]
-        score = f"{numbers.hellaswag:.4f}" if numbers.hellaswag is not None else "–"
-        mfu = f"{numbers.mfu:.1%}" if numbers.mfu is not None else "–"
-        cost = f"${numbers.usd:,.2f}" if numbers.usd is not None else "–"
-        texts += [loss_text(numbers.validation_loss), loss_text(numbers.best_loss)]
-        texts += [score, speed, mfu, duration(numbers.seconds), cost]
-        rows.append([Cell(label), Cell(numbers.state), *(Cell(text, "number") for text in texts)])
-    units = [
-        "parameters",
-        "tokens",
-        "validation loss (nats/token)",
-        "its best",
-        "HellaSwag",
-        "tokens/s (median)",
-        "MFU",
-    ]
-    units += ["time", "cost"]
-    return Table(["run", "state", *units], rows)
+        texts = {
+            "parameters": count(numbers.parameters),
+            "tokens": count(numbers.tokens),
+            "validation loss (nats/token)": loss_text(numbers.validation_loss),
+            "its best": loss_text(numbers.best_loss),
+            "HellaSwag": _format("{:.4f}", numbers.hellaswag),
+            "tokens/s (median)": _format("{:,.0f}", numbers.tokens_per_second),
+            "MFU": _format("{:.1%}", numbers.mfu),
+            "time": duration(numbers.seconds),
+            "cost": _format("${:,.2f}", numbers.usd),
+        }
+        rows.append([Cell(label), Cell(numbers.state), *(Cell(text, "number") for text in texts.values())])
+    return Table(["run", "state", *texts], rows)
+
+
+def _format(form: str, number: float | None) -> str:
+    return "–" if number is None else form.format(number)
 
 
 def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:

@@ -1,7 +1,8 @@
-"""What the page shows of one run, as the words and tables that its template sets."""
+"""The content of the page for one run: texts and tables for the template."""
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from gpt2_repro.report.facts import (
@@ -15,7 +16,7 @@ from gpt2_repro.report.facts import (
     reference_name,
     where_things_are,
 )
-from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, is_number, mapping, reading
+from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
 from gpt2_repro.report.tables import (
     bill_table,
     comparison_table,
@@ -27,14 +28,12 @@ from gpt2_repro.report.tables import (
 from gpt2_repro.units import duration
 
 
-# Parts of environment.json that stand elsewhere on the page, or in a sentence.
-HAVE_PLACES = ("data", "versions", "accelerator", "plan", "deviations", "trajectory")
 STATE_MARKS = {"complete": "✓", "running": "●", "stopped": "■", "failed": "✕", "diverged": "✕"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """One key number: what it is, the number, its unit or what it is measured against."""
+    """A key number with its label, and its unit or a number to compare with."""
 
     label: str
     value: str
@@ -42,8 +41,8 @@ class Tile:
 
 
 def view_run(run: Run, label: str) -> dict[str, Any]:
-    """What the template shows of one run."""
-    numbers = facts(run)
+    """Return the variables of the template for one run."""
+    numbers, data = facts(run), mapping(run.environment.get("data"))
     samples = sorted(run.samples, key=lambda row: -row["step"])
     with reading(run.path / COMPARISON):
         comparison = comparison_table(run.comparison) if run.comparison else None
@@ -68,10 +67,9 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "price": f"${run.usd_per_hour:,.2f} an hour" if run.usd_per_hour else None,
         "deviations": deviation_table(run) if isinstance(run.environment.get("deviations"), list) else None,
         "comparison": comparison,
-        "data": _data_rows(run),
-        "counts": count_table(mapping(run.environment.get("data"))),
-        "environment": _environment_rows(run),
-        "environment_json": json.dumps(run.environment, indent=2, ensure_ascii=False),
+        "data": _pairs(data, without=("counts", "reference_losses")),
+        "counts": count_table(data),
+        "environment": _pairs(run.environment, without=("data", "deviations", "trajectory")),
         "missing": run.missing(),
         "files": [{"key": name, "value": path} for name, path in where_things_are(run).items()],
     }
@@ -79,32 +77,30 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
 
 def _tiles(run: Run, numbers: Facts) -> list[Tile]:
     loss, bigram = numbers.validation_loss, run.reference_losses.get("bigram")
-    tiles = [Tile("Validation loss", loss_text(loss), "nats per token")]
-    further = numbers.further_losses.items()
-    tiles += [Tile(f"Validation, {name}", loss_text(value), "nats per token") for name, value in further]
+    losses = {"Validation loss": loss}
+    losses |= {f"Validation, {name}": value for name, value in numbers.further_losses.items()}
+    tiles = [Tile(label, loss_text(value), "nats per token") for label, value in losses.items()]
     if loss is not None and bigram is not None:
-        word = "below" if loss < bigram else "above"
-        note = f"nats per token, {word} its {loss_text(bigram)}"
-        if (unigram := run.reference_losses.get("unigram")) is not None:
-            note += f"; unigram {loss_text(unigram)}"
-        tiles.append(Tile(f"vs {reference_name('bigram')}", f"{loss - bigram:+.3f}".replace("-", "−"), note))
+        difference = f"{loss - bigram:+.3f}".replace("-", "−")
+        tiles.append(
+            Tile(f"vs {reference_name('bigram')}", difference, f"nats per token, from its {loss_text(bigram)}")
+        )
     if numbers.hellaswag is not None:
-        beside = [f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items()]
-        of = f"of {numbers.hellaswag_items:,} items" if numbers.hellaswag_items else "accuracy"
-        tiles.append(Tile("HellaSwag", f"{numbers.hellaswag:.4f}", ", ".join(beside) or of))
-    of = f"of {count(numbers.total_tokens)} planned" if numbers.total_tokens else "tokens"
-    tiles.append(Tile("Tokens seen", count(numbers.tokens), of))
+        beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
+        tiles.append(
+            Tile("HellaSwag", f"{numbers.hellaswag:.4f}", beside or f"of {count(numbers.hellaswag_items)} items")
+        )
+    planned = f"of {count(numbers.total_tokens)} planned" if numbers.total_tokens else "tokens"
+    tiles.append(Tile("Tokens seen", count(numbers.tokens), planned))
     tiles.append(Tile("Parameters", count(numbers.parameters), "as trained"))
     tiles.append(Tile("Time", duration(numbers.seconds), "wall time"))
-    if numbers.usd is not None:
-        tiles.append(Tile("Cost", f"${numbers.usd:,.2f}", f"at ${run.usd_per_hour:,.2f} an hour"))
-    if numbers.tokens_per_second is not None:
-        tiles.append(Tile("Speed", f"{numbers.tokens_per_second:,.0f}", "tokens/s, median"))
-    if numbers.mfu is not None:
-        tiles.append(Tile("MFU", f"{numbers.mfu:.1%}", "of the peak FLOP/s, median"))
-    if numbers.padding is not None:
-        tiles.append(Tile("Padding", f"{numbers.padding:.1%}", "of the computed positions, median"))
-    return tiles
+    measured = (
+        ("Cost", numbers.usd, "${:,.2f}", f"at ${run.usd_per_hour:,.2f} an hour"),
+        ("Speed", numbers.tokens_per_second, "{:,.0f}", "tokens/s, median"),
+        ("MFU", numbers.mfu, "{:.1%}", "of the peak FLOP/s, median"),
+        ("Padding", numbers.padding, "{:.1%}", "of the computed positions, median"),
+    )
+    return tiles + [Tile(label, form.format(its), note) for label, its, form, note in measured if its is not None]
 
 
 def _baseline_sentences(run: Run) -> list[str]:
@@ -117,7 +113,7 @@ def _baseline_sentences(run: Run) -> list[str]:
 
 
 def _diagnosis_captions(run: Run) -> dict[str, str]:
-    """What each figure of a diagnosis shows."""
+    """Return the caption of each figure of a diagnosis."""
     if not run.diagnosis:
         return {}
     name, baseline = (model["name"] for model in run.diagnosis["models"][:2])
@@ -130,55 +126,10 @@ def _diagnosis_captions(run: Run) -> dict[str, str]:
     }
 
 
-def _data_rows(run: Run) -> list[Row]:
-    """The manifest's entries; counts and reference losses have places of their own."""
-    manifest = mapping(run.environment.get("data"))
-    entries = {key: value for key, value in manifest.items() if key not in ("counts", "reference_losses")}
-    return [{"key": key, "value": _text(value)} for key, value in flatten(entries).items()]
-
-
-def _environment_rows(run: Run) -> list[Row]:
-    """Everything in environment.json but the data; accelerator and plan as a sentence, then the versions."""
-    environment = run.environment
-    rows = {key: value for key, value in environment.items() if key not in HAVE_PLACES}
-    if "flops_per_token" in rows:
-        rows["flops_per_token"] = count(rows["flops_per_token"])
-    rows |= {"accelerator": _accelerator(mapping(environment.get("accelerator")))}
-    rows |= {"tokens per step": _plan(mapping(environment.get("plan")))}
-    rows |= mapping(environment.get("versions"))
-    return [
-        {"key": key.replace("_", " "), "value": _text(value)}
-        for key, value in flatten(rows).items()
-        if value is not None
-    ]
-
-
-def _accelerator(accelerator: Row) -> str | None:
-    """`2 × NVIDIA H100 80GB HBM3 (cuda), 80 GiB and 989 TFLOP/s each`."""
-    if not accelerator:
-        return None
-    capacities = []
-    if accelerator.get("memory_bytes"):
-        capacities.append(f"{accelerator['memory_bytes'] / 2**30:,.0f} GiB")
-    if accelerator.get("peak_flops"):
-        capacities.append(f"{accelerator['peak_flops'] / 1e12:,.0f} TFLOP/s")
-    each = f", {' and '.join(capacities)} each" if capacities else ""
-    return f"{accelerator.get('count', 1)} × {accelerator.get('name')} ({accelerator.get('kind')}){each}"
-
-
-def _plan(plan: Row) -> str | None:
-    needed = ("micro_batch_size", "sequence_length", "num_processes", "gradient_accumulation_steps", "tokens_per_step")
-    if not all(is_number(plan.get(key)) for key in needed):
-        return None
-    if plan.get("by_length"):
-        positions = plan["micro_batch_size"] * plan["sequence_length"]
-        passes = plan["num_processes"] * plan["gradient_accumulation_steps"]
-        return f"{plan['tokens_per_step']:,} without padding, in {passes:,} passes of at most {positions:,} positions"
-    rows = (
-        f"{plan['micro_batch_size']:,} rows × {plan['sequence_length']:,} tokens × {plan['num_processes']:,} processes"
-    )
-    steps = f"{plan['gradient_accumulation_steps']:,} accumulation steps"
-    return f"{rows} × {steps} = {plan['tokens_per_step']:,} tokens"
+def _pairs(tree: Row, without: Sequence[str]) -> list[Row]:
+    """Return the entries of a nested mapping that have no other place on the page."""
+    entries = flatten({key: value for key, value in tree.items() if key not in without})
+    return [{"key": key, "value": _text(value)} for key, value in entries.items() if value is not None]
 
 
 def _text(value: object) -> str:

@@ -55,12 +55,3 @@ def test_each_is_drawn(with_sets: Path, tmp_path: Path, make_run: Callable[..., 
     drawn = run_figures(read_run(with_sets))["loss"]
     plain = run_figures(read_run(make_run(tmp_path / "plain")))["loss"]
     assert drawn != plain
-
-
-def test_a_plan_by_length_is_said_in_positions(with_sets: Path) -> None:
-    environment = json.loads((with_sets / "environment.json").read_text())
-    environment["plan"]["by_length"] = True
-    (with_sets / "environment.json").write_text(json.dumps(environment))
-    write_page([read_run(with_sets)], with_sets / "report.html")
-    page = (with_sets / "report.html").read_text()
-    assert "8,192 without padding, in 4 passes of at most 2,048 positions" in page
