@@ -33,10 +33,18 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     # No machine is looked at: what is said is of the recipe and of the name.
     marked = [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")]
     assert marked == ["step", "card"]
-    assert "18,865 steps, 9.89B tokens on 8 x A100 SXM 80 GB" in out
-    assert "training steps      94.3 min  published" in out and "at $14.00 an hour (as typed)" in out
-    assert "8.46e+18 FLOPs; a checkpoint 2.0 GB under DeepSpeed, final 498 MB" in out
-    assert "disk: 20.7 GB for the data, 8.5 GB for the run" in out
+    for number in (
+        "18,865",
+        "9.89B",
+        "A100 SXM 80 GB",
+        "94.3 min",
+        "$14.00",
+        "8.46e+18",
+        "2.0 GB",
+        "20.7 GB",
+        "8.5 GB",
+    ):
+        assert number in out, number
     assert "--per_device_train_batch_size 64 on 80 GB" in out
 
 
@@ -57,11 +65,6 @@ def test_json_has_the_same(look) -> None:
 def test_a_number_of_cards_that_does_not_divide_is_in_the_way(look) -> None:
     code, out = look("--gpu", "H100 SXM", "--n", 3)
     assert code == 1 and "✗ step" in out
-
-
-def test_a_run_that_is_stopped_costs_what_it_takes(look) -> None:
-    _, out = look("recipes/check_124m.yaml", "--gpu", "H100 SXM")
-    assert "1,000 steps, 0.52B tokens" in out and "disk: 1.4 GB for the data" in out
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from gpt2_repro.hardware import peak_flops
-from gpt2_repro.preflight.prices import card_of, card_table, cards_named, price_of, price_table
+from gpt2_repro.preflight.prices import card_table, cards_named, price_of, price_table
 
 
 def test_every_row_says_when_and_where_from() -> None:
@@ -56,9 +56,3 @@ def test_a_card_is_found_by_its_name(name: str, card: str | None) -> None:
 )
 def test_whole_words_of_a_name_mean_a_card(typed: str, cards: list[str]) -> None:
     assert [card.card for card in cards_named(typed)] == cards
-
-
-def test_speed_and_price_are_of_one_card() -> None:
-    for typed in ("H100", "A100", "RTX", "H100 SXM", "A100 SXM"):
-        price, card = price_of(typed), card_of(typed)
-        assert price and card and price.card == card.card
