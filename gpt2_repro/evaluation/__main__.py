@@ -23,9 +23,9 @@ from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, 
 from gpt2_repro.evaluation.cache import FOLDER, Cache
 from gpt2_repro.evaluation.candidates import Candidate, open_candidate
 from gpt2_repro.evaluation.comparison import ComparedModel, compare
-from gpt2_repro.evaluation.harness import choose_device
+from gpt2_repro.evaluation.harness import Settings, choose_device
 from gpt2_repro.evaluation.provenance import Provenance, checkpoints_of, common_window, default_output_dir, trace
-from gpt2_repro.evaluation.scoring import Way, score
+from gpt2_repro.evaluation.scoring import Benchmark, score
 from gpt2_repro.evaluation.stamp import stamp
 from gpt2_repro.evaluation.table import to_markdown
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
@@ -64,20 +64,20 @@ def main(argv: list[str]) -> None:
     )
     output = options.output_dir or default_output_dir(traced[0], smoke_test=options.limit is not None)
     check_output(output)
-    # Another evaluation of this run may be at work: task files are private.
+    run_settings = Settings(
+        max_length=max_length,
+        batch_size=options.batch_size or (4 if device == "cpu" else 32),
+        seed=SEED,
+        device=device,
+        limit=options.limit,
+    )
+    # Another evaluation of this run may be at work, so task files are private.
     with tempfile.TemporaryDirectory(prefix="tasks-") as task_folder:
-        way = Way(
-            tasks=tasks,
-            task_folder=Path(task_folder),
-            definitions=write_task_files(local, Path(task_folder), tasks),
-            max_length=max_length,
-            batch_size=options.batch_size or (4 if device == "cpu" else 32),
-            device=device,
-            limit=options.limit,
-            seed=SEED,
+        benchmark = Benchmark(
+            tasks, Path(task_folder), write_task_files(local, Path(task_folder), tasks), settings=run_settings
         )
-        cache = None if options.no_cache else Cache(FOLDER, way.settings())
-        scores = {one.name: score(one, way, cache, output / "lm_eval") for one in candidates}
+        cache = None if options.no_cache else Cache(FOLDER, dataclasses.asdict(run_settings))
+        scores = {one.name: score(one, benchmark, cache, output / "lm_eval") for one in candidates}
     columns = [
         ComparedModel(one.name, one.known.source, one.parameters, one.known.tokens_trained, one.revision)
         for one in candidates
@@ -99,7 +99,12 @@ def main(argv: list[str]) -> None:
         by = published.sources(stands_in, max_length, whole)
         columns.append(ComparedModel(baseline, stands_in, None, None, published_by=by))
     comparison = compare(
-        scores, baseline, models=columns, warnings=warnings, **way.settings(), **stamp("bash evaluate.sh", argv)
+        scores,
+        baseline,
+        models=columns,
+        warnings=warnings,
+        **dataclasses.asdict(run_settings),
+        **stamp("bash evaluate.sh", argv),
     )
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")

@@ -1,24 +1,42 @@
-"""The call of lm-evaluation-harness: one loaded model, one fixed way to score it."""
+"""Run one task of lm-evaluation-harness on one model, on one device or as one of several processes."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.statistics import perplexity_stderr
 
 
-BOOTSTRAP_ITERATIONS = 100_000  # the harness's default
+# Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
+# minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
+OWN_STANDARD_ERRORS = ("lambada", "last_word")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a score depends on besides the model, the task and the harness. The same for all models of a table.
+
+    Args:
+        max_length: window in tokens. Longer requests lose tokens on the left.
+        limit: documents per task, None for all.
+    """
+
+    max_length: int
+    batch_size: int
+    seed: int
+    device: str
+    limit: int | None
 
 
 def choose_device(name: str | None) -> str:
-    """The named device, or the first GPU, or the CPU. Raises UserError for one that does not work."""
+    """Return the named device, the first GPU or the CPU. Raises UserError if the named device does not work."""
     import torch
 
     if name is None:
@@ -28,31 +46,21 @@ def choose_device(name: str | None) -> str:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"--device {name} does not work here ({reason}): type cpu, cuda or cuda:N") from None
+        raise UserError(f"--device {name} does not work here ({reason}). Pass cpu, cuda or cuda:N.") from None
     return name
 
 
 def evaluate_model(
-    model: Any,
-    tokenizer: Any,
-    *,
-    tasks: Sequence[str],
-    task_folder: Path | None,
-    max_length: int,
-    batch_size: int,
-    device: str,
-    limit: int | None,
-    seed: int,
+    model: Any, tokenizer: Any, task: str, settings: Settings, task_folder: Path | None, accelerator: Any = None
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Score a model object in float32: the harness's results as plain JSON values, and its samples by task.
+    """Score a model in fp32 and return the harness's results as plain JSON values, and its samples by task.
 
     Args:
-        task_folder: what `write_task_files` wrote; its tasks win over the stock ones of the same name.
-        max_length: window in tokens. Longer requests lose tokens on the left, so it is the same for all models
-            of one table.
-        limit: documents per task, None for all.
+        task_folder: what `write_task_files` wrote. Its tasks replace stock tasks of the same name.
+        accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns scores;
+            the others return empty ones.
 
-    Raises UserError where a task's data cannot be fetched.
+    Raises UserError if the data of the task cannot be fetched.
     """
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable
@@ -60,78 +68,70 @@ def evaluate_model(
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # The harness prints progress; stdout belongs to the table.
-    with contextlib.redirect_stdout(sys.stderr), _fast_bootstrap(), _missing_data_in_words():
-        scorer = _scorer_class()(
-            pretrained=model.float().to(device),
-            tokenizer=tokenizer,
-            max_length=max_length,
-            batch_size=batch_size,
-        )
-        results = simple_evaluate(
-            model=scorer,
-            tasks=list(tasks),
-            task_manager=_task_manager(task_folder, tuple(tasks)),
-            batch_size=batch_size,
-            device=device,
-            limit=limit,
-            bootstrap_iters=BOOTSTRAP_ITERATIONS,
-            log_samples=True,
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
+    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
+        found = simple_evaluate(
+            model=_scorer_class()(
+                accelerator,
+                pretrained=model.float().to(accelerator.device if accelerator else settings.device),
+                tokenizer=tokenizer,
+                max_length=settings.max_length,
+                batch_size=settings.batch_size,
+            ),
+            tasks=[task],
+            task_manager=_task_manager(task_folder, task),
+            batch_size=settings.batch_size,
+            device=settings.device,
+            limit=settings.limit,
+            bootstrap_iters=0 if task.startswith(OWN_STANDARD_ERRORS) else 100_000,
+            random_seed=settings.seed,
+            numpy_random_seed=settings.seed,
+            torch_random_seed=settings.seed,
+            fewshot_random_seed=settings.seed,
         )
     model.to("cpu")  # the next model gets the whole device
-    samples = results.pop("samples")
-    return json.loads(json.dumps(results, default=handle_non_serializable)), samples
+    if found is None:
+        return {}, {}
+    samples = found.pop("samples")
+    return json.loads(json.dumps(found, default=handle_non_serializable)), samples
 
 
 def fetch_data(task: str, task_folder: Path | None) -> None:
-    """Load a task's data once, before several processes want it. Raises UserError where it cannot be had."""
-    with contextlib.redirect_stdout(sys.stderr), _missing_data_in_words():
-        _task_manager(task_folder, (task,)).load([task])
+    """Load the data of a task once, before several processes read it. Raises UserError if it cannot be fetched."""
+    with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
+        _task_manager(task_folder, task).load([task])
 
 
 @contextlib.contextmanager
-def _missing_data_in_words() -> Iterator[None]:
-    """What the Hub does not give, or does not have, as one line."""
+def _missing_data_as_user_error() -> Iterator[None]:
     from datasets.exceptions import DatasetsError
 
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{reason}: mend the network, or type --local_data DIR with the tasks' files") from None
-
-
-@contextlib.contextmanager
-def _fast_bootstrap() -> Iterator[None]:
-    """The harness's standard error of a perplexity, computed at once in place of 100,000 times one after the other."""
-    from lm_eval.api import metrics
-
-    theirs = metrics.bootstrap_stderr
-
-    def ours(statistic: Any, values: Sequence[Any], iters: int) -> float:
-        return (
-            perplexity_stderr(values, iters) if statistic is metrics.perplexity else theirs(statistic, values, iters)
-        )
-
-    metrics.bootstrap_stderr = ours
-    try:
-        yield
-    finally:
-        metrics.bootstrap_stderr = theirs
+        raise UserError(f"{reason}. Pass --local_data DIR with the tasks' files to run without a network.") from None
 
 
 @functools.cache
 def _scorer_class() -> Any:
-    """HFLM with one progress bar for the windows of whole documents, where lm_eval 0.4.13 draws one for each batch."""
+    """HFLM with data parallelism for a loaded model, and one progress bar for the windows of whole documents.
+
+    HFLM (lm_eval 0.4.13) shares documents between processes only if it loads the model itself, and only on GPUs. It
+    draws one progress bar per batch of rolling windows.
+    """
     from lm_eval.models.huggingface import HFLM
     from tqdm import tqdm
 
     class Scorer(HFLM):
+        def __init__(self, accelerator: Any, **options: Any) -> None:
+            super().__init__(**options)
+            if accelerator is not None:
+                self.accelerator = accelerator
+                self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
+
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            with tqdm(desc="Running rolling loglikelihood", unit=" windows", disable=disable_tqdm) as self.windows:
+            hidden = disable_tqdm or self.rank > 0
+            with tqdm(desc="Running rolling loglikelihood", unit=" windows", disable=hidden) as self.windows:
                 return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(
@@ -145,12 +145,14 @@ def _scorer_class() -> Any:
     return Scorer
 
 
+def _task_manager(task_folder: Path | None, task: str) -> Any:
+    is_local = task_folder is not None and (task_folder / f"{task}.yaml").is_file()
+    return _task_index(task_folder, with_stock_tasks=not is_local)
+
+
 @functools.cache
-def _task_manager(task_folder: Path | None, tasks: tuple[str, ...]) -> Any:
-    """The harness's index of tasks. Its 14,000 stock tasks take ten seconds to read: only where one is asked for."""
+def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
+    """The harness's index of tasks. Reading its 14,000 stock tasks takes ten seconds, so skip them if possible."""
     from lm_eval.tasks import TaskManager
 
-    local = {path.stem for path in task_folder.glob("*.yaml")} if task_folder else set()
-    return TaskManager(
-        include_path=str(task_folder) if task_folder else None, include_defaults=not local.issuperset(tasks)
-    )
+    return TaskManager(include_path=str(task_folder) if task_folder else None, include_defaults=with_stock_tasks)

@@ -1,83 +1,65 @@
-"""The harness by its own command line under accelerate: one process for each GPU, in data parallel."""
+"""Run a task on several GPUs: one process per GPU under accelerate, in data parallel."""
 
-import json
+import datetime
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import RunFailed
+from gpt2_repro.evaluation.harness import Settings, evaluate_model
 
 
-CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
+ROOT = Path(__file__).parents[2]
+ANSWER = "answer.pickle"
 
 
-def launch_command(
-    model: Path,
-    *,
-    task: str,
-    task_folder: Path | None,
-    max_length: int,
-    batch_size: int,
-    num_processes: int,
-    device: str,
-    limit: int | None,
-    seed: int,
-    output: Path,
-) -> list[str]:
-    """What is typed: every setting of the launcher is in a file of this project, none is the user's default."""
-    config = CONFIGS / ("ddp.yaml" if num_processes > 1 else "single_gpu.yaml")
-    launcher = ["--config_file", str(config), "--num_processes", str(num_processes), "--main_process_port", "0"]
-    words = [sys.executable, "-m", "accelerate.commands.launch", *launcher, "-m", "lm_eval", "run", "--model", "hf"]
-    words += ["--model_args", f"pretrained={model},dtype=float32,max_length={max_length}", "--tasks", task]
-    words += ["--batch_size", str(batch_size), "--seed", str(seed), "--output_path", str(output), "--log_samples"]
-    words += ["--include_path", str(task_folder)] if task_folder else []
-    words += ["--limit", str(limit)] if limit is not None else []
-    return words if device == "cuda" else [*words, "--device", device]
+def launch_command(job: Path, num_processes: int) -> list[str]:
+    """Return the command that starts `main`. Every launcher setting comes from this project, none from the user."""
+    config = ["--config_file", str(ROOT / "accelerate_configs" / "ddp.yaml"), "--main_process_port", "0"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *config, "--num_processes", str(num_processes)]
+    return [*launcher, "-m", "gpt2_repro.evaluation.launch", str(job)]
 
 
-def evaluate_launched(model: Path, **options: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """As `harness.evaluate_model`, of the plain folder `model` and one task; options are those of `launch_command`.
+def evaluate_launched(
+    model: Path, task: str, settings: Settings, task_folder: Path, *, num_processes: int
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return what `harness.evaluate_model` returns, for the plain folder `model`, from several processes.
 
-    Raises RunFailed where the harness does not end well: what it has said stands above.
+    Raises RunFailed if they fail. They have written the reason to stderr.
     """
-    with tempfile.TemporaryDirectory(prefix="lm_eval-") as output:
-        words = launch_command(model, output=Path(output), **options)
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "ERROR"}
-        code = subprocess.run(words, env=environment, stdout=sys.stderr, check=False).returncode
-        found = sorted(Path(output).glob("*/results_*.json"))
-        if code or not found:
-            raise RunFailed(f"lm_eval ended with exit code {code} on {options['task']}: start the same command again")
-        results = json.loads(found[-1].read_text())
-        samples = {
-            task: read_samples(found[-1].parent, task, results.get("configs", {}).get(task, {}).get("output_type"))
-            for task in results["results"]
-        }
-    return results, samples
+    with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
+        job = Path(scratch, "job.pickle")
+        job.write_bytes(pickle.dumps((str(model), task, settings, task_folder)))
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+        command = launch_command(job, num_processes)
+        code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
+        answer = job.with_name(ANSWER)
+        if code or not answer.is_file():
+            raise RunFailed(f"Scoring {task} failed with exit code {code}. Start the same command again.")
+        return pickle.loads(answer.read_bytes())
 
 
-def read_samples(folder: Path, task: str, output_type: str | None) -> list[dict[str, Any]]:
-    """The samples of a task as the harness holds them in memory; its files have numbers as text (0.4.13)."""
-    numbers = output_type == "multiple_choice" or str(output_type).startswith("loglikelihood")
-    samples = []
-    for path in sorted(folder.glob(f"samples_{task}_[0-9]*.jsonl"))[-1:]:
-        for line in path.read_text(encoding="utf-8").split("\n"):  # text may hold other ends of lines
-            if not line:
-                continue
-            sample = json.loads(line)
-            sample["arguments"] = [tuple(arguments.values()) for arguments in sample["arguments"].values()]
-            if numbers:
-                sample["filtered_resps"] = [_answer(answer) for answer in sample["filtered_resps"]]
-            samples.append(sample)
-    return samples
+def main(job: Path) -> None:
+    """Score this process's share of the documents. Rank 0 writes the scores of all next to `job`."""
+    import torch
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, task, settings, task_folder = pickle.loads(job.read_bytes())
+    # Rank 0 aggregates while the others wait, longer than the default of 10 minutes for some tasks.
+    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(days=1))])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found = evaluate_model(model, tokenizer, task, settings, task_folder, accelerator)
+    if accelerator.is_main_process:
+        job.with_name(ANSWER).write_bytes(pickle.dumps(found))
+    accelerator.end_training()
 
 
-def _answer(answer: str | Sequence[str]) -> Any:
-    """A log-probability, or one with whether it is the model's own choice."""
-    if isinstance(answer, str):
-        return float(answer)
-    number, *greedy = answer
-    return (float(number), *(word == "True" for word in greedy))
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

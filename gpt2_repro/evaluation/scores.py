@@ -16,6 +16,7 @@ from gpt2_repro.evaluation.statistics import (
     WEIGHTED_PERPLEXITY,
     aggregate,
     bootstrap_stderr,
+    standard_error,
 )
 
 
@@ -123,13 +124,13 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
     if aggregation not in PAIRED or not values:
         aggregation, values = None, []
-    stderr = _finite(entries.get(f"{metric}_stderr,{filter_name}"))
-    if aggregation in (WEIGHTED_PERPLEXITY, BITS_PER_BYTE) and len(values) > 1:
-        stderr = bootstrap_stderr(aggregation, np.asarray(values, dtype=np.float64))
+    stderr = entries.get(f"{metric}_stderr,{filter_name}")
+    if aggregation is not None and len(values) > 1:
+        stderr = standard_error(aggregation, values)
     return Metric(
         name=metric if filter_name == "none" else f"{metric} ({filter_name})",
         value=_finite(entries[key]),
-        stderr=stderr,
+        stderr=_finite(stderr),
         higher_is_better=results.get("higher_is_better", {}).get(task, {}).get(metric),
         aggregation=aggregation,
         values=values,

@@ -7,6 +7,7 @@ each score: the standard errors here are those of the differences, document by d
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,16 +97,27 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
     return "better" if (low > 0) is higher_is_better else "worse"
 
 
+def standard_error(aggregation: str, values: Sequence[Any]) -> float:
+    """Return the standard error of one model's score from its values per document, as `aggregate` takes them."""
+    if aggregation == MEAN:
+        from lm_eval.api.metrics import mean_stderr
+
+        return float(mean_stderr(values))
+    if aggregation == PERPLEXITY:
+        return perplexity_stderr(values)
+    return bootstrap_stderr(aggregation, np.asarray(values, dtype=np.float64))
+
+
 def bootstrap_stderr(aggregation: str, values: NDArray[np.float64]) -> float:
-    """The standard error of what is weighted by length, over its documents. The harness gives none."""
+    """Return the standard error of a score that is weighted by length, over its documents. The harness has none."""
     return float(_bootstrapped(aggregation, values)[0].std(ddof=1))
 
 
-def perplexity_stderr(log_probabilities: Sequence[float], iterations: int) -> float:
-    """The harness's bootstrapped error of a perplexity, number for number, in seconds where it takes minutes.
+def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
+    """Return the harness's bootstrapped standard error of a perplexity, in seconds instead of minutes.
 
-    lm_eval/api/metrics.py, 0.4.13: chunk i draws 1,000 times from random.Random(i), whose numbers NumPy's RandomState([i])
-    gives too.
+    In lm_eval/api/metrics.py (0.4.13) chunk i draws 1,000 times from random.Random(i). NumPy's RandomState([i]) gives
+    the same numbers.
     """
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
@@ -114,7 +126,7 @@ def perplexity_stderr(log_probabilities: Sequence[float], iterations: int) -> fl
         picks = np.random.RandomState([index]).random_sample((chunk, len(values)))
         picks *= len(values)
         drawn.append(np.exp(-values[picks.astype(np.int64)].mean(axis=1)))
-    with np.errstate(over="ignore"):  # of a model that gives a word no chance
+    with np.errstate(over="ignore"):  # a word may have probability 0
         return float(np.concatenate(drawn).std(ddof=1))
 
 

@@ -1,121 +1,86 @@
-"""lm_eval as typed by hand, under accelerate: the same numbers as in this process."""
+"""One process, two processes and stock lm_eval on its own command line give the same numbers."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation.harness import evaluate_model
-from gpt2_repro.evaluation.launch import evaluate_launched, launch_command, read_samples
+from gpt2_repro.evaluation import launch
+from gpt2_repro.evaluation.harness import Settings, evaluate_model
+from gpt2_repro.evaluation.launch import evaluate_launched, launch_command
 from gpt2_repro.evaluation.scores import read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
 
 pytestmark = pytest.mark.slow
+TASKS = ["last_word", "document_perplexity"]
+SETTINGS = Settings(max_length=64, batch_size=4, seed=1234, device="cpu", limit=None)
 
 
-def test_every_setting_is_on_the_command_line() -> None:
-    words = launch_command(
-        Path("m"),
-        task="wikitext",
-        task_folder=Path("tasks"),
-        max_length=512,
-        batch_size=32,
-        num_processes=8,
-        device="cuda",
-        limit=None,
-        seed=1234,
-        output=Path("out"),
-    )
-    line = " ".join(words[1:])
-    assert (
-        "accelerate.commands.launch --config_file" in line and "accelerate_configs/ddp.yaml --num_processes 8" in line
-    )
-    assert "-m lm_eval run --model hf --model_args pretrained=m,dtype=float32,max_length=512 --tasks wikitext" in line
-    assert line.endswith("--batch_size 32 --seed 1234 --output_path out --log_samples --include_path tasks")
-
-
-def test_the_harness_by_hand_gives_every_digit_of_ours(model, tokenizer, documents, tmp_path: Path) -> None:
+@pytest.fixture
+def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
+    """A folder with model/ and tasks/."""
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
+    assert len(documents) % 2  # one of two processes has a document less
     data = tmp_path / "validation.jsonl"
     data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    tasks = ["last_word", "document_perplexity"]
-    folder = tmp_path / "tasks"
-    write_task_files(dict.fromkeys(tasks, data), folder, tasks)
-    options = dict(task_folder=folder, max_length=64, batch_size=4, device="cpu", limit=None, seed=1234)
-    for task in tasks:
-        by_hand, their_samples = evaluate_launched(tmp_path / "model", task=task, num_processes=1, **options)
-        ours, samples = evaluate_model(model, tokenizer, tasks=[task], **options)
-        theirs = {key: value for key, value in by_hand["results"][task].items()}
-        for key, value in ours["results"][task].items():
-            assert theirs[key] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), key
-        assert by_hand["max_length"] == 64 and by_hand["config"]["model_dtype"] == "torch.float32"
-        (one,), (other,) = (
-            read_scores(results, logged, tokenizer) for results, logged in ((ours, samples), (by_hand, their_samples))
-        )
-        assert one.documents == other.documents
-        for mine, hand in zip(one.metrics, other.metrics, strict=True):
-            assert (mine.name, mine.aggregation) == (hand.name, hand.aggregation)
-            assert hand.array() == pytest.approx(mine.array(), rel=1e-6)
+    write_task_files(dict.fromkeys(TASKS, data), tmp_path / "tasks", TASKS)
+    return tmp_path
 
 
-def test_two_processes_score_every_document_once_and_as_one_does(
-    model, tokenizer, documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_setting_of_the_launcher_is_on_the_command_line() -> None:
+    words = launch_command(Path("job.pickle"), 8)
+    options = dict(zip(words, words[1:], strict=False))
+    assert Path(options["--config_file"]).name == "ddp.yaml" and Path(options["--config_file"]).is_file()
+    assert (options["--num_processes"], options["--main_process_port"]) == ("8", "0")
+
+
+def test_scores_are_bit_equal_to_stock_lm_eval(model, tokenizer, folder: Path) -> None:
+    words = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu", "--batch_size", "4"]
+    words += ["--model_args", f"pretrained={folder / 'model'},dtype=float32,max_length=64", "--seed", "1234"]
+    words += ["--tasks", *TASKS, "--include_path", str(folder / "tasks"), "--output_path", str(folder / "out")]
+    subprocess.run(words, check=True, capture_output=True)
+    (path,) = (folder / "out").glob("*/results_*.json")
+    stock = json.loads(path.read_text())["results"]
+    for task in TASKS:
+        results, samples = evaluate_model(model, tokenizer, task, SETTINGS, folder / "tasks")
+        ours = results["results"][task]
+        assert ours.keys() == stock[task].keys()
+        assert {key for key in ours if ours[key] != stock[task][key]} <= {"acc_stderr,none", "perplexity_stderr,none"}
+        (scores,) = read_scores(results, samples, tokenizer)
+        for metric in scores.metrics:
+            if isinstance(error := stock[task].get(f"{metric.name}_stderr,none"), float):
+                assert metric.stderr == (error if metric.name == "acc" else pytest.approx(error, rel=1e-9))
+
+
+def test_two_processes_share_the_documents_and_score_as_one_does(
+    model, tokenizer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By torchrun on the CPU, for accelerate's launcher wants GPUs for it; behind the launcher all is the same."""
+    """By torchrun, because accelerate's launcher needs GPUs for data parallelism."""
 
-    def on_two_processes(folder: Path, **options: Any) -> list[str]:
-        words = launch_command(folder, **options)
-        harness = words[words.index("lm_eval") - 1 :]
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *harness]
+    def on_two_processes(job: Path, _: int) -> list[str]:
+        worker = launch_command(job, 2)[-2:]
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", *worker]
 
-    monkeypatch.setattr("gpt2_repro.evaluation.launch.launch_command", on_two_processes)
+    monkeypatch.setattr(launch, "launch_command", on_two_processes)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    data = tmp_path / "validation.jsonl"
-    assert len(documents) % 2  # one process has a document less
-    data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    write_task_files({"document_perplexity": data}, tmp_path / "tasks", ["document_perplexity"])
-    way = dict(task_folder=tmp_path / "tasks", max_length=64, batch_size=4, device="cpu", limit=None, seed=1234)
-    two = evaluate_launched(tmp_path / "model", task="document_perplexity", num_processes=2, **way)
-    one = evaluate_model(model, tokenizer, tasks=["document_perplexity"], **way)
+    task = "document_perplexity"
+    two = evaluate_launched(folder / "model", task, SETTINGS, folder / "tasks", num_processes=2)
+    one = evaluate_model(model, tokenizer, task, SETTINGS, folder / "tasks")
+    assert [sample["doc_id"] for sample in two[1][task]] != [sample["doc_id"] for sample in one[1][task]]
     (of_two,), (of_one,) = (read_scores(*found, tokenizer) for found in (two, one))
-    assert of_two.documents == of_one.documents and of_two.num_documents == len(documents)
-    for mine, hand in zip(of_one.metrics, of_two.metrics, strict=True):
-        assert hand.value == pytest.approx(mine.value, rel=1e-9)
-        assert hand.array() == pytest.approx(mine.array(), rel=1e-6)
+    assert (of_two.documents, of_two.num_documents) == (of_one.documents, of_one.num_documents)
+    for mine, launched in zip(of_one.metrics, of_two.metrics, strict=True):
+        assert launched.value == pytest.approx(mine.value, rel=1e-6)
+        assert launched.array() == pytest.approx(mine.array(), rel=1e-5)
 
 
-def test_samples_are_read_whatever_the_text_holds(tmp_path: Path) -> None:
-    lines = [
-        {"arguments": {"gen_args_0": {"arg_0": "a\u2028b", "arg_1": " c"}}, "filtered_resps": [["-1.5", "True"]]},
-        {"arguments": {"gen_args_0": {"arg_0": "page\x85"}}, "filtered_resps": ["-2.5"]},
-    ]
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    (tmp_path / "samples_t_2026.jsonl").write_text(text, encoding="utf-8")
-    first, second = read_samples(tmp_path, "t", "loglikelihood")
-    assert first["arguments"] == [("a\u2028b", " c")] and first["filtered_resps"] == [(-1.5, True)]
-    assert second["filtered_resps"] == [-2.5]
-    (written, _) = read_samples(tmp_path, "t", "generate_until")
-    assert written["filtered_resps"] == [["-1.5", "True"]]
-
-
-def test_a_harness_that_fails_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="lm_eval ended with exit code 1 on no_such_task"):
-        evaluate_launched(
-            tmp_path,
-            task="no_such_task",
-            task_folder=None,
-            max_length=64,
-            batch_size=4,
-            num_processes=1,
-            device="cpu",
-            limit=None,
-            seed=1,
-        )
+def test_processes_that_fail_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "launch_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(RunFailed):
+        evaluate_launched(folder / "model", TASKS[0], SETTINGS, folder / "tasks", num_processes=2)

@@ -103,7 +103,7 @@ def evaluations(monkeypatch) -> list[str]:
     monkeypatch.setattr(
         scoring,
         "evaluate_model",
-        lambda *args, tasks, **rest: scored.extend(tasks) or original(*args, tasks=tasks, **rest),
+        lambda model, tokenizer, task, *rest: scored.append(task) or original(model, tokenizer, task, *rest),
     )
     return scored
 
@@ -205,10 +205,10 @@ def test_a_second_start_goes_on_where_the_first_was_ended(tiny_run, monkeypatch)
     words = "runs/tiny --local_data data/tiny --device cpu --tasks last_word document_perplexity --baseline none"
     original = scoring.evaluate_model
 
-    def dies(*args, tasks, **rest):
-        if tasks == ["document_perplexity"]:
+    def dies(model, tokenizer, task, *rest):
+        if task == "document_perplexity":
             raise KeyboardInterrupt
-        return original(*args, tasks=tasks, **rest)
+        return original(model, tokenizer, task, *rest)
 
     monkeypatch.setattr(scoring, "evaluate_model", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -379,7 +379,7 @@ def test_task_data_out_of_reach_names_local_data(tiny_run, monkeypatch):
 
 def test_several_processes_do_not_start_for_data_that_is_out_of_reach(tiny_run, monkeypatch):
     """Really offline: what is loaded once before the launch, and what is not in any cache."""
-    monkeypatch.setattr("gpt2_repro.evaluation.scoring.Way.num_gpus", 2)
+    monkeypatch.setattr("gpt2_repro.evaluation.scoring.count_processes", lambda _: 2)
     monkeypatch.setattr("gpt2_repro.evaluation.scoring.evaluate_launched", lambda *_, **__: pytest.fail("launched"))
     with pytest.raises(UserError, match="EleutherAI/lambada_openai.*--local_data DIR") as refused:
         main(["runs/tiny", "--tasks", "lambada_openai", "--device", "cpu", "--baseline", "none"])

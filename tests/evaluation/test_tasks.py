@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.documents import NUM_PASSAGES, cut_passages, documents_to_score, evenly
-from gpt2_repro.evaluation.harness import evaluate_model
+from gpt2_repro.evaluation.harness import Settings, evaluate_model
 from gpt2_repro.evaluation.scores import read_scores
 from gpt2_repro.evaluation.tasks import (
     check_tasks,
@@ -35,8 +35,9 @@ def write_documents(folder: Path, documents: list[str]) -> Path:
 
 
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
-    options = dict(task_folder=folder, max_length=max_length, batch_size=4, device="cpu", limit=limit, seed=1)
-    return evaluate_model(model, tokenizer, tasks=tasks, **options)
+    """The harness's results and samples of each task."""
+    settings = Settings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
+    return {task: evaluate_model(model, tokenizer, task, settings, folder) for task in tasks}
 
 
 def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
@@ -54,7 +55,8 @@ def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
 def test_own_tasks_equal_a_plain_loop(model, tokenizer, documents, tmp_path):
     tasks = ["last_word", "document_perplexity"]
     folder = write_tasks(write_documents(tmp_path / "text", documents), tmp_path / "tasks", tasks)
-    results = score(model, tokenizer, tasks, folder, max_length=64)[0]["results"]
+    found = score(model, tokenizer, tasks, folder, max_length=64)
+    results = {task: found[task][0]["results"][task] for task in tasks}
 
     correct, log_likelihoods = [], []
     for passage in cut_passages(documents):
@@ -198,7 +200,7 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(network, gp
     tasks = ["lambada_openai", "hellaswag", "wikitext"]
     local = find_local_files(REAL_DATA, tasks)
     write_task_files(local, tmp_path / "tasks", tasks)
-    ours, our_samples = score(network, gpt2_tokenizer, tasks, tmp_path / "tasks", max_length=256, limit=4)
+    ours = score(network, gpt2_tokenizer, tasks, tmp_path / "tasks", max_length=256, limit=4)
 
     import datasets
 
@@ -217,13 +219,14 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(network, gp
         return load("json", data_files=files[path])
 
     monkeypatch.setattr("datasets.load_dataset", from_files)
-    theirs, their_samples = score(network, gpt2_tokenizer, tasks, None, max_length=256, limit=4)
+    theirs = score(network, gpt2_tokenizer, tasks, None, max_length=256, limit=4)
     assert sorted(fetched) == sorted(files)
-    assert ours["results"] == theirs["results"] and ours["versions"] == theirs["versions"]
     for task in tasks:
-        for mine, stock in zip(our_samples[task], their_samples[task], strict=True):
-            assert mine["arguments"] == stock["arguments"] and mine["resps"] == stock["resps"]
-    assert ours["n-samples"]["lambada_openai"] == {"original": 5153, "effective": 4}
+        (mine, my_samples), (stock, stock_samples) = ours[task], theirs[task]
+        assert mine["results"] == stock["results"] and mine["versions"] == stock["versions"]
+        for one, other in zip(my_samples[task], stock_samples[task], strict=True):
+            assert one["arguments"] == other["arguments"] and one["resps"] == other["resps"]
+    assert ours["lambada_openai"][0]["n-samples"]["lambada_openai"] == {"original": 5153, "effective": 4}
 
 
 @real
@@ -234,8 +237,8 @@ def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokeniz
     lines = (REAL_DATA / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text().splitlines()[:40]
     (source / "hellaswag.jsonl").write_text("\n".join(lines))
     folder = write_tasks(source, tmp_path / "tasks", ["hellaswag_completion"])
-    results, samples = score(network, gpt2_tokenizer, ["hellaswag_completion"], folder, max_length=256)
-    (task,) = read_scores(results, samples, gpt2_tokenizer)
+    found = score(network, gpt2_tokenizer, ["hellaswag_completion"], folder, max_length=256)
+    (task,) = read_scores(*found["hellaswag_completion"], gpt2_tokenizer)
     (metric,) = task.metrics
 
     right = []
