@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gpt2_repro.checkpoint import training_record
+from gpt2_repro.comparison import comparison_markdown
 from gpt2_repro.files import write_whole
 
 
@@ -120,27 +121,15 @@ def _results(rows: list[Mapping[str, Any]], column: str | None) -> list[dict[str
 def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | None, column: str | None) -> list[str]:
     if not rows or comparison is None:
         return []
-    baseline = comparison["baseline"] if comparison["baseline"] != column else None
-    lines = [f"| task | metric | this model |{f' {baseline} | difference |' if baseline else ''}"]
-    lines.append(f"| --- | --- | ---: |{' ---: | ---: |' if baseline else ''}")
-    for row in rows:
-        cells = [row["task"], row["metric"], _value(row["values"][column])]
-        if baseline:
-            difference = row["difference"].get(column) or {}
-            shown = "-" if not difference else f"{difference['value']:+.4f} {difference['verdict'] or ''}".rstrip()
-            cells += [_value(row["values"][baseline]), shown]
-        lines.append(f"| {' | '.join(cells)} |")
+    names = {str(column): "this model"}
+    if (baseline := comparison["baseline"]) not in (None, column):
+        names[baseline] = baseline
+    table = comparison_markdown({**comparison, "rows": rows}, names)
     note = (
         f"lm-evaluation-harness {comparison['versions']['lm_eval']}, window {comparison['max_length']:,} tokens, "
         f"{comparison['dtype']}; `{_without_folders(comparison['command'])}`, {comparison['date'][:10]}."
     )
-    return ["## Evaluation\n\n" + "\n".join(lines) + f"\n\n{note}"]
-
-
-def _value(entry: Mapping[str, Any]) -> str:
-    if entry["value"] is None:
-        return "-"
-    return f"{entry['value']:.4f}" + ("" if entry["stderr"] is None else f" ± {entry['stderr']:.4f}")
+    return [f"## Evaluation\n\n{table}\n\n{note}"]
 
 
 def _describe_data(data: Mapping[str, Any]) -> dict[str, Any]:

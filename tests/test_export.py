@@ -183,7 +183,15 @@ def test_the_card_has_no_paths_of_this_machine(run: Path) -> None:
     comparison = {
         **{"limit": None, "baseline": None, "max_length": 8, "dtype": "float32", "date": "2026-12-01"},
         **{"command": "bash evaluate.sh /home/me/runs/x --local_data '/home/me/d'", "versions": {"lm_eval": "0"}},
-        "rows": [{"task": "t", "metric": "m", "values": {"me": {"value": 1.0, "stderr": None}}, "difference": {}}],
+        "rows": [
+            {
+                "task": "t",
+                "metric": "m",
+                "higher_is_better": None,
+                "values": {"me": {"value": 1.0, "stderr": None}},
+                "difference": {},
+            }
+        ],
     }
     card = model_card("me", record | {"environment": record["environment"] | {"data": data}}, comparison, "me")
     assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "org/set" in card
@@ -204,11 +212,12 @@ def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
             {
                 "task": "lambada_openai",
                 "metric": "acc",
+                "higher_is_better": True,
                 "values": {
                     "me": {"value": 0.31, "stderr": 0.0065},
                     "openai-community/gpt2": {"value": 0.3256, "stderr": 0.0065},
                 },
-                "difference": {"me": {"value": -0.0156, "verdict": "worse"}},
+                "difference": {"me": {"value": -0.0156, "stderr": 0.005, "verdict": "worse"}},
             }
         ],
     }
@@ -217,7 +226,7 @@ def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
     (result,) = header["model-index"][0]["results"]
     assert result["dataset"] == {"name": "LAMBADA (OpenAI)", "type": "EleutherAI/lambada_openai", "split": "test"}
     assert result["metrics"] == [{"type": "acc", "name": "acc", "value": 0.31}]
-    assert "| lambada_openai | acc | 0.3100 ± 0.0065 | 0.3256 ± 0.0065 | -0.0156 worse |" in card
+    assert "| lambada_openai | acc ↑ | 0.3100 ± 0.0065 | 0.3256 ± 0.0065 | −0.0156 ± 0.0050 worse |" in card
     from huggingface_hub import ModelCard
 
     assert ModelCard(card).data.eval_results[0].metric_value == 0.31

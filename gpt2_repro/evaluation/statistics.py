@@ -12,20 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt2_repro.comparison import MARGINS
+
 
 RESAMPLES = 10_000
 FEWEST = 30  # documents, below which an interval is too narrow to judge by
 Z95 = 1.959964  # standard errors on each side of a 95 % interval
 # How the harness makes one number of a metric's values for each document (lm_eval/api/metrics.py, 0.4.13).
 MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
-# Within this much of the baseline two models are called equal: of accuracies in points of 1, of the others in parts of the
-# baseline's value. All perplexities of a text say the same in other units: 5 % of a word's is 1.4 % of bits per byte.
-MARGINS = {
-    **dict.fromkeys(("acc", "acc_norm", "completion"), 0.02),
-    **dict.fromkeys(("perplexity", "word_perplexity"), 0.05),
-    **dict.fromkeys(("bits_per_byte", "nats_per_token"), 0.014),
-    "byte_perplexity": 0.01,
-}
 
 
 @dataclasses.dataclass(frozen=True)

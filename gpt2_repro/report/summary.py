@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from gpt2_repro.comparison import comparison_table
 from gpt2_repro.report.facts import (
     facts,
     hellaswag_lines,
@@ -11,7 +12,7 @@ from gpt2_repro.report.facts import (
     where_things_are,
 )
 from gpt2_repro.report.read import Run
-from gpt2_repro.report.tables import aligned, comparison_table
+from gpt2_repro.report.tables import Table, aligned
 from gpt2_repro.time_breakdown import breakdown_lines
 from gpt2_repro.units import duration
 
@@ -40,7 +41,7 @@ def summary(run: Run, page: Path) -> list[str]:
         lines.append(f"  median {numbers.tokens_per_second:,.0f} tokens/s, {duration(numbers.seconds)} wall time")
     lines += [f"  {line}" for line in breakdown_lines(run.accounts, usd_per_hour=run.usd_per_hour)]
     if run.comparison.get("rows"):
-        lines += ["", *(f"  {line}" for line in aligned(comparison_table(run.comparison))), ""]
+        lines += ["", *(f"  {line}" for line in aligned(Table(*comparison_table(run.comparison)))), ""]
         if run.comparison.get("limit"):
             lines.append(
                 f"  only the first {run.comparison['limit']} examples of each task: no published number compares"

@@ -5,51 +5,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpt2_repro.comparison import Cell
 from gpt2_repro.report.facts import count, facts, loss_text
-from gpt2_repro.report.read import Row, Run, is_number, mapping
+from gpt2_repro.report.read import Row, Run, mapping
 from gpt2_repro.time_breakdown import breakdown
 from gpt2_repro.units import duration
-
-
-# How a verdict of the evaluation is marked and set.
-VERDICTS = {
-    "better": ("▲", "better"),
-    "worse": ("▼", "worse"),
-    "matches": ("=", "even"),
-    "inconclusive": ("≈", "even"),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """A text, and how it is set: "number", "better", "worse", "even" or "" for plain text."""
-
-    text: str
-    kind: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
     headers: list[str]
     rows: list[list[Cell]]
-
-
-def comparison_table(comparison: dict[str, Any]) -> Table:
-    """Every task's value ± standard error by model, and each model's difference to the baseline."""
-    names = [model["name"] for model in comparison["models"]]
-    baseline = comparison.get("baseline") or ""
-    judged = [name for name in names if baseline and name != baseline]
-    rows = []
-    for row in comparison["rows"]:
-        values = mapping(row["values"])
-        decimals = _decimals(row)
-        direction = {True: " ↑", False: " ↓", None: ""}[row["higher_is_better"]]
-        cells = [Cell(row["task"]), Cell(f"{row['metric']}{direction}")]
-        cells += [Cell(_value_text(mapping(values.get(name)), decimals), "number") for name in names]
-        cells += [_difference(row, name, decimals) for name in judged]
-        rows.append(cells)
-    differences = [f"{name} − baseline" if len(judged) > 1 else "difference" for name in judged]
-    return Table(["task", "metric", *names, *differences], rows)
 
 
 def count_table(manifest: dict[str, Any]) -> Table:
@@ -138,32 +104,6 @@ def aligned(table: Table) -> list[str]:
 
 def _pad(cell: Cell, width: int) -> str:
     return cell.text.rjust(width) if cell.kind == "number" else cell.text.ljust(width)
-
-
-def _decimals(row: dict[str, Any]) -> int:
-    """Four for accuracies and losses, two for perplexities."""
-    values = [mapping(value).get("value") for value in mapping(row["values"]).values()]
-    return 4 if max((abs(value) for value in values if is_number(value)), default=0) < 10 else 2
-
-
-def _value_text(value: dict[str, Any], decimals: int) -> str:
-    if not is_number(value.get("value")):
-        return "–"
-    stderr = f" ± {value['stderr']:.{decimals}f}" if is_number(value.get("stderr")) else ""
-    return f"{value['value']:,.{decimals}f}{stderr}"
-
-
-def _difference(row: dict[str, Any], name: str, decimals: int) -> Cell:
-    """The signed difference, its paired standard error and the verdict, as the evaluation has judged it."""
-    difference = mapping(mapping(row.get("difference")).get(name))
-    value, stderr, verdict = (difference.get(key) for key in ("value", "stderr", "verdict"))
-    if not is_number(value):
-        return Cell("–")
-    text = f"{'+' if value >= 0 else '−'}{abs(value):,.{decimals}f}"
-    if is_number(stderr):
-        text += f" ± {stderr:,.{decimals}f}"
-    mark, kind = VERDICTS.get(str(verdict), ("", ""))
-    return Cell(f"{text} {mark} {verdict}" if mark else text, kind)
 
 
 def _plain(value: object) -> Cell:

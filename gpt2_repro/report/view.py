@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gpt2_repro.comparison import comparison_table
 from gpt2_repro.report.facts import (
     Facts,
     baseline_losses,
@@ -19,7 +20,6 @@ from gpt2_repro.report.facts import (
 from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
 from gpt2_repro.report.tables import (
     bill_table,
-    comparison_table,
     count_table,
     deviation_table,
     flatten,

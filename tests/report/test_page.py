@@ -17,7 +17,7 @@ from gpt2_repro.report import plots
 from gpt2_repro.report.page import label_runs, write_page
 from gpt2_repro.report.plots import smooth
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.tables import comparison_table, recipe_differences
+from gpt2_repro.report.tables import recipe_differences
 
 
 class _Page(HTMLParser):
@@ -138,24 +138,6 @@ def test_several_runs_are_laid_over_each_other(
     assert label_runs(runs) == ["runs/demo", "elsewhere/demo"]
     differences = recipe_differences(runs, ["a", "b"])
     assert [[cell.text for cell in row] for row in differences.rows] == [["training.learning_rate", "0.001", "0.002"]]
-
-
-def test_a_difference_has_its_error_and_its_verdict(run_folder: Path) -> None:
-    table = comparison_table(read_run(run_folder).comparison)
-    assert table.headers == ["task", "metric", "demo", "openai-community/gpt2", "difference"]
-    assert [row[-1].text for row in table.rows] == [
-        "−0.1244 ± 0.0055 ▼ worse",
-        "−10.06 ± 1.00 ▲ better",
-        "+0.0007 ± 0.0046 = matches",
-        "+0.13 ≈ inconclusive",
-        "+0.2500",
-    ]
-    assert [row[1].text for row in table.rows][:2] == ["acc ↑", "perplexity ↓"]
-
-
-def test_a_comparison_without_a_baseline_has_no_difference(run_folder: Path) -> None:
-    table = comparison_table(read_run(run_folder).comparison | {"baseline": None})
-    assert table.headers == ["task", "metric", "demo", "openai-community/gpt2"]
 
 
 def test_smoothing_keeps_a_line_and_its_length() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpt2_repro.evaluation.table import aligned
+from gpt2_repro.comparison import markdown_table
 
 
 def to_markdown(diagnosis: Mapping[str, Any]) -> str:
@@ -61,7 +61,7 @@ def to_markdown(diagnosis: Mapping[str, Any]) -> str:
 
 
 def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    return aligned([head, ["---", *("---:" for _ in head[1:])], *cells])
+    return [markdown_table(head, cells)]
 
 
 def _bucket(bucket: Mapping[str, Any]) -> list[str]:
