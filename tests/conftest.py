@@ -49,19 +49,22 @@ TINY = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update_golden", action="store_true", help="Write the numbers of tests/golden/ again.")
+    parser.addoption("--thorough", action="store_true", help="Run each property test with 30 seeds instead of 3.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that launch several processes are slow."""
     for item in items:
-        launcher = getattr(item, "callspec", None) and item.callspec.params.get("launcher")
-        if (
-            isinstance(launcher, tuple)
-            and len(launcher) == 2
-            and launcher[1] > 1
-            and item.path.name != "test_launchers.py"
-        ):
+        launcher = item.callspec.params.get("launcher") if hasattr(item, "callspec") else None
+        several = isinstance(launcher, tuple) and len(launcher) == 2 and launcher[1] > 1
+        if several and item.path.name != "test_launchers.py":
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Property tests take the argument `seed`."""
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(30 if metafunc.config.getoption("--thorough") else 3))
 
 
 @pytest.fixture(scope="session")

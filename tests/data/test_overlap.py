@@ -67,7 +67,6 @@ def packed(
     ("packing", "length", "min_length"),
     [("concat", 20, 0), ("wrap", 20, 0), ("wrap", 20, 7), ("concat", 5, 0), ("wrap", 5, 2)],
 )
-@pytest.mark.parametrize("seed", range(4))
 def test_equal_to_naive_sets(
     tmp_path: Path, packing: str, length: int, min_length: int, separator: str, seed: int
 ) -> None:

@@ -3,7 +3,6 @@
 import random
 
 import numpy as np
-import pytest
 
 from gpt2_repro.data.preparation.order import Run, all_to, count, head_to, held_out_to, runs
 
@@ -37,7 +36,6 @@ def flat(found: list[Run]) -> list[tuple[int, int, int, int, str]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
 def test_one_stream_keeps_its_order_and_is_split_by_whole_documents(seed: int) -> None:
     source = random.Random(seed)
     streams = some_streams(source, 1)
@@ -54,7 +52,6 @@ def test_one_stream_keeps_its_order_and_is_split_by_whole_documents(seed: int) -
         assert run.first_token == sum(streams[0][run.part]._lengths[: run.first_document])
 
 
-@pytest.mark.parametrize("seed", range(20))
 def test_a_hash_split_follows_the_parts(seed: int) -> None:
     streams = some_streams(random.Random(seed), 1)
     found = list(runs(streams, [1.0], ["validation", "train"], held_out_to(0, 1, np.inf), hashed=True))
@@ -66,7 +63,6 @@ def test_a_hash_split_follows_the_parts(seed: int) -> None:
     assert flat(found) == wanted
 
 
-@pytest.mark.parametrize("seed", range(30))
 def test_a_mixture_takes_each_stream_in_its_share(seed: int) -> None:
     source = random.Random(seed)
     streams = some_streams(source, source.choice([2, 3]))

@@ -47,7 +47,6 @@ def naive(documents: list[str], args: DataArguments, encoder: Encoder) -> dict[s
     return rows
 
 
-@pytest.mark.parametrize("seed", range(20))
 def test_a_preparation_equals_the_naive_one(
     seed: int, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

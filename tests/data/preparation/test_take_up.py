@@ -65,20 +65,6 @@ def test_rows_are_cut_again_after_an_interruption(
     assert prepare(args) == json.loads(json.dumps(alone))
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_damaged_tokens_are_staged_again(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = prepare(arguments("alone"))
-    args = arguments("cut")
-    killed_at(monkeypatch, shards, "_write_shard", 7, lambda: prepare(args))
-    staged = sorted(Path(args.dataset_dir + ".staging").glob("streams/train-0/*.ids"))
-    content = bytearray(staged[-1].read_bytes())
-    content[10] ^= 1
-    staged[-1].write_bytes(content)
-    with pytest.raises(UserError, match="are damaged: start the same command again"):
-        prepare(args)
-    assert prepare(args) == json.loads(json.dumps(alone))
-
-
 def test_what_killed_workers_had_begun_is_removed(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
     killed_at(monkeypatch, shards, "_write_shard", 1, lambda: prepare(args))

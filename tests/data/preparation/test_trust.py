@@ -1,6 +1,5 @@
 """What goes wrong on the way is counted, refused or taken up, and never changes the folder."""
 
-import errno
 import json
 import os
 from collections import namedtuple
@@ -14,7 +13,7 @@ from gpt2_repro.data import locks
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.locks import hold_for_reading
-from gpt2_repro.data.preparation import cutting, disk, staged
+from gpt2_repro.data.preparation import cutting, disk
 from gpt2_repro.data.preparation import prepare as prepare_module
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources.files import SourceFile
@@ -83,33 +82,6 @@ def test_a_folder_is_replaced_whole_or_not_at_all(arguments, monkeypatch: pytest
     assert not folder.exists()
     assert prepare(arguments(sequence_length=16))["request"]["sequence_length"] == 16
     assert folder.exists() and not (tmp_path / "out.staging").exists()
-
-
-def test_a_full_disk_is_one_line_and_the_next_start_goes_on(
-    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    whole = prepare(arguments("whole"))
-    complete = staged.StagedPart.complete
-
-    def full(part: staged.StagedPart, *words) -> None:
-        if part.name.startswith("00001"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        complete(part, *words)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(staged.StagedPart, "complete", full)
-        with pytest.raises(
-            UserError, match="the disk of .*out is full: free some room and start the same command again"
-        ):
-            prepare(arguments())
-    kept = tmp_path / "out.staging" / "streams" / "train-0" / "00000-00000.json"
-    stamp = kept.stat().st_mtime_ns
-    with monkeypatch.context() as patch:
-        patch.setattr(cutting, "write_rows", lambda *w, **n: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-        with pytest.raises(UserError, match="is full"):
-            prepare(arguments())
-    assert kept.stat().st_mtime_ns == stamp
-    assert prepare(arguments())["sha256"] == whole["sha256"]
 
 
 def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -148,13 +148,10 @@ def manifest_of(folder: Path) -> dict:
     return json.loads((folder / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("source", "repository"),
-    [("fineweb-10bt", "HuggingFaceFW/fineweb"), ("fineweb-edu-10bt", "HuggingFaceFW/fineweb-edu")],
-)
 def test_a_preset_is_fetched_file_by_file_and_dropped(
-    hub: Hub, prepare_online: Prepare, documents, corpus, tmp_path: Path, source: str, repository: str
+    hub: Hub, prepare_online: Prepare, documents, corpus, tmp_path: Path
 ) -> None:
+    source, repository = "fineweb-10bt", "HuggingFaceFW/fineweb"
     hub.files[repository] = {
         "README.md": b"",
         "sample/10BT/000_00000.parquet": parquet(documents[:60]),
