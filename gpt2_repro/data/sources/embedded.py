@@ -6,18 +6,11 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt2_repro.data.sources.files import Batch, Part, SourceFile, in_batches
-
-
-class Embedded(SourceFile, Part):
-    """A file whose only part is itself."""
-
-    def parts(self) -> list[Part]:
-        return [self]
+from gpt2_repro.data.sources.files import Batch, WholeFile, in_batches
 
 
 @dataclasses.dataclass(frozen=True)
-class Topics(Embedded):
+class Topics(WholeFile):
     """The topics of pydoc_data: the language reference as text, a document a topic. Parsed, never imported."""
 
     name: str = "pydoc_data.topics"
@@ -33,7 +26,7 @@ class Topics(Embedded):
 
 
 @dataclasses.dataclass(frozen=True)
-class Docstrings(Embedded):
+class Docstrings(WholeFile):
     """The docstrings of the standard library, a document a module. Parsed, never imported."""
 
     name: str = "docstrings"

@@ -47,6 +47,13 @@ class SourceFile(abc.ABC):
         """Its tokens are staged: what was fetched for them may go."""
 
 
+class WholeFile(SourceFile, Part):
+    """A file whose only part is itself."""
+
+    def parts(self) -> list[Part]:
+        return [self]
+
+
 def in_batches(rows: Iterator[tuple[str | None, str, int]], size: int = 2**20) -> Iterator[Batch]:
     """Group rows of (text or None, what is wrong if it is None, bytes read) to batches of about `size` characters."""
     batch, bad, characters, read = [], [], 0, 0

@@ -9,7 +9,6 @@ from typing import Any
 
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.sources.files import Part, SourceFile
-from gpt2_repro.data.sources.presets import Preset
 from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
 from gpt2_repro.data.sources.token_files import read_header
 from gpt2_repro.errors import UserError
@@ -137,14 +136,3 @@ def hub_errors(what: str) -> Iterator[None]:
             f"Cannot {what} ({line}). Check the name, the network and HF_TOKEN and start the same command again to "
             "resume, or prepare your own text with --data_files GLOB."
         ) from None
-
-
-def list_preset(
-    preset: Preset, revision: str | None, folder: Path, options: PreparationOptions
-) -> tuple[dict[str, Any], list[SourceFile], list[SourceFile]]:
-    """What the manifest says of it, its training files and its own validation files."""
-    repository = Repository(preset.repository, revision, folder, options)
-    train = repository.files(preset.train, preset.form)
-    validation = repository.files(preset.validation, preset.form) if preset.validation else []
-    described = {"repository": preset.repository, "files": preset.train, "revision": repository.revision}
-    return described, train, validation

@@ -10,7 +10,7 @@ from typing import Any
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
 from gpt2_repro.data.sources.files import SourceFile
-from gpt2_repro.data.sources.hub import HubFile, Repository, list_preset
+from gpt2_repro.data.sources.hub import HubFile, Repository
 from gpt2_repro.data.sources.presets import PRESETS
 from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
 from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
@@ -102,9 +102,11 @@ class SourceOpener:
             return dataclasses.replace(self, form=form).open(name)
         if name in PRESETS:
             preset = PRESETS[name]
-            revision = self.revisions.get(preset.repository)
-            described, train, validation = list_preset(preset, revision, self.folder, self.options)
-            return Source({"name": name} | described, train, validation)
+            repository = self._repository(preset.repository)
+            described = {"name": name, "repository": repository.name, "files": preset.train}
+            train = repository.files(preset.train, preset.form)
+            validation = repository.files(preset.validation, preset.form) if preset.validation else []
+            return Source(described | {"revision": repository.revision}, train, validation)
         if name == "tiny-shakespeare":
             folder = str(self.folder)
             parts = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)
@@ -124,10 +126,13 @@ class SourceOpener:
         raise UserError(f"there is no source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
 
     def _hub(self, text: str, *, name: str, config: str | None, revision: str | None) -> Source:
-        repository = Repository(name, self.revisions.get(name, revision), self.folder, self.options)
+        repository = self._repository(name, revision)
         files = repository.resolve(config, self.args.source_split, self.form)
         described = {"name": text, "repository": name, "config": config, "split": self.args.source_split}
         return Source(described | {"revision": repository.revision}, files, [])
+
+    def _repository(self, name: str, revision: str | None = None) -> Repository:
+        return Repository(name, self.revisions.get(name, revision), self.folder, self.options)
 
     def local(self, name: str, globs: list[str]) -> Source:
         """Files of this disk, by name. With the split `source`, and of tokens always, those named val validate."""
@@ -153,9 +158,8 @@ class SourceOpener:
         return Source({"name": name, "files": described}, self._files(train), self._files(validation))
 
     def _files(self, paths: list[Path]) -> list[SourceFile]:
-        files: list[SourceFile] = []
-        for path in paths:
-            size = path.stat().st_size
-            tokens = path.suffix == ".bin"
-            files.append(TokenFile(str(path), size) if tokens else TextFile(str(path), size, self.form))
-        return files
+        sizes = [(path, path.stat().st_size) for path in paths]
+        return [
+            TokenFile(str(path), size) if path.suffix == ".bin" else TextFile(str(path), size, self.form)
+            for path, size in sizes
+        ]

@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt2_repro.data.sources.files import Batch, Part, SourceFile
+from gpt2_repro.data.sources.files import Batch, WholeFile
 from gpt2_repro.data.sources.hub import hub_errors
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of
@@ -19,7 +19,7 @@ TRAINING = int(0.9 * CHARACTERS)  # nanoGPT, data/shakespeare_char/prepare.py: t
 
 
 @dataclasses.dataclass
-class Shakespeare(SourceFile, Part):
+class Shakespeare(WholeFile):
     """Characters `start` to `stop` of the text, one document."""
 
     start: int
@@ -48,9 +48,6 @@ class Shakespeare(SourceFile, Part):
             partial.unlink()
             raise UserError(f"{URL} does not hold the known text: fetch it by hand and name it with --data_files")
         partial.replace(self._path)
-
-    def parts(self) -> list[Part]:
-        return [self]
 
     def read(self) -> Iterator[Batch]:
         text = self._path.read_text(encoding="utf-8")

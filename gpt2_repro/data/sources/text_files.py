@@ -90,9 +90,9 @@ class TextPart(Part):
             elif kind == ".txt" and self.form.sample_by == "document":
                 batches = in_batches(self._document(path))
             elif kind == ".txt" and self.form.sample_by == "paragraph":
-                batches = in_batches(self._paragraphs(path))
+                batches = in_batches(self._rows(self._paragraphs(path), _line_row))
             else:
-                batches = in_batches(self._rows(path, _jsonl_row if kind == ".jsonl" else _line_row))
+                batches = in_batches(self._rows(self._lines(path), _jsonl_row if kind == ".jsonl" else _line_row))
             yield from _joined(batches, self.form.first_row) if self.form.first_row else batches
 
     def _lines(self, path: Path) -> Iterator[tuple[bytes, int, int]]:
@@ -131,15 +131,18 @@ class TextPart(Part):
                 before, rest = before + chunk.count(b"\n"), rest - len(chunk)
         return before + number + (not chunk.endswith(b"\n"))
 
-    def _rows(self, path: Path, parse: Any) -> Iterator[tuple[str | None, str, int]]:
-        for line, number, read in self._lines(path):
+    def _rows(
+        self, lines: Iterator[tuple[bytes, int, int]], parse: Callable[[bytes, str], tuple[str | None, str]]
+    ) -> Iterator[tuple[str | None, str, int]]:
+        for line, number, read in lines:
             text, wrong = parse(line, self.form.text_column)
-            if text is None and wrong:
-                yield None, f"{path}, line {self._line(number)}, {wrong}", read
+            if wrong:
+                yield None, f"{self.name}, line {self._line(number)}, {wrong}", read
             elif text is not None:
                 yield text, "", read
 
-    def _paragraphs(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
+    def _paragraphs(self, path: Path) -> Iterator[tuple[bytes, int, int]]:
+        """Yield paragraphs as `_lines` yields lines: the text, the number of its first line, bytes read for it."""
         held: list[bytes] = []
         held_read = first = 0
         for line, number, read in self._lines(path):
@@ -150,12 +153,10 @@ class TextPart(Part):
             if held and held_read > LONGEST_DOCUMENT:
                 raise UserError(f"{path}, line {first}, begins a paragraph of more than {LONGEST_DOCUMENT:,} bytes")
             if held and not line.strip():
-                text, wrong = _line_row(b"".join(held), "")
-                yield text, wrong and f"{path}, line {first}, {wrong}", held_read
+                yield b"".join(held), first, held_read
                 held, held_read, first = [], 0, 0
         if held:
-            text, wrong = _line_row(b"".join(held), "")
-            yield text, wrong and f"{path}, line {first}, {wrong}", held_read
+            yield b"".join(held), first, held_read
 
     def _document(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
         with open_bytes(path) as (stream, _):
