@@ -72,13 +72,11 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
         if any(metric.name == "word_perplexity" for metric in metrics):
             metrics.append(_nats_per_token(logged, tokenizer))
         config = results.get("configs", {}).get(task, {})
-        files = (config.get("dataset_kwargs") or {}).get("data_files") or {}
         scores.append(
             TaskScores(
                 task=task,
                 version=results.get("versions", {}).get(task),
-                data=(config.get("metadata") or {}).get("source")
-                or next(iter(files.values()), config.get("dataset_path")),
+                data=(config.get("metadata") or {}).get("source") or config.get("dataset_path"),
                 documents=[sample["doc_hash"] for sample in logged],
                 num_documents=results.get("n-samples", {}).get(task, {}).get("effective"),
                 metrics=metrics,

@@ -152,14 +152,22 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
                 "validation_split": None,
                 "test_split": None,
                 f"{split}_split": split,
+                # The copy is gone after the evaluation; results name the user's file.
+                "metadata": {"version": 1.0 if task in OWN_TASKS else _stock_version(stock), "source": str(source)},
             }
         if task in OWN_TASKS:
-            definition |= {"metadata": {"version": 1.0, "source": str(source)}}
             # Stock wikitext counts the words and bytes of `page` and undoes WikiText's tokenization for the model.
             definition |= {"tag": None} if task == "last_word" else {"doc_to_target": "page"}
         (output / f"{task}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
         hashes[task] = digest.hexdigest()
     return hashes
+
+
+def _stock_version(stock: str) -> float:
+    """Return the version of a stock task, which its file has under `metadata`."""
+    found = re.search(r"^  version: ([\d.]+)$", (_stock_folder() / stock).read_text(), re.MULTILINE)
+    assert found, stock
+    return float(found[1])
 
 
 def _own_data(task: str, source: Path) -> bytes:

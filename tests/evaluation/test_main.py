@@ -91,7 +91,7 @@ def test_run_and_checkpoint_beside_an_untrained_model(tiny_run, capsys):
     card = (tiny_run / "final" / "README.md").read_text()
     results = yaml.safe_load(card.split("---")[1])["model-index"][0]["results"]
     assert [metric["type"] for metric in results[0]["metrics"]] == ["perplexity", "acc"]
-    assert "| last_word | perplexity |" in card and "/here" not in card
+    assert "| last_word | perplexity ↓ |" in card and "/here" not in card
 
 
 def evaluations(monkeypatch) -> list[str]:
@@ -172,6 +172,8 @@ def test_changed_data_with_the_same_mtime_is_scored_anew(tiny_run):
         rows.append(json.loads(Path("out/comparison.json").read_text())["rows"][0]["values"]["final (runs/tiny)"])
     main([*words.split(), "--no_cache"])
     assert rows[0] != rows[1]
+    details = json.loads(Path("out/comparison.json").read_text())["task_details"]["wikitext"]
+    assert (details["data"], details["version"]) == ("data/tiny/wikitext.jsonl", 2.0)
     assert rows[1] == json.loads(Path("out/comparison.json").read_text())["rows"][0]["values"]["final (runs/tiny)"]
 
 
