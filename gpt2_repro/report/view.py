@@ -19,6 +19,7 @@ from gpt2_repro.report.facts import (
 )
 from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
 from gpt2_repro.report.tables import (
+    Table,
     bill_table,
     count_table,
     deviation_table,
@@ -45,7 +46,7 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
     numbers, data = facts(run), mapping(run.environment.get("data"))
     samples = sorted(run.samples, key=lambda row: -row["step"])
     with reading(run.path / COMPARISON):
-        comparison = comparison_table(run.comparison) if run.comparison else None
+        comparison = Table(*comparison_table(run.comparison)) if run.comparison else None
     with reading(run.path / DIAGNOSIS):
         captions = _diagnosis_captions(run)
     return {

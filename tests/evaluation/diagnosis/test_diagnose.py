@@ -127,7 +127,7 @@ def test_mistakes_are_one_line(
     for words, said in [
         ([sound, "--baseline", stranger, "--local_data", str(local_data)], "have different tokenizers"),
         ([sound, "--baseline", sound], "there is no text to diagnose on"),
-        ([sound, "--baseline", sound, "--local_data", str(torn)], "line 2 of .* is not"),
+        ([sound, "--baseline", sound, "--local_data", str(torn)], "line 2"),
         ([sound, "--baseline", sound, "--local_data", str(empty)], "holds no document"),
         ([sound, "--baseline", sound, "--output_dir", str(tmp_path / "file")], "is a file: name a folder"),
         ([sound, "--baseline", sound, "--local_data", str(tmp_path / "none")], "is no folder"),
