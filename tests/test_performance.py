@@ -139,6 +139,7 @@ if os.environ.get("RANK", "0") == "0":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
 def test_accumulation_adds_no_wait_and_no_collective(launcher, type_command, tiny_recipe, tmp_path: Path) -> None:
     script = tmp_path / "counted.py"

@@ -65,6 +65,7 @@ def expected(texts: list[str], real_data: Path) -> list[list[int]]:
     return [document.ids for document in tokenizer.encode_batch(texts)]
 
 
+@pytest.mark.slow
 def test_llmc_puts_the_separator_before(left: dict[str, Path], expected: list[list[int]]) -> None:
     (ids,) = llmc_ids(left["llmc"])
     assert ids.tolist() == [token for document in expected for token in (END_OF_TEXT, *document)]
@@ -72,6 +73,7 @@ def test_llmc_puts_the_separator_before(left: dict[str, Path], expected: list[li
     assert count("llmc", left["llmc"]) == {"text_tokens": sum(map(len, expected)), "separators": len(expected)}
 
 
+@pytest.mark.slow
 def test_nanogpt_puts_the_separator_after_shuffled_documents(left: dict[str, Path], expected: list[list[int]]) -> None:
     documents = []
     for ids in nanogpt_ids(left["nanogpt"]).values():
@@ -82,6 +84,7 @@ def test_nanogpt_puts_the_separator_after_shuffled_documents(left: dict[str, Pat
     assert count("nanogpt", left["nanogpt"])["text_tokens"] == sum(map(len, expected))
 
 
+@pytest.mark.slow
 def test_the_blog_keeps_long_windows_and_pads_them(left: dict[str, Path], expected: list[list[int]]) -> None:
     windows = [ids[start : start + 512] for ids in expected for start in range(0, len(ids), 512)]
     kept = [window for window in windows if len(window) >= 256]
@@ -97,6 +100,7 @@ def test_the_blog_keeps_long_windows_and_pads_them(left: dict[str, Path], expect
     assert count("blog", left["blog"]) == {"text_tokens": sum(map(len, kept)), "separators": 0, "padding": padding}
 
 
+@pytest.mark.slow
 def test_this_project_keeps_all_tokens(left: dict[str, Path], expected: list[list[int]]) -> None:
     found = count("ours", left["ours"])
     assert (found["text_tokens"], found["separators"]) == (sum(map(len, expected)), len(expected))

@@ -194,6 +194,7 @@ def network() -> GPT2LMHeadModel:
     return made
 
 
+@pytest.mark.slow
 @real
 def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(network, gpt2_tokenizer, tmp_path, monkeypatch):
     """The stock tasks read from the Hub: here what they would fetch are the same files."""
