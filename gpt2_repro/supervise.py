@@ -9,9 +9,9 @@ when updates were not finite too often; and after --attempts crashes without a n
 
 import argparse
 import contextlib
+import fcntl
 import logging
 import os
-import platform
 import signal
 import subprocess
 import tempfile
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "supervise-"  # of the temporary folder in which a run leaves notes for its supervisor
 LONGEST_WAIT = 300.0  # seconds between two attempts
 KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # names a file that keeps the run directory's name, for who started the supervisor
-OWNER = "owner"  # in a folder of notes: host, process id and start time of its supervisor
+OWNER = "owner"  # a file in it that the supervisor holds locked as long as it lives
 LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal to SIGKILL, 30 if nobody sets it
 
 
@@ -61,22 +61,18 @@ def main(argv: list[str]) -> None:
         raise UserError("there is no command: python -m gpt2_repro.supervise -- accelerate launch … train.py")
     remove_leftovers()
     with tempfile.TemporaryDirectory(prefix=PREFIX) as notes:
-        own = psutil.Process()
-        Path(notes, OWNER).write_text(f"{platform.node()} {own.pid} {own.create_time()}")
+        owner = Path(notes, f".{OWNER}").open("w")  # locked before it has its name, and until this process ends
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        Path(owner.name).rename(Path(notes, OWNER))
         Supervisor(command, Path(notes), attempts=args.attempts, wait=args.wait, grace=args.grace).run()
 
 
 def remove_leftovers() -> None:
-    """Delete the notes of supervisors of this machine that were killed."""
+    """Delete the notes of supervisors that were killed."""
     for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
-        with contextlib.suppress(OSError, ValueError):
-            host, number, started = owner.read_text().split()
-            try:
-                alive = abs(psutil.Process(int(number)).create_time() - float(started)) < 1
-            except psutil.NoSuchProcess:
-                alive = False
-            if host == platform.node() and not alive:
-                remove_folder(owner.parent, OWNER)
+        with contextlib.suppress(OSError), owner.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_folder(owner.parent, OWNER)
 
 
 class Supervisor:
