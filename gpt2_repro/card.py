@@ -70,7 +70,7 @@ def model_card(
         f"## Limits\n\nA base model: it continues text, follows no instructions, and repeats what its data holds, errors and "
         f"prejudice included. Nothing was filtered for safety. It sees {environment['plan']['sequence_length']:,} tokens at once.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return _without_folders("\n\n".join(parts) + "\n")
 
 
 def _architecture(environment: Mapping[str, Any]) -> str:
@@ -127,7 +127,7 @@ def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | N
     table = comparison_markdown({**comparison, "rows": rows}, names)
     note = (
         f"lm-evaluation-harness {comparison['versions']['lm_eval']}, window {comparison['max_length']:,} tokens, "
-        f"{comparison['dtype']}; `{_without_folders(comparison['command'])}`, {comparison['date'][:10]}."
+        f"{comparison['dtype']}; `{comparison['command']}`, {comparison['date'][:10]}."
     )
     return [f"## Evaluation\n\n{table}\n\n{note}"]
 
@@ -135,7 +135,7 @@ def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | N
 def _describe_data(data: Mapping[str, Any]) -> dict[str, Any]:
     train = data["counts"]["train"]
     return {
-        "source": _without_folders(json.dumps(_without_files(data["source"]))),
+        "source": json.dumps(_without_files(data["source"])),
         "documents": f"{train['documents']:,}",
         "tokens": f"{train['tokens']:,}",
         "packing": data["request"]["packing"],

@@ -193,7 +193,9 @@ def test_the_card_has_no_paths_of_this_machine(run: Path) -> None:
             }
         ],
     }
-    card = model_card("me", record | {"environment": record["environment"] | {"data": data}}, comparison, "me")
+    trajectory = record["environment"]["trajectory"] | {"init_from": "/home/me/runs/x/final"}
+    changed = record["environment"] | {"data": data, "trajectory": trajectory}
+    card = model_card("me", record | {"environment": changed}, comparison, "me")
     assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "org/set" in card
     assert "bash evaluate.sh x --local_data 'd'" in card
 
