@@ -1,5 +1,7 @@
 """Find the checkpoints of a run, and read what a checkpoint records of its own training."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,22 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1]) if match else -1
 
 
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """Return the sha256 of a manifest without its own `sha256`."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def training_record(checkpoint: Path) -> dict[str, Any]:
-    """Return what a `final/` or `checkpoint-N` records of its own training, {} for any other folder.
+    """Return what a `final/` or `checkpoint-N` records of its own training, {} if it has no intact manifest.
 
     The run's other files may describe a later state, after --extend_to or --resume_from. Keys: `tokens`; `losses`, of
     the validation at its step, by name; `environment`, as in environment.json; `sha256`, which identifies the record.
     """
     manifest = read_object(checkpoint / "manifest.json")
-    if {"tokens", "losses", "environment", "sha256"} <= manifest.keys():
+    if manifest.get("sha256") != manifest_hash(manifest):
+        return {}
+    if {"tokens", "losses", "environment"} <= manifest.keys():
         return manifest
     environment = read_object(checkpoint.parent / "environment.json")
     if not environment or "trajectory" not in manifest:

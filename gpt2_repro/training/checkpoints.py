@@ -1,13 +1,12 @@
 """Checkpoints on disk: seal and publish one, check that it is complete, find the newest, delete old ones."""
 
-import hashlib
 import json
 import math
 import shutil
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoint import checkpoints, step_of
+from gpt2_repro.checkpoint import checkpoints, manifest_hash, step_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of, sync, write_whole
 
@@ -37,14 +36,8 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
         elif path.is_dir():
             sync(path)
     manifest = json.loads(json.dumps(facts | {"files": dict(sorted(files.items()))}))
-    write_whole(folder / MANIFEST, json.dumps(manifest | {"sha256": _own_hash(manifest)}, indent=1))
+    write_whole(folder / MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
     sync(folder)
-
-
-def _own_hash(manifest: dict[str, Any]) -> str:
-    """Return the sha256 of a manifest without its own `sha256`."""
-    content = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def publish(staged: Path, target: Path) -> None:
@@ -78,7 +71,7 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
     manifest = read_manifest(checkpoint)
     if not manifest:
         return "its manifest cannot be read"
-    if manifest.get("sha256") != _own_hash(manifest):
+    if manifest.get("sha256") != manifest_hash(manifest):
         return "its manifest is damaged"
     for name, expected in manifest["files"].items():
         path = checkpoint / name

@@ -128,13 +128,10 @@ class RunDirectory:
 
         An extended run counts by its first plan, too.
         """
+        if self.read_status().get("state") != "complete" or self.final_defect() is not None:
+            return False
         manifest = checkpoints.read_manifest(self.path / "final")
-        planned = manifest.get("environment", {}).get("trajectory", {}).get("max_steps")
-        return (
-            steps in (manifest.get("step"), planned)
-            and self.read_status().get("state") == "complete"
-            and self.final_defect() is None
-        )
+        return steps in (manifest["step"], manifest["environment"]["trajectory"]["max_steps"])
 
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""

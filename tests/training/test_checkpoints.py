@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.checkpoint import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.checkpoints import (
@@ -96,6 +97,15 @@ def test_a_damaged_manifest_is_skipped(save, tmp_path: Path, change: str) -> Non
     rotate(tmp_path, keep=1, keep_best=True)
     set_aside(tmp_path, after=2)
     assert names(tmp_path) == {"checkpoint-2", "abandoned-checkpoint-3"}
+
+
+def test_a_changed_record_is_not_shown(save) -> None:
+    checkpoint = save(3)
+    (checkpoint.parent / "environment.json").write_text('{"plan": {}}')
+    assert training_record(checkpoint)["trajectory"] == TRAJECTORY
+    manifest = read_manifest(checkpoint)
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"tokens": 5}))
+    assert training_record(checkpoint) == {}
 
 
 def test_files_that_nfs_keeps_open_do_not_count(tmp_path: Path) -> None:
