@@ -7,16 +7,18 @@ from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
 
 
+def _option(default: Any, help: str, **keywords: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, **keywords})
+
+
 @dataclasses.dataclass
 class DataArguments:
     """Where the tokens come from and what form they take. Recorded in the manifest of the prepared folder."""
 
-    source: str = dataclasses.field(
-        default="fineweb-10bt",
-        metadata={
-            "help": "A name of --list_sources, a Hub dataset as OWNER/NAME[:CONFIG][@REVISION], or a glob of local files; "
-            "#COLUMN behind it names its text column. Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1."
-        },
+    source: str = _option(
+        "fineweb-10bt",
+        "A name of --list_sources, a Hub dataset as OWNER/NAME[:CONFIG][@REVISION], or a glob of local files; "
+        "#COLUMN behind it names its text column. Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
     data_files: list[str] = dataclasses.field(
         default_factory=list,
@@ -25,61 +27,44 @@ class DataArguments:
             "or .bin with tokens (llm.c's shards, nanoGPT's uint16)."
         },
     )
-    text_column: str = dataclasses.field(
-        default="text", metadata={"help": "Key or column that holds the document in .jsonl, .csv, .parquet."}
+    text_column: str = _option("text", "Key or column that holds the document in .jsonl, .csv, .parquet.")
+    sample_by: Literal["document", "paragraph", "line"] = _option(
+        "document", "What of a .txt file is a document: all of it, a paragraph or a line."
     )
-    sample_by: Literal["document", "paragraph", "line"] = dataclasses.field(
-        default="document", metadata={"help": "What of a .txt file is a document: all of it, a paragraph or a line."}
+    source_split: str = _option("train", "The split to take of a Hub dataset that is named by its id.")
+    tokenizer: str = _option(
+        "openai-community/gpt2",
+        "A Hub id, a local folder, train:N for a byte-level BPE of N ids trained on the source, or char for its "
+        "characters.",
     )
-    source_split: str = dataclasses.field(
-        default="train", metadata={"help": "The split to take of a Hub dataset that is named by its id."}
+    dataset_dir: str = _option(
+        "data/fineweb-10bt", "The prepared folder. Typed for train.py, it names the data whatever its source."
     )
-    tokenizer: str = dataclasses.field(
-        default="openai-community/gpt2",
-        metadata={
-            "help": "A Hub id, a local folder, train:N for a byte-level BPE of N ids trained on the source, or char for its "
-            "characters."
-        },
+    packing: Literal["concat", "wrap"] = _option(
+        "concat",
+        "concat joins the documents and cuts rows of one length; wrap cuts each document alone into windows "
+        "of at most sequence_length.",
     )
-    dataset_dir: str = dataclasses.field(
-        default="data/fineweb-10bt",
-        metadata={"help": "The prepared folder. Typed for train.py, it names the data whatever its source."},
+    sequence_length: int = _option(
+        1024, "Tokens that one row trains, with packing wrap at most; a row on disk holds one more."
     )
-    packing: Literal["concat", "wrap"] = dataclasses.field(
-        default="concat",
-        metadata={
-            "help": "concat joins the documents and cuts rows of one length; wrap cuts each document alone into windows "
-            "of at most sequence_length."
-        },
+    min_length: int = _option(0, "Packing wrap drops windows that would train fewer tokens than this.")
+    separator: Literal["before", "after", "none"] = _option(
+        "before", "Where the end-of-text id goes: before or after each document, or none."
     )
-    sequence_length: int = dataclasses.field(
-        default=1024,
-        metadata={"help": "Tokens that one row trains, with packing wrap at most; a row on disk holds one more."},
+    split: Literal["head", "hash", "source"] = _option(
+        "head",
+        "Validation documents: the first ones (head, as llm.c), by a seeded hash of the text (hash), or the "
+        "source's own validation files (source; of your files those with `val` or `validation` in their name).",
     )
-    min_length: int = dataclasses.field(
-        default=0, metadata={"help": "Packing wrap drops windows that would train fewer tokens than this."}
+    validation_tokens: TokenCount = _option(
+        TokenCount(100_000_000),
+        "Tokens held out by the split head, by whole documents; of other validation sets at most.",
     )
-    separator: Literal["before", "after", "none"] = dataclasses.field(
-        default="before", metadata={"help": "Where the end-of-text id goes: before or after each document, or none."}
-    )
-    split: Literal["head", "hash", "source"] = dataclasses.field(
-        default="head",
-        metadata={
-            "help": "Validation documents: the first ones (head, as llm.c), by a seeded hash of the text (hash), or the "
-            "source's own validation files (source; of your files those with `val` or `validation` in their name)."
-        },
-    )
-    validation_tokens: TokenCount = dataclasses.field(
-        default=TokenCount(100_000_000),
-        metadata={"help": "Tokens held out by the split head, by whole documents; of other validation sets at most."},
-    )
-    validation_fraction: float = dataclasses.field(
-        default=0.01, metadata={"help": "Share of the documents held out by the split hash."}
-    )
-    split_seed: int = dataclasses.field(default=2357, metadata={"help": "Seed of the split hash."})
-    validation_text: bool = dataclasses.field(
-        default=False,
-        metadata={"help": "Also write the validation documents to text/validation.jsonl, for evaluation from them."},
+    validation_fraction: float = _option(0.01, "Share of the documents held out by the split hash.")
+    split_seed: int = _option(2357, "Seed of the split hash.")
+    validation_text: bool = _option(
+        False, "Also write the validation documents to text/validation.jsonl, for evaluation from them."
     )
     validation_sets: list[str] = dataclasses.field(
         default_factory=list,
@@ -88,9 +73,7 @@ class DataArguments:
             "the loss of each."
         },
     )
-    max_tokens: TokenCount = dataclasses.field(
-        default=TokenCount(0), metadata={"help": "Stop after this many tokens of the source; 0 takes them all."}
-    )
+    max_tokens: TokenCount = _option(TokenCount(0), "Stop after this many tokens of the source; 0 takes them all.")
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1:
@@ -109,10 +92,6 @@ class DataArguments:
             raise UserError(f"--validation_fraction {self.validation_fraction} must lie between 0 and 1")
         if not 0 <= self.split_seed < 2**64:
             raise UserError(f"--split_seed {self.split_seed} must lie between 0 and 2**64")
-
-
-def _option(default: Any, help: str, **keywords: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help, **keywords})
 
 
 @dataclasses.dataclass(frozen=True)

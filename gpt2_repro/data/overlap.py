@@ -100,7 +100,7 @@ class _File:
     sha256: str
     numbers: np.ndarray  # [items], as evaluation_texts gives them
     items: np.ndarray  # [n-grams], place of the item among the file's
-    places: np.ndarray  # [n-grams], place among the known ones
+    hashes: np.ndarray  # [n-grams]
 
 
 class EvaluationNgrams:
@@ -115,14 +115,8 @@ class EvaluationNgrams:
 
         Raises UserError for a file that cannot be read and for one without an item.
         """
-        read = [_read(path, encode) for path in paths]
-        hashes = np.concatenate([np.empty(0, np.uint64), *(found for _, found in read)])
-        self._known, places = np.unique(hashes, return_inverse=True)
-        ends = np.cumsum([len(found) for _, found in read])
-        self._files = [
-            dataclasses.replace(file, places=of_file)
-            for (file, _), of_file in zip(read, np.split(places, ends)[:-1], strict=True)
-        ]
+        self._files = [_read(path, encode) for path in paths]
+        self._known = np.unique(np.concatenate([np.empty(0, np.uint64), *(file.hashes for file in self._files)]))
         # The first bits of a known hash name a byte, its last byte three bits that are set there. Of a thousand other
         # hashes about two find all three set: nearly all n-grams of the rows end there.
         size = min(_MAX_BYTES, max(_MIN_BYTES, _BYTES_PER_NGRAM * len(self._known)))
@@ -155,7 +149,7 @@ class EvaluationNgrams:
                 # Ids in front of the next start belong together.
                 next_start = np.searchsorted(starts, likely, side="right")
                 found[places[starts[next_start] >= likely + N]] = True
-        return [_describe(file, found) for file in self._files]
+        return [_describe(file, self._known[found]) for file in self._files]
 
     def _place(self, hashes: np.ndarray) -> np.ndarray:
         return (hashes >> self._shift).view(np.int64)
@@ -213,8 +207,7 @@ def _joined(blocks: Iterable[Block], row_length: int) -> Iterator[tuple[np.ndarr
         ids, starts = ids[len(ids) - held :], starts[starts > 0]
 
 
-def _read(path: Path, encode: Callable[[list[str]], list[np.ndarray]]) -> tuple[_File, np.ndarray]:
-    """A file, its places still empty, and the hash of each of its n-grams [n-grams]."""
+def _read(path: Path, encode: Callable[[list[str]], list[np.ndarray]]) -> _File:
     numbers: list[int] = []
     hashes, items = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     source = evaluation_texts(path)
@@ -222,34 +215,25 @@ def _read(path: Path, encode: Callable[[list[str]], list[np.ndarray]]) -> tuple[
         places = [len(numbers) + place for place, (_, texts) in enumerate(batch) for _ in texts]
         encoded = encode([text for _, texts in batch for text in texts])
         for place, ids in zip(places, encoded, strict=True):
-            of_text = ngram_hashes(ids)
-            hashes.append(of_text)
-            items.append(np.full(len(of_text), place))
+            hashes.append(ngram_hashes(ids))
+            items.append(np.full(len(hashes[-1]), place))
         numbers += [number for number, _ in batch]
     if not numbers:
         raise UserError(f"{path} holds no item: leave it out")
-    file = _File(path.name, sha256_of(path), np.array(numbers), np.concatenate(items), np.empty(0, np.int64))
-    return file, np.concatenate(hashes)
+    return _File(path.name, sha256_of(path), np.array(numbers), np.concatenate(items), np.concatenate(hashes))
 
 
 def _describe(file: _File, found: np.ndarray) -> dict[str, Any]:
-    different = _marked(file.places, len(found))
-    with_ngram = _marked(file.items, len(file.numbers))
-    overlapping = file.numbers[_marked(file.items[found[file.places]], len(file.numbers))]
+    hits = np.isin(file.hashes, found)
+    overlapping = file.numbers[np.unique(file.items[hits])]
     return {
         "file": file.name,
         "sha256": file.sha256,
         "n": N,
         "items": len(file.numbers),
-        "items_too_short": int((~with_ngram).sum()),
+        "items_too_short": len(file.numbers) - len(np.unique(file.items)),
         "items_with_overlap": len(overlapping),
         "first_items_with_overlap": overlapping[:SHOWN_ITEMS].tolist(),
-        "ngrams": int(different.sum()),
-        "ngrams_found": int((found & different).sum()),
+        "ngrams": len(np.unique(file.hashes)),
+        "ngrams_found": len(np.unique(file.hashes[hits])),
     }
-
-
-def _marked(places: np.ndarray, size: int) -> np.ndarray:
-    marks = np.zeros(size, bool)
-    marks[places] = True
-    return marks
