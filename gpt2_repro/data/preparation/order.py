@@ -1,7 +1,8 @@
 """The order of documents and their split: a function of their lengths alone. Pure: arrays in, runs out."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -37,18 +38,21 @@ class Run:
         return int(self.lengths.sum())
 
 
-# Of documents, by where they start [documents] and whether the hash holds them out [documents] or None: numbers of the
-# splits [documents], -1 for those that are left out.
-Assign = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+# What is known of each document: where it starts, whether a hash holds it out, its length, the tokens of its part
+# before it, its stream, its part and its number in the part.
+_DOCUMENT = np.dtype(
+    [("start", float), ("held_out", bool)]
+    + [(name, np.int64) for name in ("length", "first_token", "stream", "part", "number")]
+)
 
 
 def runs(
     streams: Sequence[Sequence[Lengths]],
     weights: Sequence[float],
     splits: Sequence[str],
-    assign: Assign,
     *,
-    hashed: bool,
+    head: float | None = np.inf,
+    below: float = np.inf,
 ) -> Iterator[Run]:
     """The documents of all streams in order, as runs.
 
@@ -58,47 +62,43 @@ def runs(
     Args:
         streams: parts of each stream, in order.
         weights: of the streams, summing to 1.
-        splits: names that `assign`'s numbers mean.
-        hashed: whether parts tell which documents a hash holds out.
+        splits: names of one split that takes all, or of two: the one that is held out and the rest.
+        head: documents that start before it go to the first split; None leaves that to the hash.
+        below: documents that start here or later are left out.
     """
-    pairs = enumerate(zip(streams, weights, strict=True))
-    places = [_Place(parts, weight, number, hashed) for number, (parts, weight) in pairs]
-    while any([place.load() for place in places]):
+    numbered = enumerate(zip(streams, weights, strict=True))
+    cursors = [_Cursor(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
+    while any([cursor.load() for cursor in cursors]):
         # Up to here every stream's documents are known; one stream alone needs no such line.
-        known = min((place.starts[-1] for place in places if place.more), default=np.inf)
-        taken = [place.take(known) for place in places]
-        columns = [np.concatenate(arrays) for arrays in zip(*taken, strict=True)]
-        if len(places) > 1:
-            order = np.lexsort((columns[_STREAM], columns[_START]))
-            columns = [column[order] for column in columns]
-        codes = assign(columns[_START], columns[_HELD_OUT] if hashed else None)
-        yield from _group(splits, codes, columns)
+        known = min((cursor.documents["start"][-1] for cursor in cursors if cursor.more), default=np.inf)
+        documents = np.concatenate([cursor.take(known) for cursor in cursors])
+        if len(cursors) > 1:
+            documents = documents[np.lexsort((documents["stream"], documents["start"]))]
+        documents = documents[documents["start"] < below]
+        held_out = documents["held_out"] if head is None else documents["start"] < head
+        yield from _group(documents, np.where(held_out, 0, len(splits) - 1), splits)
 
 
-_START, _HELD_OUT, _LENGTH, _FIRST_TOKEN, _STREAM, _PART, _DOCUMENT = range(7)  # what is known of each document
-
-
-def _group(splits: Sequence[str], codes: np.ndarray, columns: Sequence[np.ndarray]) -> Iterator[Run]:
-    follows = np.diff(columns[_DOCUMENT]) == 1
-    for column in (columns[_PART], columns[_STREAM], codes):
-        follows &= np.diff(column) == 0
+def _group(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> Iterator[Run]:
+    follows = (np.diff(documents["number"]) == 1) & (np.diff(codes) == 0)
+    for name in ("part", "stream"):
+        follows &= np.diff(documents[name]) == 0
     edges = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(codes)]
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
-        if first < last and codes[first] >= 0:
-            stream, part, document, token = (
-                int(columns[name][first]) for name in (_STREAM, _PART, _DOCUMENT, _FIRST_TOKEN)
+    for first, last in itertools.pairwise(edges):
+        if first < last:
+            stream, part, number, token = (
+                int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
             )
-            yield Run(stream, part, document, token, columns[_LENGTH][first:last], splits[codes[first]])
+            yield Run(stream, part, number, token, documents["length"][first:last], splits[codes[first]])
 
 
-class _Place:
+class _Cursor:
     """How far a stream has been taken."""
 
-    def __init__(self, parts: Sequence[Lengths], weight: float, number: int, hashed: bool) -> None:
+    def __init__(self, parts: Sequence[Lengths], weight: float, number: int, *, hashed: bool) -> None:
         self._parts, self._weight, self._number, self._hashed = parts, weight, number, hashed
         self._next = self._tokens = 0
-        self.starts = np.empty(0)
-        self._rest: tuple[np.ndarray, ...] = (np.empty(0, bool), *(np.empty(0, np.int64) for _ in range(5)))
+        self.documents = np.empty(0, _DOCUMENT)
 
     @property
     def more(self) -> bool:
@@ -106,39 +106,24 @@ class _Place:
 
     def load(self) -> bool:
         """Have documents at hand, if any are left."""
-        while not len(self.starts) and self.more:
+        while not len(self.documents) and self.more:
             part = self._parts[self._next]
             lengths = part.lengths()
-            first_tokens = np.cumsum(lengths) - lengths
-            self.starts = (self._tokens + first_tokens) / self._weight
-            held_out = part.held_out() if self._hashed else np.zeros(len(lengths), bool)
-            same = (np.full(len(lengths), number) for number in (self._number, self._next))
-            self._rest = (held_out, lengths, first_tokens, *same, np.arange(len(lengths)))
+            self.documents = found = np.zeros(len(lengths), _DOCUMENT)
+            found["length"], found["first_token"] = lengths, np.cumsum(lengths) - lengths
+            found["start"] = (self._tokens + found["first_token"]) / self._weight
+            found["stream"], found["part"], found["number"] = self._number, self._next, np.arange(len(lengths))
+            if self._hashed:
+                found["held_out"] = part.held_out()
             self._tokens += int(lengths.sum())
             self._next += 1
-        return bool(len(self.starts))
+        return bool(len(self.documents))
 
-    def take(self, known: float) -> tuple[np.ndarray, ...]:
+    def take(self, known: float) -> np.ndarray:
         """Those that start at `known` or before."""
-        count = int(np.searchsorted(self.starts, known, side="right"))
-        taken = (self.starts[:count], *(array[:count] for array in self._rest))
-        self.starts, self._rest = self.starts[count:], tuple(array[count:] for array in self._rest)
+        count = int(np.searchsorted(self.documents["start"], known, side="right"))
+        taken, self.documents = self.documents[:count], self.documents[count:]
         return taken
-
-
-def all_to(number: int, below: float = np.inf) -> Assign:
-    """Everything that starts before `below` to one split."""
-    return lambda starts, _: np.where(starts < below, number, -1)
-
-
-def head_to(number: int, tokens: int, rest: int, below: float) -> Assign:
-    """The first `tokens` by whole documents to one split, the rest to another."""
-    return lambda starts, _: np.where(starts < below, np.where(starts < tokens, number, rest), -1)
-
-
-def held_out_to(number: int, rest: int, below: float) -> Assign:
-    """What the hash holds out to one split, the rest to another."""
-    return lambda starts, held_out: np.where(starts < below, np.where(np.asarray(held_out), number, rest), -1)
 
 
 def count(found: Iterable[Run]) -> dict[tuple[str, int], dict[str, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.order import Run, all_to, head_to, held_out_to, runs
+from gpt2_repro.data.preparation.order import Run, runs
 from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.preparation.staging import Stream
 from gpt2_repro.data.sources.opening import Source, documents_of
@@ -89,17 +89,12 @@ def streams_of(sources: Sequence[Source], sets: dict[str, Source], args: DataArg
     texts = args.validation_text
     pairs = enumerate(zip(sources, limits, strict=True))
     train = [Stream(f"train-{i}", s.files, limit, texts and args.split != "source") for i, (s, limit) in pairs]
-    if args.split != "source":
-        return [*train, *_set_streams(sets, args)]
     own = [Stream(f"validation-{i}", s.validation_files, keep_texts=texts) for i, s in enumerate(sources)]
-    return [*train, *own, *_set_streams(sets, args)]
-
-
-def _set_streams(sets: dict[str, Source], args: DataArguments) -> list[Stream]:
-    return [
+    further = [
         Stream(f"validation_{name}", source.validation_files or source.files, args.validation_tokens)
         for name, source in sets.items()
     ]
+    return [*train, *(own if args.split == "source" else []), *further]
 
 
 def stage_groups(sources: Sequence[Source], sets: dict[str, Source], args: DataArguments, stage: Stage) -> list[Group]:
@@ -115,28 +110,28 @@ def stage_groups(sources: Sequence[Source], sets: dict[str, Source], args: DataA
         train[i] = stage(dataclasses.replace(streams[i], limit=limit))
         if len(sources) > 1:
             below = min(below, sum(part.facts["tokens"] for part in train[i]) / weights[i])
-    groups = []
-    both = ["validation", "train"]
+    of_sets = streams[len(streams) - len(sets) :]
     if args.split == "source":
         own = [stage(stream) for stream in streams[len(sources) : 2 * len(sources)]]
-        groups.append(Group(["validation"], own, names, functools.partial(_in_turn, own, "validation")))
-        found = functools.partial(runs, train, weights, ["train"], all_to(0, below), hashed=False)
-        groups.append(Group(["train"], train, names, found))
-    elif args.split == "hash":
-        found = functools.partial(runs, train, weights, both, held_out_to(0, 1, below), hashed=True)
-        groups.append(Group(both, train, names, found))
+        found = functools.partial(runs, train, weights, ["train"], below=below)
+        groups = [
+            Group(["validation"], own, names, functools.partial(_in_turn, own)),
+            Group(["train"], train, names, found),
+        ]
     else:
-        assign = head_to(0, args.validation_tokens, 1, below)
-        groups.append(Group(both, train, names, functools.partial(runs, train, weights, both, assign, hashed=False)))
-    for (name, source), stream in zip(sets.items(), _set_streams(sets, args), strict=True):
+        both = ["validation", "train"]
+        head = args.validation_tokens if args.split == "head" else None
+        found = functools.partial(runs, train, weights, both, head=head, below=below)
+        groups = [Group(both, train, names, found)]
+    for (name, source), stream in zip(sets.items(), of_sets, strict=True):
         split, parts = f"validation_{name}", [stage(stream)]
-        found = functools.partial(runs, parts, [1.0], [split], all_to(0, stream.limit), hashed=False)
+        found = functools.partial(runs, parts, [1.0], [split], below=stream.limit)
         groups.append(Group([split], parts, [source.description["name"]], found))
     return groups
 
 
-def _in_turn(streams: Sequence[Sequence[StagedPart]], split: str) -> Iterator[Run]:
-    """The documents of one stream after the other."""
+def _in_turn(streams: Sequence[Sequence[StagedPart]]) -> Iterator[Run]:
+    """The documents of one stream after the other, for validation."""
     for number, parts in enumerate(streams):
-        for run in runs([parts], [1.0], [split], all_to(0), hashed=False):
+        for run in runs([parts], [1.0], ["validation"]):
             yield dataclasses.replace(run, stream=number)
