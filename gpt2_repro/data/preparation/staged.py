@@ -6,13 +6,13 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder, Engine
 from gpt2_repro.data.sources.files import Batch, Part
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
@@ -106,41 +106,36 @@ def _encoder(folder: Path, changed: int, separator: str, engine: Engine) -> Enco
 def stage_part(
     part: Part,
     staged: StagedPart,
+    *,
     tokenizer: Path,
     args: DataArguments,
-    *,
-    engine: Engine,
+    options: PreparationOptions,
     limit: int,
     keep_texts: bool,
-    max_bad_documents: int,
-    report: Callable[[int], Any],
 ) -> None:
     """Tokenize one part, stopping after `limit` tokens of its own (0: never).
 
     Args:
         keep_texts: stage the texts too that may be the split validation's.
-        report: gets the bytes of the file read since the last call.
 
     Raises UserError for more bad documents than allowed, naming the first, and for one that the engine encodes
     otherwise than `tokenizers`.
     """
     changed = (tokenizer / "tokenizer.json").stat().st_mtime_ns
-    encoder = _encoder(tokenizer, changed, args.separator, engine)
+    encoder = _encoder(tokenizer, changed, args.separator, options.encoder)
     if isinstance(part, TokenPart):
         lengths = part.lengths(encoder.end_of_text, args.separator)
         where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16", "crc32": None}
         counted = {"tokens": part.tokens, "text_bytes": 0, "bad": 0, "bad_examples": []}
-        report(part.size)
         return staged.complete(lengths, None, counted | {"source": part.name, "ids": where})
 
     partial = staged.path(f".{os.getpid()}.partial")
-    writer = _Writer(encoder, args, keep_texts=keep_texts, max_bad_documents=max_bad_documents)
+    writer = _Writer(encoder, args, keep_texts=keep_texts, max_bad_documents=options.max_bad_documents)
     try:
         with partial.open("wb") as file, staged.path(".jsonl").open("w", encoding="utf-8") as texts:
             for batch in part.read():
                 for number, document in writer.write(batch, file, source=part_name(part)):
                     texts.write(json.dumps([number, document]) + "\n")
-                report(batch.read)
                 if limit and writer.tokens >= limit:
                     break
     except BaseException:

@@ -13,6 +13,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,7 @@ class _Task:
     part: Part | None  # None: staged before
     staged: StagedPart
     size: int  # bytes of the file
-    finished: Callable[[], None]  # to be called when it is staged, and all before it
-
-
-class _Stopped(Exception):
-    """Nobody waits for this worker's result any more."""
+    done: Callable[[], None] | None = None  # to be called when the last part of a file is staged, and all before it
 
 
 def stage(
@@ -65,160 +63,108 @@ def stage(
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.partial"):  # of workers that were killed
         path.unlink(missing_ok=True)
-    keywords = {"engine": options.encoder, "max_bad_documents": options.max_bad_documents}
-    keywords |= {"limit": stream.limit, "keep_texts": stream.keep_texts}
+    work = functools.partial(stage_part, tokenizer=tokenizer, args=args, options=options)
+    work = functools.partial(work, limit=stream.limit, keep_texts=stream.keep_texts)
     parts: list[StagedPart] = []
     tokens = bad = 0
     size = sum(file.size for file in stream.files)
     bar = tqdm(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
-    coming: dict[int, concurrent.futures.Future[None]] = {}
     # Rows are written with it, a second's import; the workers have the work now.
-    _in_background(functools.partial(importlib.import_module, "datasets"))
-    with bar, contextlib.closing(_tasks(stream, folder, coming)) as tasks:
-        words = (tokenizer, args)
-        finished = _in_workers(tasks, words, keywords, options.num_proc, bar)
-        with contextlib.closing(finished):
-            for task in finished:
-                task.finished()
-                parts.append(task.staged)
-                if args.split == "head" and tokens >= args.validation_tokens:
-                    task.staged.drop_texts()  # workers cannot know that this part lies behind the head
-                tokens += task.staged.facts["tokens"]
-                bad += task.staged.facts["bad"]
-                if bad > options.max_bad_documents:
-                    raise too_many_bad(
-                        [line for part in parts for line in part.facts["bad_examples"]], options.max_bad_documents
-                    )
-                if stream.limit and tokens >= stream.limit:
-                    break
-        concurrent.futures.wait(coming.values())  # a file beyond the limit: its download would outlive the staging
+    threading.Thread(target=importlib.import_module, args=("datasets",), daemon=True).start()
+    with (
+        bar,
+        ThreadPool(1) as background,
+        contextlib.closing(_finished(_tasks(stream, folder, background), work, options.num_proc)) as finished,
+    ):
+        for task in finished:
+            if task.done:
+                task.done()
+            bar.update(task.size)
+            parts.append(task.staged)
+            if args.split == "head" and tokens >= args.validation_tokens:
+                task.staged.drop_texts()  # workers cannot know that this part lies behind the head
+            tokens += task.staged.facts["tokens"]
+            bad += task.staged.facts["bad"]
+            if bad > options.max_bad_documents:
+                examples = [line for part in parts for line in part.facts["bad_examples"]]
+                raise too_many_bad(examples, options.max_bad_documents)
+            if stream.limit and tokens >= stream.limit:
+                break
+        background.close()
+        background.join()  # the download of a file beyond the limit would outlive the staging
         bar.update(max(0, size - bar.n))
     return parts
 
 
-def _tasks(stream: Stream, folder: Path, coming: dict[int, concurrent.futures.Future[None]]) -> Generator[_Task]:
-    """The parts of all files. While one file is tokenized, the next is on its way and stands in `coming`."""
+def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
+    """The parts of all files. While one file is tokenized, the next is fetched in the background."""
     notes = [folder / f"{index:05d}.json" for index in range(len(stream.files))]
     read = 0
+    coming: AsyncResult[None] | None = None
     for index, (file, note) in enumerate(zip(stream.files, notes, strict=True)):
         read += file.size
         if note.is_file():
             count = json.loads(note.read_text())["parts"]
             for number in range(count):
-                yield _Task(None, StagedPart(folder, f"{index:05d}-{number:05d}"), file.size // count, _nothing)
+                yield _Task(None, StagedPart(folder, f"{index:05d}-{number:05d}"), file.size // count)
             continue
-        if index in coming:
-            coming.pop(index).result()
-        else:
+        if coming is None:
             file.fetch()
+        else:
+            coming.get()
+            coming = None
         following = index + 1
         # A third of a token a byte of parquet: is the next file needed?
         if following < len(notes) and not notes[following].is_file() and not 0 < stream.limit < read // 3:
-            coming[following] = _in_background(stream.files[following].fetch)
+            coming = background.apply_async(stream.files[following].fetch)
         parts = file.parts()
-        done = _file_done(note, file, len(parts))
+        done = functools.partial(_complete_file, file, note, len(parts))
         if not parts:
             done()
         for number, part in enumerate(parts):
             staged = StagedPart(folder, f"{index:05d}-{number:05d}")
             last = number + 1 == len(parts)
-            yield _Task(None if staged.exists() else part, staged, part.size, done if last else _nothing)
+            yield _Task(None if staged.exists() else part, staged, part.size, done if last else None)
 
 
-def _in_background(call: Callable[[], Any]) -> concurrent.futures.Future[None]:
-    """Like an executor's submit, in a thread that does not keep the process from ending."""
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            call()
-            future.set_result(None)
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
+def _complete_file(file: SourceFile, note: Path, parts: int) -> None:
+    write_whole(note, json.dumps({"name": file.name, "parts": parts}))
+    file.drop()
 
 
-def _file_done(note: Path, file: SourceFile, parts: int) -> Callable[[], None]:
-    def done() -> None:
-        write_whole(note, json.dumps({"name": file.name, "parts": parts}))
-        file.drop()
-
-    return done
-
-
-def _nothing() -> None:
-    pass
-
-
-def _in_workers(
-    tasks: Iterator[_Task], words: tuple[Any, ...], keywords: dict[str, Any], num_proc: int, bar: tqdm
-) -> Generator[_Task]:
-    """Finished tasks in their order, whatever finishes first."""
+def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
+    """Yield tasks in their order, each when its part is staged. Workers are a few tasks ahead of what is asked for."""
     if num_proc == 1:
         for task in tasks:
-            if task.part is None:
-                bar.update(task.size)
-            else:
-                stage_part(task.part, task.staged, *words, **keywords, report=bar.update)
+            if task.part is not None:
+                work(task.part, task.staged)
             yield task
         return
-    with contextlib.closing(_Pool(num_proc, words, keywords, bar)) as pool:
-        try:
-            yield from pool.run(tasks)
-        except concurrent.futures.process.BrokenProcessPool:
-            raise UserError(
-                "A worker process was killed, usually because memory ran out. Start the same command again with "
-                f"--num_proc {max(1, num_proc // 2)}: it resumes."
-            ) from None
-
-
-class _Pool:
-    """Worker processes, a few tasks ahead of what is asked for."""
-
-    def __init__(self, num_proc: int, words: tuple[Any, ...], keywords: dict[str, Any], bar: tqdm) -> None:
-        # Spawned, not forked: a fork copies the locks of the tokenizer's threads as they happen to be.
-        context = multiprocessing.get_context("spawn")
-        self._read, self._stop = context.Value("q", 0), context.Event()
-        self._executor = concurrent.futures.ProcessPoolExecutor(
-            num_proc, context, initializer=_begin_worker, initargs=(self._read, self._stop)
-        )
-        self._words, self._keywords, self._bar, self._ahead = words, keywords, bar, 2 * num_proc + 1
-        self._shown = 0
-
-    def run(self, tasks: Iterator[_Task]) -> Generator[_Task]:
-        """Yield finished tasks in their order. Raises BrokenProcessPool if a worker is killed."""
-        queue: collections.deque[tuple[_Task, concurrent.futures.Future[None] | None]] = collections.deque()
+    # Spawned, not forked: a fork copies the locks of the tokenizer's threads as they happen to be.
+    context = multiprocessing.get_context("spawn")
+    executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_begin_worker)
+    queue: collections.deque[tuple[_Task, concurrent.futures.Future[None] | None]] = collections.deque()
+    try:
         while True:
-            queue.extend((task, self._submit(task)) for task in itertools.islice(tasks, self._ahead - len(queue)))
+            for task in itertools.islice(tasks, 2 * num_proc + 1 - len(queue)):
+                with _ctrl_c_waits():  # the first calls start the workers
+                    queue.append((task, executor.submit(work, task.part, task.staged) if task.part else None))
             if not queue:
                 return
             task, future = queue.popleft()
-            while future is not None and not concurrent.futures.wait([future], 0.2).done:
-                self._show()
-            if future is None:
-                self._bar.update(task.size)
-            else:
+            if future is not None:
                 future.result()
-            self._show()
             yield task
-
-    def _submit(self, task: _Task) -> concurrent.futures.Future[None] | None:
-        if task.part is None:
-            return None
-        with _ctrl_c_waits():  # the first calls start the workers
-            return self._executor.submit(_work, task.part, task.staged, self._words, self._keywords)
-
-    def _show(self) -> None:
-        read = self._read.value
-        self._bar.update(read - self._shown)
-        self._shown = read
-
-    def close(self) -> None:
-        # Enough tokens, an error or Ctrl-C: files that no worker has begun are left alone, and begun ones too.
-        self._stop.set()
-        self._executor.shutdown(cancel_futures=True)
+    except BrokenProcessPool:
+        raise UserError(
+            "A worker process was killed, usually because memory ran out. Start the same command again with "
+            f"--num_proc {max(1, num_proc // 2)}: it resumes."
+        ) from None
+    finally:
+        # Enough tokens, an error or Ctrl-C: parts that a worker has begun are not waited for.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        executor.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
@@ -243,12 +189,8 @@ def _ctrl_c_waits() -> Iterator[None]:
         handler(*held[0])
 
 
-_worker: dict[str, Any] = {}
-
-
-def _begin_worker(read: Any, stop: Any) -> None:
+def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the main process decides
-    _worker.update(read=read, stop=stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -258,14 +200,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _work(part: Part, staged: StagedPart, words: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    stage_part(part, staged, *words, **keywords, report=_count)
-
-
-def _count(read: int) -> None:
-    if _worker["stop"].is_set():
-        raise _Stopped
-    with _worker["read"].get_lock():
-        _worker["read"].value += read

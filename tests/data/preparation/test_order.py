@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from gpt2_repro.data.preparation.order import Run, all_to, count, head_to, held_out_to, runs
+from gpt2_repro.data.preparation.order import count, runs
 
 
 class FakePart:
@@ -27,42 +27,6 @@ def some_streams(source: random.Random, number: int) -> list[list[FakePart]]:
     return streams
 
 
-def flat(found: list[Run]) -> list[tuple[int, int, int, int, str]]:
-    """Stream, part, number and length of each document, and its split."""
-    return [
-        (run.stream, run.part, run.first_document + place, int(length), run.split)
-        for run in found
-        for place, length in enumerate(run.lengths)
-    ]
-
-
-def test_one_stream_keeps_its_order_and_is_split_by_whole_documents(seed: int) -> None:
-    source = random.Random(seed)
-    streams = some_streams(source, 1)
-    head, below = source.choice([0, 10, 50, 10_000]), source.choice([30.0, 100.0, np.inf])
-    found = list(runs(streams, [1.0], ["validation", "train"], head_to(0, head, 1, below), hashed=False))
-    wanted, before = [], 0
-    for number, part in enumerate(streams[0]):
-        for document, length in enumerate(part._lengths):
-            if before < below:
-                wanted.append((0, number, document, length, "validation" if before < head else "train"))
-            before += length
-    assert flat(found) == wanted
-    for run in found:
-        assert run.first_token == sum(streams[0][run.part]._lengths[: run.first_document])
-
-
-def test_a_hash_split_follows_the_parts(seed: int) -> None:
-    streams = some_streams(random.Random(seed), 1)
-    found = list(runs(streams, [1.0], ["validation", "train"], held_out_to(0, 1, np.inf), hashed=True))
-    wanted = [
-        (0, number, document, length, "validation" if held else "train")
-        for number, part in enumerate(streams[0])
-        for document, (length, held) in enumerate(zip(part._lengths, part._held_out, strict=True))
-    ]
-    assert flat(found) == wanted
-
-
 def test_a_mixture_takes_each_stream_in_its_share(seed: int) -> None:
     source = random.Random(seed)
     streams = some_streams(source, source.choice([2, 3]))
@@ -77,9 +41,17 @@ def test_a_mixture_takes_each_stream_in_its_share(seed: int) -> None:
                 if before / weight < below:
                     documents.append((before / weight, number, part_number, document, length))
                 before += length
-    found = flat(list(runs(streams, weights, ["train"], all_to(0, below), hashed=False)))
-    assert sorted(found) == sorted((*where, "train") for _, *where in documents)
+    head = source.choice([None, 0.0, 20.0])
+    found = [
+        (run.stream, run.part, run.first_document + place, int(length), run.split)
+        for run in runs(streams, weights, ["validation", "train"], head=head, below=below)
+        for place, length in enumerate(run.lengths)
+    ]
     start = {tuple(where[:3]): place for place, *where in documents}
+    for stream, part, document, _, split in found:
+        held_out = streams[stream][part].held_out()[document] if head is None else start[stream, part, document] < head
+        assert split == ("validation" if held_out else "train")
+    assert sorted(entry[:4] for entry in found) == sorted(tuple(where) for _, *where in documents)
     places = [start[entry[:3]] for entry in found]
     assert places == sorted(places)
     # Wherever one stops, each stream's share is its weight, but for the document that is being read.
@@ -92,8 +64,7 @@ def test_a_mixture_takes_each_stream_in_its_share(seed: int) -> None:
 
 def test_counts_are_of_split_and_stream() -> None:
     streams = [[FakePart([3, 0, 4], [False] * 3)], [FakePart([5, 5], [False] * 2)]]
-    assign = head_to(0, 6, 1, np.inf)
-    counted = count(runs(streams, [0.5, 0.5], ["validation", "train"], assign, hashed=False))
+    counted = count(runs(streams, [0.5, 0.5], ["validation", "train"], head=6))
     assert counted == {
         ("validation", 0): {"documents": 1, "empty_documents": 0, "tokens": 3},
         ("validation", 1): {"documents": 1, "empty_documents": 0, "tokens": 5},
