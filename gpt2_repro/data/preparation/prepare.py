@@ -221,10 +221,10 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
             file.fetch()
             for part in file.parts():
                 for batch in part.read():
-                    bar.update(batch.read)
                     for document in batch.documents:
                         if every or args.split != "hash" or not is_held_out(document, args):
                             yield document
+                bar.update(part.size)
 
 
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:

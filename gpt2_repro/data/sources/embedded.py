@@ -22,7 +22,7 @@ class Topics(WholeFile):
             return
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-                yield from in_batches((text, "", len(text)) for text in ast.literal_eval(node.value).values())
+                yield from in_batches((text, "") for text in ast.literal_eval(node.value).values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Docstrings(WholeFile):
     def read(self) -> Iterator[Batch]:
         root = Path(sysconfig.get_paths()["stdlib"])
         modules = sorted(p for p in root.rglob("*.py") if not self.skipped & set(p.relative_to(root).parts))
-        yield from in_batches((text, "", len(text)) for path in modules if (text := module_docstrings(path)))
+        yield from in_batches((text, "") for path in modules if (text := module_docstrings(path)))
 
 
 def module_docstrings(path: Path) -> str:

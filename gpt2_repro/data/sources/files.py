@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,12 +12,10 @@ class Batch:
     Args:
         documents: texts, '' for a row that holds none.
         bad: of each row that could not be read, its place and what is wrong.
-        read: bytes of the file that were read for them.
     """
 
     documents: list[str]
     bad: list[str] = dataclasses.field(default_factory=list)
-    read: int = 0
 
 
 class Part(abc.ABC):
@@ -54,18 +52,16 @@ class WholeFile(SourceFile, Part):
         return [self]
 
 
-def in_batches(rows: Iterator[tuple[str | None, str, int]], size: int = 2**20) -> Iterator[Batch]:
-    """Group rows of (text or None, what is wrong if it is None, bytes read) to batches of about `size` characters."""
-    batch, bad, characters, read = [], [], 0, 0
-    for text, wrong, length in rows:
-        read += length
+def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
+    """Group rows of (text or None, what is wrong if it is None) to batches of about a million characters."""
+    batch, characters = Batch([]), 0
+    for text, wrong in rows:
         if text is None:
-            bad.append(wrong)
+            batch.bad.append(wrong)
         else:
-            batch.append(text)
+            batch.documents.append(text)
             characters += len(text)
-        if characters >= size or len(batch) + len(bad) >= 1000:
-            yield Batch(batch, bad, read)
-            batch, bad, characters, read = [], [], 0, 0
-    if batch or bad or read:
-        yield Batch(batch, bad, read)
+        if characters >= 2**20 or len(batch.documents) + len(batch.bad) >= 1000:
+            yield batch
+            batch, characters = Batch([]), 0
+    yield batch

@@ -41,7 +41,7 @@ def read_row_groups(path: Path, column: str, start: int, stop: int, *, size: int
         for batch in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
             texts, bad = _texts(batch.column(0), path, before)
             before += len(batch)
-            yield Batch(texts, bad, size * len(batch) // max(1, rows))
+            yield Batch(texts, bad)
 
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:

@@ -51,4 +51,4 @@ class Shakespeare(WholeFile):
 
     def read(self) -> Iterator[Batch]:
         text = self._path.read_text(encoding="utf-8")
-        yield Batch([text[self.start : self.stop]], read=self.stop - self.start)
+        yield Batch([text[self.start : self.stop]])

@@ -95,30 +95,24 @@ class TextPart(Part):
                 batches = in_batches(self._rows(self._lines(path), _jsonl_row if kind == ".jsonl" else _line_row))
             yield from _joined(batches, self.form.first_row) if self.form.first_row else batches
 
-    def _lines(self, path: Path) -> Iterator[tuple[bytes, int, int]]:
-        """Lines that begin in the part's bytes, the number of each from the part's beginning on, bytes read for it."""
-        with open_bytes(path) as (stream, position):
+    def _lines(self, path: Path) -> Iterator[tuple[bytes, int]]:
+        """Lines that begin in the part's bytes, and the number of each from the part's beginning on."""
+        with open_bytes(path) as stream:
+            at = number = 0
             if self.start:
                 stream.seek(self.start - 1)
                 while (rest := stream.readline(2**20)) and not rest.endswith(b"\n"):
                     pass
-            compressed = path.suffix in COMPRESSIONS
-            at = before = position()
-            number = 0
-            while compressed or at < self.stop:
+                at = stream.tell()
+            while path.suffix in COMPRESSIONS or at < self.stop:
                 line = stream.readline(LONGEST_DOCUMENT + 1)
                 if not line:
                     break
                 number += 1
+                at += len(line)
                 if len(line) > LONGEST_DOCUMENT:
                     raise UserError(f"{path}, line {self._line(number)}, is longer than {LONGEST_DOCUMENT:,} bytes")
-                at = position() if compressed else at + len(line)
-                yield (
-                    line.removeprefix(BYTE_ORDER_MARK) if number == 1 and not self.start else line,
-                    number,
-                    at - before,
-                )
-                before = at
+                yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 and not self.start else line, number
 
     def _line(self, number: int) -> int:
         """The number of a line in the whole file."""
@@ -132,34 +126,34 @@ class TextPart(Part):
         return before + number + (not chunk.endswith(b"\n"))
 
     def _rows(
-        self, lines: Iterator[tuple[bytes, int, int]], parse: Callable[[bytes, str], tuple[str | None, str]]
-    ) -> Iterator[tuple[str | None, str, int]]:
-        for line, number, read in lines:
+        self, lines: Iterator[tuple[bytes, int]], parse: Callable[[bytes, str], tuple[str | None, str]]
+    ) -> Iterator[tuple[str | None, str]]:
+        for line, number in lines:
             text, wrong = parse(line, self.form.text_column)
             if wrong:
-                yield None, f"{self.name}, line {self._line(number)}, {wrong}", read
+                yield None, f"{self.name}, line {self._line(number)}, {wrong}"
             elif text is not None:
-                yield text, "", read
+                yield text, ""
 
-    def _paragraphs(self, path: Path) -> Iterator[tuple[bytes, int, int]]:
-        """Yield paragraphs as `_lines` yields lines: the text, the number of its first line, bytes read for it."""
+    def _paragraphs(self, path: Path) -> Iterator[tuple[bytes, int]]:
+        """Yield paragraphs as `_lines` yields lines: the text, the number of its first line."""
         held: list[bytes] = []
-        held_read = first = 0
-        for line, number, read in self._lines(path):
+        size = first = 0
+        for line, number in self._lines(path):
             if line.strip():
                 first = first or number
                 held.append(line)
-            held_read += read
-            if held and held_read > LONGEST_DOCUMENT:
+                size += len(line)
+            elif held:
+                yield b"".join(held), first
+                held, size, first = [], 0, 0
+            if size > LONGEST_DOCUMENT:
                 raise UserError(f"{path}, line {first}, begins a paragraph of more than {LONGEST_DOCUMENT:,} bytes")
-            if held and not line.strip():
-                yield b"".join(held), first, held_read
-                held, held_read, first = [], 0, 0
         if held:
-            yield b"".join(held), first, held_read
+            yield b"".join(held), first
 
-    def _document(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
-        with open_bytes(path) as (stream, _):
+    def _document(self, path: Path) -> Iterator[tuple[str | None, str]]:
+        with open_bytes(path) as stream:
             content = stream.read(LONGEST_DOCUMENT + 1)
         if len(content) > LONGEST_DOCUMENT:
             raise UserError(
@@ -167,18 +161,18 @@ class TextPart(Part):
                 "or --sample_by line"
             )
         try:
-            yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8"), "", self.size
+            yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8"), ""
         except UnicodeDecodeError as error:
-            yield None, f"{path} is no valid UTF-8 at byte {error.start}", self.size
+            yield None, f"{path} is no valid UTF-8 at byte {error.start}"
 
-    def _csv(self, path: Path) -> Iterator[tuple[str | None, str, int]]:
+    def _csv(self, path: Path) -> Iterator[tuple[str | None, str]]:
         csv.field_size_limit(LONGEST_DOCUMENT)
         column = self.form.text_column
-        with open_bytes(path) as (stream, position):
+        with open_bytes(path) as stream:
             text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
             # strict: without it an unclosed quote swallows all rows up to the next quote.
             rows = csv.reader(text, strict=True)
-            before = number = line = 0
+            number = line = 0
             try:
                 header = next(rows, [])
                 if (columns := header.count(column)) != 1:
@@ -190,13 +184,11 @@ class TextPart(Part):
                 place = header.index(column)
                 line = rows.line_num
                 for row in rows:
-                    at, line = position(), rows.line_num
+                    line = rows.line_num
                     if row:  # a blank line is not a row
                         number += 1
                         wrong = _wrong_fields(row, len(header), place)
-                        document = None if wrong else row[place]
-                        yield document, wrong and f"{path}, line {line}, {wrong}", at - before
-                        before = at
+                        yield None if wrong else row[place], f"{path}, line {line}, {wrong}"
             except csv.Error as error:
                 raise UserError(
                     f"{path}, row {number + 1} (line {line + 1}), is not valid CSV ({error}). Close its quotes, and "
@@ -255,21 +247,17 @@ def _joined(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:
                 documents.append("".join(held))
                 held = []
             held.append(row)
-        yield Batch(documents, batch.bad, batch.read)
+        yield Batch(documents, batch.bad)
     if held:
         yield Batch(["".join(held)])
 
 
-@contextlib.contextmanager
-def open_bytes(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
-    """The decompressed bytes of a file, and a function that tells how many bytes of the file have been read."""
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file for reading its decompressed bytes."""
     if path.suffix not in COMPRESSIONS:
-        with path.open("rb", 2**20) as file:
-            yield file, file.tell
-        return
-    with pa.OSFile(str(path)) as raw:
-        inflated: Any = pa.CompressedInputStream(raw, COMPRESSIONS[path.suffix])
-        yield io.BufferedReader(inflated, 2**20), raw.tell
+        return path.open("rb", 2**20)
+    inflated: Any = pa.input_stream(str(path), compression=COMPRESSIONS[path.suffix])
+    return io.BufferedReader(inflated, 2**20)
 
 
 @contextlib.contextmanager
