@@ -137,13 +137,13 @@ def test_the_rates_and_the_costs_follow_the_presets() -> None:
     assert f"a line of {LINE_RATE / 1e6:.0f} MB a second" in WORDS
     assert f"at {TEXT_RATE / 1e6:.0f} MB of text a second for each worker" in WORDS
     preset = PRESETS["fineweb-10bt"]
-    seconds = max(preset.download / LINE_RATE, preset.text / TEXT_RATE / 4)
-    assert ("which the download then holds up" in WORDS) == (seconds == preset.download / LINE_RATE)
+    seconds = max(preset.size.download / LINE_RATE, preset.size.text / TEXT_RATE / 4)
+    assert ("which the download then holds up" in WORDS) == (seconds == preset.size.download / LINE_RATE)
     costs = re.findall(r"^\|[^|]+\| \$([\d.]+) \([^|]+\| \$([\d.]+) \|$", PAGE, re.MULTILINE)
     assert len(costs) == 2
     for hour, cost in costs:
         assert cost == f"{seconds / 3600 * float(hour):.2f}"
-    size = 2 * preset.tokens
+    size = 2 * preset.size.tokens
     assert (
         peak_bytes(staged=size, rows=size, downloads=preset.downloads) < 50e9
         and f"are ${50 * 0.07:.2f} a month" in WORDS

@@ -7,110 +7,105 @@ from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
 
 
-def _option(default: Any, help: str, **keywords: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help, **keywords})
+def option(default: Any, help: str, **keywords: Any) -> Any:
+    """A field with its help text and further keywords of argparse. A list begins empty."""
+    metadata = {"help": help, **keywords}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=list, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass
 class DataArguments:
     """Where the tokens come from and what form they take. Recorded in the manifest of the prepared folder."""
 
-    source: str = _option(
+    source: str = option(
         "fineweb-10bt",
         "A name of --list_sources, a Hub dataset as OWNER/NAME[:CONFIG][@REVISION], or a glob of local files; "
         "#COLUMN behind it names its text column. Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
-    data_files: list[str] = dataclasses.field(
-        default_factory=list,
-        metadata={
-            "help": "Globs of your own files, in place of the source: .txt, .jsonl, .csv (each also .gz or .zst), .parquet, "
-            "or .bin with tokens (llm.c's shards, nanoGPT's uint16)."
-        },
+    data_files: list[str] = option(
+        [],
+        "Globs of your own files, in place of the source: .txt, .jsonl, .csv (each also .gz or .zst), .parquet, "
+        "or .bin with tokens (llm.c's shards, nanoGPT's uint16).",
     )
-    text_column: str = _option("text", "Key or column that holds the document in .jsonl, .csv, .parquet.")
-    sample_by: Literal["document", "paragraph", "line"] = _option(
+    text_column: str = option("text", "Key or column that holds the document in .jsonl, .csv, .parquet.")
+    sample_by: Literal["document", "paragraph", "line"] = option(
         "document", "What of a .txt file is a document: all of it, a paragraph or a line."
     )
-    source_split: str = _option("train", "The split to take of a Hub dataset that is named by its id.")
-    tokenizer: str = _option(
+    source_split: str = option("train", "The split to take of a Hub dataset that is named by its id.")
+    tokenizer: str = option(
         "openai-community/gpt2",
         "A Hub id, a local folder, train:N for a byte-level BPE of N ids trained on the source, or char for its "
         "characters.",
     )
-    dataset_dir: str = _option(
+    dataset_dir: str = option(
         "data/fineweb-10bt", "The prepared folder. Typed for train.py, it names the data whatever its source."
     )
-    packing: Literal["concat", "wrap"] = _option(
+    packing: Literal["concat", "wrap"] = option(
         "concat",
         "concat joins the documents and cuts rows of one length; wrap cuts each document alone into windows "
         "of at most sequence_length.",
     )
-    sequence_length: int = _option(
+    sequence_length: int = option(
         1024, "Tokens that one row trains, with packing wrap at most; a row on disk holds one more."
     )
-    min_length: int = _option(0, "Packing wrap drops windows that would train fewer tokens than this.")
-    separator: Literal["before", "after", "none"] = _option(
+    min_length: int = option(0, "Packing wrap drops windows that would train fewer tokens than this.")
+    separator: Literal["before", "after", "none"] = option(
         "before", "Where the end-of-text id goes: before or after each document, or none."
     )
-    split: Literal["head", "hash", "source"] = _option(
+    split: Literal["head", "hash", "source"] = option(
         "head",
         "Validation documents: the first ones (head, as llm.c), by a seeded hash of the text (hash), or the "
         "source's own validation files (source; of your files those with `val` or `validation` in their name).",
     )
-    validation_tokens: TokenCount = _option(
+    validation_tokens: TokenCount = option(
         TokenCount(100_000_000),
         "Tokens held out by the split head, by whole documents; of other validation sets at most.",
     )
-    validation_fraction: float = _option(0.01, "Share of the documents held out by the split hash.")
-    split_seed: int = _option(2357, "Seed of the split hash.")
-    validation_text: bool = _option(
+    validation_fraction: float = option(0.01, "Share of the documents held out by the split hash.")
+    split_seed: int = option(2357, "Seed of the split hash.")
+    validation_text: bool = option(
         False, "Also write the validation documents to text/validation.jsonl, for evaluation from them."
     )
-    validation_sets: list[str] = dataclasses.field(
-        default_factory=list,
-        metadata={
-            "help": "Further validation sets, each as NAME=SOURCE: books=pg19 or mine='notes/*.txt'. Training reports "
-            "the loss of each."
-        },
+    validation_sets: list[str] = option(
+        [],
+        "Further validation sets, each as NAME=SOURCE: books=pg19 or mine='notes/*.txt'. Training reports "
+        "the loss of each.",
     )
-    max_tokens: TokenCount = _option(TokenCount(0), "Stop after this many tokens of the source; 0 takes them all.")
+    max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 takes them all.")
 
     def __post_init__(self) -> None:
-        if self.sequence_length < 1:
-            raise UserError(f"--sequence_length {self.sequence_length} must be at least 1")
         if self.packing != "wrap" and self.min_length:
             raise UserError(
                 f"--min_length {self.min_length} belongs to --packing wrap: {self.packing} cuts all rows to one length; "
                 "leave it out"
             )
-        if not 0 <= self.min_length <= self.sequence_length:
-            raise UserError(
-                f"--min_length {self.min_length} must lie between 0 and --sequence_length {self.sequence_length}, the "
-                "longest window"
-            )
+        limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise UserError(f"--{name} {getattr(self, name)} must lie between {least} and {most}")
         if not 0 < self.validation_fraction < 1:
             raise UserError(f"--validation_fraction {self.validation_fraction} must lie between 0 and 1")
-        if not 0 <= self.split_seed < 2**64:
-            raise UserError(f"--split_seed {self.split_seed} must lie between 0 and 2**64")
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparationOptions:
     """How a preparation is carried out. Nothing of it changes the result. The metadata is argparse's."""
 
-    num_proc: int = _option(1, "Worker processes.", type=int)
-    encoder: Literal["auto", "fastokens", "tokenizers"] = _option(
+    num_proc: int = option(1, "Worker processes.", type=int)
+    encoder: Literal["auto", "fastokens", "tokenizers"] = option(
         "auto",
         "What turns text into ids; auto takes fastokens for byte-level BPE. The ids are the same.",
         choices=["auto", "fastokens", "tokenizers"],
     )
-    max_bad_documents: int = _option(
+    max_bad_documents: int = option(
         0, "Rows that hold no readable text are left out and counted, up to so many.", type=int
     )
-    keep_downloads: bool = _option(
+    keep_downloads: bool = option(
         False, "Leave files of the Hub in its cache instead of dropping them.", action="store_true"
     )
-    overwrite: bool = _option(False, "Replace a finished folder, once its successor is whole.", action="store_true")
+    overwrite: bool = option(False, "Replace a finished folder, once its successor is whole.", action="store_true")
 
     def __post_init__(self) -> None:
         if self.num_proc < 1:

@@ -1,5 +1,6 @@
 """Batches of rows of like length, so that little is padded. Row numbers only; no row is read."""
 
+import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -79,17 +80,14 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
     """
     if len(lengths) < num_batches:
         raise ValueError(f"{len(lengths)} rows do not make {num_batches} batches")
-    # The fewest positions for which filling batch after batch takes no more than num_batches: it takes the least.
-    low, high = max(lengths[0], -(-sum(lengths) // num_batches)), max_positions
-    if len(_fill(lengths, high, num_batches)) > num_batches:
+    if len(_fill(lengths, max_positions, num_batches)) > num_batches:
         raise ValueError(f"{len(lengths)} rows do not go into {num_batches} batches of {max_positions} positions")
-    while low < high:
-        middle = (low + high) // 2
-        if len(_fill(lengths, middle, num_batches)) > num_batches:
-            low = middle + 1
-        else:
-            high = middle
-    ends = _fill(lengths, high, num_batches)
+    # The fewest positions for which filling batch after batch takes no more than num_batches: it takes the least.
+    positions = range(max(lengths[0], -(-sum(lengths) // num_batches)), max_positions)
+    place = bisect.bisect_left(
+        positions, True, key=lambda middle: len(_fill(lengths, middle, num_batches)) <= num_batches
+    )
+    ends = _fill(lengths, positions.start + place, num_batches)
     while len(ends) < num_batches:
         starts = [0, *ends[:-1]]
         sizes = [

@@ -42,12 +42,9 @@ def export_llmc(dataset_dir: str, manifest: dict[str, Any], folder: Path) -> lis
 
 def _stream(split: Path) -> Iterator[np.ndarray]:
     """The ids of a split: of each row all but the last, which begins the next one, and the last row's too."""
-    rows = open_rows(split)
     last = np.empty(0, np.uint16)
-    with tqdm(total=len(rows), desc=f"export {split.name}", unit="row", unit_scale=True) as bar:
-        for ids, lengths in rows.blocks():
-            block = ids.reshape(len(lengths), -1)
-            yield block[:, :-1].ravel()
-            last = block[-1, -1:]
-            bar.update(len(lengths))
+    for ids, lengths in tqdm(list(open_rows(split).blocks()), desc=f"export {split.name}", unit="block"):
+        block = ids.reshape(len(lengths), -1)
+        yield block[:, :-1].ravel()
+        last = block[-1, -1:]
     yield last

@@ -53,7 +53,8 @@ def read_manifest(dataset_dir: str, *, prepare: str) -> dict[str, Any]:
             f"{dataset_dir} is not a prepared folder" if Path(dataset_dir).exists() else f"there is no {dataset_dir}"
         )
         raise UserError(f"{what}: prepare the data first with `{prepare}`")
-    if "request" not in (manifest := read_object(path)):
+    manifest = read_object(path)
+    if not {"request", "shards"} <= manifest.keys():
         raise UserError(f"{path} is damaged. Move {dataset_dir} away and prepare it again with `{prepare}`.")
     return manifest
 

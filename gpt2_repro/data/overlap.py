@@ -80,18 +80,11 @@ def check_overlap(dataset_dir: str, manifest: dict[str, Any], paths: Sequence[st
     """Look for the n-grams of evaluation files in the training rows, and complete the folder's manifest by `overlap`."""
     encoder = Encoder(Path(dataset_dir, "tokenizer"), separator="none")
     known = EvaluationNgrams([Path(path) for path in paths], encoder.encode_each)
-    rows = open_rows(Path(dataset_dir, "train"))
-    with tqdm(total=int(rows.lengths().sum()), desc="overlap", unit="tok", unit_scale=True) as bar:
-        found = known.found_in(_shown(rows.blocks(), bar), row_length=manifest["request"]["sequence_length"] + 1)
+    blocks = tqdm(list(open_rows(Path(dataset_dir, "train")).blocks()), desc="overlap", unit="block")
+    found = known.found_in(blocks, row_length=manifest["request"]["sequence_length"] + 1)
     manifest = manifest | {"overlap": found}
     write_whole(Path(dataset_dir, MANIFEST), json.dumps(manifest, indent=2) + "\n")
     return manifest
-
-
-def _shown(blocks: Iterable[Block], bar: tqdm) -> Iterator[Block]:
-    for ids, lengths in blocks:
-        yield ids, lengths
-        bar.update(len(ids))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gpt2_repro.errors import UserError
 
@@ -93,9 +94,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     )
     tokenizer.train_from_iterator(documents, trainer)
     tokenizer.add_special_tokens([END_OF_TEXT])
-    destination.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(destination / "tokenizer.json"))
-    _complete_config(destination, sequence_length)
+    _save(tokenizer, destination, sequence_length)
 
 
 def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
@@ -111,6 +110,10 @@ def count_characters(documents: Iterable[str], destination: Path, *, sequence_le
     tokenizer = Tokenizer(models.WordLevel({character: place for place, character in enumerate(characters)}, ""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    _save(tokenizer, destination, sequence_length)
+
+
+def _save(tokenizer: Any, destination: Path, sequence_length: int) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(destination / "tokenizer.json"))
     _complete_config(destination, sequence_length)
@@ -133,8 +136,7 @@ def obtain_tokenizer(
         if not size.isdecimal():
             raise UserError(f"the tokenizer {name} needs a number of ids, as in train:4096")
         logger.info("training a tokenizer of %s ids", size)
-        texts = _until(documents(), TRAINING_BYTES)
-        train_tokenizer(texts, int(size), partial, sequence_length=sequence_length)
+        train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=sequence_length)
     elif name == "char":
         count_characters(documents(), partial, sequence_length=sequence_length)
     else:
@@ -142,11 +144,12 @@ def obtain_tokenizer(
     partial.rename(destination)
 
 
-def _until(documents: Iterable[str], characters: int) -> Iterator[str]:
+def _beginning(documents: Iterable[str]) -> Iterator[str]:
+    characters = 0
     for document in documents:
         yield document
-        characters -= len(document)
-        if characters <= 0:
+        characters += len(document)
+        if characters >= TRAINING_BYTES:
             logger.info("the tokenizer is trained on the first %.0f MB of the text", TRAINING_BYTES / 1e6)
             return
 

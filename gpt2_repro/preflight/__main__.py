@@ -159,7 +159,7 @@ def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
     counts = manifest.get("counts", {})
     tokens = sum(split["tokens"] for split in counts.values())
     # If the data is not prepared: the tokens of the source, or those of the run.
-    tokens = tokens or min(data["max_tokens"] or math.inf, preset.tokens if preset else training["total_tokens"])
+    tokens = tokens or min(data["max_tokens"] or math.inf, preset.size.tokens if preset else training["total_tokens"])
     share = data["validation_tokens"] if data["split"] == "head" else data["validation_fraction"] * tokens
     scale = scale_of(
         ModelArguments(**model),

@@ -21,3 +21,11 @@ def arguments(corpus: list[Path], tmp_path: Path) -> Callable[..., DataArguments
         return DataArguments(**(values | changes))
 
     return build
+
+
+@pytest.fixture
+def content() -> Callable[[str | Path], dict[str, bytes]]:
+    def read(folder: str | Path) -> dict[str, bytes]:
+        return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+    return read

@@ -49,7 +49,7 @@ def describe(
     written: dict[str, WrittenRows],
 ) -> dict[str, Any]:
     """The manifest of a folder whose rows are written."""
-    facts = {id(part): part.facts for group in groups for parts in group.streams for part in parts}.values()
+    facts = [part.facts for group in groups for parts in group.streams for part in parts]
     described = opened.described()
     source = described["sources"][0]
     if len(described["sources"]) > 1:

@@ -180,23 +180,20 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
     kept = read_object(note)
     if "opened" not in kept:  # killed before the sources were opened, or while an older request was deleted
         kept = {}
-    if kept and _has_tokens(staging):
+    elif _has_tokens(staging):
         _check_request(staging, kept["request"], request)
-    elif kept and first_difference(kept["request"], request):
+    elif first_difference(kept["request"], request):
         kept = {}
-    revisions: dict[str, str] = {}
-    if kept:
-        for described in [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()]:
-            if "revision" in described:
-                revisions[described["repository"]] = described["revision"]
+    known = [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()] if kept else []
+    revisions = {of["repository"]: of["revision"] for of in known if "revision" in of}
     form = TextForm(text_column=args.text_column, sample_by=args.sample_by)
     opener = SourceOpener(args, form, staging / "downloads", options, revisions)
     sources = opener.open_all()
     sets = {name: opener.open(text) for name, text in validation_sets(args).items()}
     check_split(args, sources, sets)
     opened = Opened(sources, sets)
-    changed = opened.changed()
-    if kept and (kept["opened"], kept.get("changed", changed)) == (opened.described(), changed):
+    found = {"opened": opened.described(), "changed": opened.changed()}
+    if kept and found == {key: kept.get(key) for key in found}:
         logger.info("taking up the interrupted preparation in %s", staging)
         return opened
     if kept:
@@ -204,7 +201,7 @@ def _take_up(staging: Path, request: dict[str, Any], args: DataArguments, option
     write_whole(note, json.dumps({"request": request}))  # the marker, while the rest is deleted
     for path in set(staging.iterdir()) - {note}:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    write_whole(note, json.dumps({"request": request, "opened": opened.described(), "changed": changed}, indent=2))
+    write_whole(note, json.dumps({"request": request, **found}, indent=2))
     return opened
 
 
@@ -216,15 +213,13 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
     """What a tokenizer may be made of: of characters all, of a trained one nothing that the hash holds out."""
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
-    with tqdm(total=sum(file.size for file in files), desc="read for the tokenizer", unit="B", unit_scale=True) as bar:
-        for file in files:
-            file.fetch()
-            for part in file.parts():
-                for batch in part.read():
-                    for document in batch.documents:
-                        if every or args.split != "hash" or not is_held_out(document, args):
-                            yield document
-                bar.update(part.size)
+    for file in tqdm(files, desc="read for the tokenizer", unit="file"):
+        file.fetch()
+        for part in file.parts():
+            for batch in part.read():
+                for document in batch.documents:
+                    if every or args.split != "hash" or not is_held_out(document, args):
+                        yield document
 
 
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
@@ -288,12 +283,8 @@ _NOTHING = {"documents": 0, "empty_documents": 0, "tokens": 0}
 
 
 def _no_rows(split: str, tokens: int, args: DataArguments) -> str:
-    if args.packing == "wrap":
-        return (
-            f"{split} has {tokens:,} tokens and no document of {max(1, args.min_length) + 1} or more: use more text or "
-            "another --validation_tokens, --validation_fraction or --min_length"
-        )
+    least = max(1, args.min_length) if args.packing == "wrap" else args.sequence_length
     return (
-        f"{split} has {tokens:,} tokens, too few for one row of {args.sequence_length + 1}: use more text or another "
-        "--validation_tokens, --validation_fraction, --split or --sequence_length"
+        f"{split} has {tokens:,} tokens and no row of {least + 1}: use more text or another --validation_tokens, "
+        "--validation_fraction, --split, --min_length or --sequence_length"
     )

@@ -6,15 +6,15 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder, Engine
-from gpt2_repro.data.sources.files import Batch, Part
+from gpt2_repro.data.sources.files import Part
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
@@ -123,20 +123,44 @@ def stage_part(
     """
     changed = (tokenizer / "tokenizer.json").stat().st_mtime_ns
     encoder = _encoder(tokenizer, changed, args.separator, options.encoder)
+    facts: dict[str, Any]
     if isinstance(part, TokenPart):
-        lengths = part.lengths(encoder.end_of_text, args.separator)
         where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16", "crc32": None}
         counted = {"tokens": part.tokens, "text_bytes": 0, "bad": 0, "bad_examples": []}
-        return staged.complete(lengths, None, counted | {"source": part.name, "ids": where})
+        facts = counted | {"source": part.name, "ids": where}
+        return staged.complete(part.lengths(encoder.end_of_text, args.separator), None, facts)
 
+    facts = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part_name(part)}
+    lengths, held_out = [np.empty(0, np.int64)], [np.empty(0, bool)]
+    crc32 = documents = 0
     partial = staged.path(f".{os.getpid()}.partial")
-    writer = _Writer(encoder, args, keep_texts=keep_texts, max_bad_documents=options.max_bad_documents)
     try:
         with partial.open("wb") as file, staged.path(".jsonl").open("w", encoding="utf-8") as texts:
             for batch in part.read():
-                for number, document in writer.write(batch, file, source=part_name(part)):
-                    texts.write(json.dumps([number, document]) + "\n")
-                if limit and writer.tokens >= limit:
+                facts["bad"] += len(batch.bad)
+                facts["bad_examples"] += batch.bad[: EXAMPLES - len(facts["bad_examples"])]
+                if facts["bad"] > options.max_bad_documents:
+                    raise too_many_bad(facts["bad_examples"], options.max_bad_documents)
+                _check_ids(encoder, batch.documents[-documents % CHECKED :: CHECKED], facts["source"])
+                ids, of_batch = encoder.encode(batch.documents)
+                content = ids.tobytes()
+                file.write(content)
+                crc32 = zlib.crc32(content, crc32)
+                if args.split == "hash":
+                    held_out.append(np.array([is_held_out(text, args) for text in batch.documents], bool))
+                if keep_texts:
+                    # With the split head the part may be the first: then these are the head.
+                    starts = facts["tokens"] + np.cumsum(of_batch) - of_batch
+                    of_head = starts < (args.validation_tokens if args.split == "head" else np.inf)
+                    for place in np.flatnonzero(held_out[-1] if args.split == "hash" else of_head).tolist():
+                        texts.write(json.dumps([documents + place, batch.documents[place]]) + "\n")
+                lengths.append(of_batch)
+                documents += len(of_batch)
+                facts["tokens"] += len(ids)
+                facts["text_bytes"] += sum(
+                    len(text) if text.isascii() else len(text.encode()) for text in batch.documents
+                )
+                if limit and facts["tokens"] >= limit:
                     break
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -144,62 +168,21 @@ def stage_part(
     if not keep_texts:
         staged.drop_texts()
     partial.replace(staged.path(".ids"))
-    held_out = np.concatenate([np.empty(0, bool), *writer.held_out]) if args.split == "hash" else None
-    lengths = np.concatenate([np.empty(0, np.int64), *writer.lengths])
-    where = {"path": None, "offset": 0, "dtype": encoder.dtype.name, "crc32": writer.crc32}
-    counted = {"tokens": writer.tokens, "text_bytes": writer.text_bytes, "bad": writer.bad}
-    facts = counted | {"bad_examples": writer.bad_examples, "source": part_name(part), "ids": where}
-    staged.complete(lengths, held_out, facts)
+    facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name, "crc32": crc32}
+    staged.complete(np.concatenate(lengths), np.concatenate(held_out) if args.split == "hash" else None, facts)
+
+
+def _check_ids(encoder: Encoder, documents: list[str], source: str) -> None:
+    for document in documents:
+        if not encoder.agrees(document):
+            raise UserError(
+                f"{encoder.engine} gives other ids than `tokenizers` for a document of {source} that begins "
+                f"{document[:40]!r}: prepare with --encoder tokenizers"
+            )
 
 
 def part_name(part: Part) -> str:
     return str(getattr(part, "name", part))
-
-
-class _Writer:
-    """Encodes batches and counts."""
-
-    def __init__(self, encoder: Encoder, args: DataArguments, *, keep_texts: bool, max_bad_documents: int) -> None:
-        self.encoder, self.args = encoder, args
-        self.keep_texts, self.max_bad_documents = keep_texts, max_bad_documents
-        self.tokens = self.text_bytes = self.bad = self.crc32 = self.documents = 0
-        self.bad_examples: list[str] = []
-        self.lengths: list[np.ndarray] = []
-        self.held_out: list[np.ndarray] = []
-
-    def write(self, batch: Batch, file: BinaryIO, *, source: str) -> Iterable[tuple[int, str]]:
-        """Append the batch's ids. Returns the texts that may be validation's, with their numbers, where they are kept."""
-        self.bad += len(batch.bad)
-        self.bad_examples += batch.bad[: EXAMPLES - len(self.bad_examples)]
-        if self.bad > self.max_bad_documents:
-            raise too_many_bad(self.bad_examples, self.max_bad_documents)
-        first, before = self.documents, self.tokens
-        for number, document in enumerate(batch.documents, first):
-            if number % CHECKED == 0 and not self.encoder.agrees(document):
-                raise UserError(
-                    f"{self.encoder.engine} gives other ids than `tokenizers` for a document of {source} that begins "
-                    f"{document[:40]!r}: prepare with --encoder tokenizers"
-                )
-        ids, lengths = self.encoder.encode(batch.documents)
-        content = ids.tobytes()
-        file.write(content)
-        self.crc32 = zlib.crc32(content, self.crc32)
-        self.tokens += len(ids)
-        self.documents += len(lengths)
-        self.text_bytes += sum(len(text) if text.isascii() else len(text.encode()) for text in batch.documents)
-        self.lengths.append(lengths)
-        if self.args.split == "hash":
-            self.held_out.append(np.array([is_held_out(text, self.args) for text in batch.documents], bool))
-        if not self.keep_texts:
-            return []
-        if self.args.split == "hash":
-            kept = self.held_out[-1]
-        elif self.args.split == "head":
-            # The part may be the first: then these are the head.
-            kept = before + np.cumsum(lengths) - lengths < self.args.validation_tokens
-        else:
-            kept = np.ones(len(lengths), bool)
-        return [(first + int(place), batch.documents[place]) for place in np.flatnonzero(kept)]
 
 
 def too_many_bad(examples: list[str], allowed: int) -> UserError:

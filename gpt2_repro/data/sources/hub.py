@@ -39,19 +39,14 @@ class HubFile(SourceFile):
             return
         folder = None if self.options.keep_downloads else self.folder
         with hub_errors(f"fetch {self.name} of {self.repository}"):
-            self.path = Path(hf_hub_download(self.repository, self.name, local_dir=folder, **where))
-        if self._is_damaged():
-            self.path.resolve().unlink()  # in the cache, the blob that the path links to
-            self.path.unlink(missing_ok=True)
+            path = Path(hf_hub_download(self.repository, self.name, local_dir=folder, **where))
+        if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
+            path.resolve().unlink()  # in the cache, the blob that the path links to
+            path.unlink(missing_ok=True)
             raise UserError(
                 f"{self.name} of {self.repository} arrived damaged. Start the same command again to resume."
             )
-
-    def _is_damaged(self) -> bool:
-        assert self.path is not None
-        if self.path.stat().st_size != self.size:
-            return True
-        return self.sha256 is not None and sha256_of(self.path) != self.sha256
+        self.path = path
 
     def parts(self) -> list[Part]:
         assert self.path is not None

@@ -116,14 +116,12 @@ class TextPart(Part):
 
     def _line(self, number: int) -> int:
         """The number of a line in the whole file."""
-        if not self.start:
-            return number
-        before, rest, chunk = 0, self.start, b""
+        before = at = 0
         with Path(self.name).open("rb") as file:
-            while rest:
-                chunk = file.read(min(rest, 2**24))
-                before, rest = before + chunk.count(b"\n"), rest - len(chunk)
-        return before + number + (not chunk.endswith(b"\n"))
+            while at < self.start:
+                at += len(file.readline())
+                before += 1
+        return before + number
 
     def _rows(
         self, lines: Iterator[tuple[bytes, int]], parse: Callable[[bytes, str], tuple[str | None, str]]
@@ -202,14 +200,11 @@ def _wrong_fields(row: list[str], expected: int, place: int) -> str:
         return "has too many fields"
     if len(row) <= place:
         return "has too few fields"
-    return "" if _is_utf8(row[place]) else "is no valid UTF-8"
-
-
-def _is_utf8(text: str) -> bool:
     try:
-        return text.isascii() or bool(text.encode())
+        row[place].encode()
     except UnicodeEncodeError:
-        return False
+        return "is no valid UTF-8"
+    return ""
 
 
 def _line_row(line: bytes, column: str) -> tuple[str | None, str]:

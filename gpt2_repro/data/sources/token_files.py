@@ -100,27 +100,24 @@ def write_shards(folder: Path, name: str, split: str, pieces: Iterable[np.ndarra
     llm.c numbers validation 0 and training from 1 on: name_val_000000.bin, name_train_000001.bin, …
     """
     written: list[Path] = []
-    held: list[np.ndarray] = []
-    length = 0
-
-    def flush(tokens: int) -> None:
-        nonlocal held, length
-        ids = np.concatenate(held)
+    for ids in _cut(pieces, SHARD_TOKENS):
         number = len(written) + (split == "train")
         path = folder / f"{name}_{split}_{number:06d}.bin"
         header = np.zeros(256, "<i4")
-        header[:3] = MAGIC, VERSION, tokens
+        header[:3] = MAGIC, VERSION, len(ids)
         with path.open("wb") as file:
             header.tofile(file)
-            ids[:tokens].astype("<u2").tofile(file)
+            ids.astype("<u2").tofile(file)
         written.append(path)
-        held, length = [ids[tokens:]], len(ids) - tokens
-
-    for piece in pieces:
-        held.append(piece)
-        length += len(piece)
-        while length >= SHARD_TOKENS:
-            flush(SHARD_TOKENS)
-    if length:
-        flush(length)
     return written
+
+
+def _cut(pieces: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
+    held = np.empty(0, np.uint16)
+    for piece in pieces:
+        held = np.concatenate([held, piece])
+        while len(held) >= length:
+            yield held[:length]
+            held = held[length:]
+    if len(held):
+        yield held

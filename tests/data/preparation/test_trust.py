@@ -22,27 +22,22 @@ from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError
 
 
-def content(folder: str | Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bad_rows_are_refused_or_counted(arguments, corpus: list[Path], tmp_path: Path, workers: int) -> None:
+def test_bad_rows_are_refused_or_counted(arguments, corpus: list[Path], tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_bytes(b'{"text": "\xff"}\n{"body": 1}\n')
-    files = [str(tmp_path / "*.jsonl"), *map(str, corpus)]
-    strict, lenient = (PreparationOptions(num_proc=workers, max_bad_documents=number) for number in (3, 4))
-    with pytest.raises(UserError, match=r"a.jsonl, line 1, is no valid Unicode: mend it, or skip such rows with"):
-        prepare(arguments(data_files=files), PreparationOptions(num_proc=workers))
-    with pytest.raises(UserError, match=r"line 1, is no valid Unicode \(and more than 3 in all\)"):
-        prepare(arguments(data_files=files), strict)
+    args = arguments(data_files=[str(tmp_path / "*.jsonl"), *map(str, corpus)])
+    for allowed in (0, 3):
+        with pytest.raises(UserError, match=r"a.jsonl, line 1, .*--max_bad_documents"):
+            prepare(args, PreparationOptions(num_proc=2, max_bad_documents=allowed))
     # Another limit is no other request: what was staged is taken up.
-    manifest = prepare(arguments(data_files=files), lenient)
+    manifest = prepare(args, PreparationOptions(max_bad_documents=4))
     assert manifest["read"]["bad_documents"] == 4 and len(manifest["read"]["bad_examples"]) == 3
     assert manifest["sha256"] == prepare(arguments("plain"))["sha256"]
 
 
-def test_a_folder_that_is_read_is_not_replaced(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_is_read_is_not_replaced(
+    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content
+) -> None:
     opened: list[int] = []
     monkeypatch.setattr(locks.os, "open", lambda *w, **named: opened.append(os_open(*w, **named)) or opened[-1])
     prepare(arguments())
@@ -50,7 +45,7 @@ def test_a_folder_that_is_read_is_not_replaced(arguments, monkeypatch: pytest.Mo
     hold_for_reading(folder)
     reader = opened[-1]
     before = content(folder)
-    with pytest.raises(UserError, match="out is open in a training"):
+    with pytest.raises(UserError, match="out"):
         prepare(arguments(sequence_length=16), again)
     assert content(folder) == before
     os.close(reader)
@@ -110,25 +105,21 @@ def test_an_encoder_that_differs_is_found_in_the_first_document_and_every_thousa
     many = tmp_path / "many.jsonl"
     many.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(2100)))
     looked_at: list[str] = []
-    agrees = Encoder.agrees
+    agrees, plain = Encoder.agrees, Encoder._plain
     monkeypatch.setattr(Encoder, "agrees", lambda self, text: looked_at.append(text) or agrees(self, text))
-    args = arguments(data_files=[str(many)])
-    assert prepare(args)["versions"]["fastokens"]
+    manifest = prepare(arguments(data_files=[str(many)]))
+    assert manifest["versions"]["fastokens"]
     assert looked_at == ["document 0", "document 1000", "document 2000"]
-    plain = Encoder._plain
 
     def wrong(self: Encoder, documents: list[str]):
         ids, lengths = plain(self, documents)
         return (ids[::-1] if documents == ["document 1000"] else ids), lengths
 
     monkeypatch.setattr(Encoder, "_plain", wrong)
-    with pytest.raises(
-        UserError,
-        match="fastokens gives other ids than `tokenizers` for a document of .*many.jsonl that begins 'document 1000'",
-    ):
+    with pytest.raises(UserError, match="many.jsonl .*'document 1000': .*--encoder tokenizers"):
         prepare(arguments("other", data_files=[str(many)]))
     slow = prepare(arguments("slow", data_files=[str(many)]), PreparationOptions(encoder="tokenizers"))
-    assert slow["sha256"] == json.loads(Path(args.dataset_dir, "manifest.json").read_text())["sha256"]
+    assert slow["sha256"] == manifest["sha256"]
 
 
 def test_staged_tokens_that_rot_are_made_anew(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,60 +137,54 @@ def test_staged_tokens_that_rot_are_made_anew(arguments, monkeypatch: pytest.Mon
     assert prepare(arguments())["sha256"] == whole["sha256"]
 
 
-def test_a_mixture_has_its_weights_and_its_counts(arguments, documents: list[str], tmp_path: Path) -> None:
+def test_a_mixture_has_its_weights_and_its_counts(arguments, tmp_path: Path, content) -> None:
     for name, words in (("one", "alpha beta "), ("two", "gamma "), ("three", "delta epsilon zeta ")):
         lines = (json.dumps({"text": words * (5 + n % 7)}) + "\n" for n in range(300))
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     source = ",".join(f"{tmp_path / name}.jsonl={weight}" for name, weight in (("one", 2), ("two", 1), ("three", 5)))
-    form = {"data_files": [], "source": source, "packing": "wrap", "separator": "before", "validation_tokens": 800}
-    one = prepare(arguments("first", **form))
-    two = prepare(arguments("second", **form), PreparationOptions(num_proc=2))
-    assert one["sha256"] == two["sha256"] and one["counts"] == two["counts"]
-    assert [round(described["weight"], 3) for described in one["source"]["sources"]] == [0.25, 0.125, 0.625]
+    form = {"data_files": [], "source": source, "packing": "wrap", "validation_tokens": 800}
+    mixed = prepare(arguments(**form))
+    assert [round(described["weight"], 3) for described in mixed["source"]["sources"]] == [0.25, 0.125, 0.625]
     for split in ("validation", "train"):
-        counts = one["counts"][split]
+        counts = mixed["counts"][split]
         assert sum(of["tokens"] for of in counts["sources"].values()) == counts["tokens"]
         shares = [of["tokens"] / counts["tokens"] for of in counts["sources"].values()]
         assert np.allclose(shares, [0.25, 0.125, 0.625], atol=0.02 if split == "train" else 0.1)
-    small = prepare(arguments("small", **form, max_tokens=3000))
-    total = sum(small["counts"][split]["tokens"] for split in ("validation", "train"))
-    assert 3000 <= total < 3200
-    for wrong in ("one.jsonl=0,two.jsonl=1", "one.jsonl=nan,two.jsonl=1", "one.jsonl,two.jsonl", "=1,two.jsonl=1"):
-        with pytest.raises(UserError, match="has no weight: write it as"):
-            prepare(arguments("wrong", **form | {"source": wrong}))
+    small = prepare(arguments("small", **form, max_tokens=3000), PreparationOptions(num_proc=2))
+    assert 3000 <= sum(counts["tokens"] for counts in small["counts"].values()) < 3200
 
 
 def test_tokens_come_back_as_they_were_exported(arguments, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    args = arguments()
+    args, shards = arguments(), tmp_path / "shards"
     manifest = prepare(args)
-    shards = tmp_path / "shards"
-    folder = ("--dataset_dir", args.dataset_dir)
-    form = ("--tokenizer", "train:300", "--sequence_length", "32", "--validation_tokens", "500")
-    prepare_data.main(["--data_files", *args.data_files, *folder, *form, "--export_llmc", str(shards)])
+    words = ["--data_files", *args.data_files, "--dataset_dir", args.dataset_dir, "--tokenizer", "train:300"]
+    words += ["--sequence_length", "32", "--validation_tokens", "500", "--export_llmc", str(shards)]
+    prepare_data.main(words)
     assert sorted(path.name for path in shards.iterdir()) == ["out_train_000001.bin", "out_val_000000.bin"]
     assert f"{shards / 'out_val_000000.bin'}\n" in capsys.readouterr().out
-    with pytest.raises(UserError, match="shards exists: name a new folder"):
-        prepare_data.main(["--data_files", *args.data_files, *folder, *form, "--export_llmc", str(shards)])
+    with pytest.raises(UserError, match="--export_llmc"):
+        prepare_data.main(words)
     tokenizer = f"{args.dataset_dir}/tokenizer"
-    changes = {"data_files": [str(shards / "*.bin")], "tokenizer": tokenizer, "split": "source"}
-    back = prepare(arguments("back", **changes))
+    form = {"data_files": [str(shards / "*.bin")], "tokenizer": tokenizer, "split": "source"}
+    back = prepare(arguments("back", **form))
     assert back["sha256"] == manifest["sha256"]
     for split in ("train", "validation"):
         counts = back["counts"][split]
         assert counts["documents"] == manifest["counts"][split]["documents"] and counts["dropped_tokens"] == 0
-    with pytest.raises(UserError, match="brings its own validation tokens: add --split source"):
-        prepare(arguments("head", **changes | {"split": "head"}))
-    with pytest.raises(UserError, match="has its separators before the documents: type --separator before"):
-        prepare(arguments("after", **changes, separator="after"))
-    with pytest.raises(UserError, match="holds tokens, and the split hash is of text"):
-        prepare(arguments("hash", **changes | {"split": "hash"}))
-    with pytest.raises(UserError, match="holds tokens, not text: name the --tokenizer that made them"):
-        prepare(arguments("made", **changes | {"tokenizer": "train:300"}))
+    for changes, named in [
+        ({"split": "head"}, "--split source"),
+        ({"split": "hash"}, "--split source"),
+        ({"separator": "after"}, "--separator before"),
+        ({"tokenizer": "train:300"}, "--tokenizer"),
+        ({"validation_text": True}, "--validation_text"),
+    ]:
+        with pytest.raises(UserError, match=named):
+            prepare(arguments("wrong", **form | changes))
     beyond = np.fromfile(shards / "out_train_000001.bin", np.uint16)
     beyond[-3] = 300
     beyond.tofile(shards / "out_train_000001.bin")
-    with pytest.raises(UserError, match="train holds the id 300 and the tokenizer .* has 300: name the --tokenizer"):
-        prepare(arguments("beyond", **changes))
+    with pytest.raises(UserError, match="the id 300 .*--tokenizer"):
+        prepare(arguments("wrong", **form))
     assert len(list((tmp_path).iterdir())) == 3  # out, shards, back: nothing half-made
 
 
@@ -214,14 +199,3 @@ def test_your_own_validation_files_and_sets(arguments, documents: list[str], tmp
     assert counts == {"train": 110, "validation": 13, "validation_plain": 1}
     text = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in text] == documents[110:]
-    for sets, message in [
-        (["plain"], "is no NAME=SOURCE"),
-        (["Plain=a.txt"], "is no NAME=SOURCE"),
-        (["a=x.txt", "a=y.txt"], "names a twice"),
-        (["a=nothing.txt"], "nothing.txt matches no file"),
-        (["a=embeded"], "did you mean 'embedded'?"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            prepare(arguments("wrong", **files, validation_sets=sets))
-    with pytest.raises(UserError, match="brings no validation files"):
-        prepare(arguments("wrong", **files | {"data_files": [str(tmp_path / "train*.jsonl")]}))
