@@ -6,7 +6,6 @@ import hashlib
 import http.server
 import io
 import json
-import subprocess
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+import prepare_data
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.hub import hub_errors
 from gpt2_repro.data.sources.token_files import write_shards
@@ -54,17 +54,6 @@ def hub() -> Iterator[Hub]:
     known = Hub({})
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_POST(self) -> None:
-            content = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            try:
-                self.paths = json.loads(content)["paths"]
-            except ValueError:
-                self.paths = urllib.parse.parse_qs(content)["paths"]
-            self.do_GET()
-
         def do_GET(self) -> None:
             path = urllib.parse.unquote(self.path.split("?")[0])
             words = path.strip("/").split("/")
@@ -86,7 +75,8 @@ def hub() -> Iterator[Hub]:
                     names = [name for name, rest in zip(names, inside, strict=True) if "/" not in rest]
                     folders = [{"type": "directory", "path": f"{folder}/{d}".strip("/"), "oid": "0"} for d in deeper]
             elif rest[:1] == ["paths-info"]:
-                names = [name for name in self.paths if name in files]
+                content = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                names = [name for name in urllib.parse.parse_qs(content)["paths"] if name in files]
             else:
                 siblings = [{"rfilename": name} for name in files]
                 return self.send(json.dumps({"id": repository, "sha": REVISION, "siblings": siblings}).encode())
@@ -119,6 +109,8 @@ def hub() -> Iterator[Hub]:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
+        do_HEAD = do_POST = do_GET
+
         def log_message(self, *words: object) -> None:
             pass
 
@@ -129,19 +121,37 @@ def hub() -> Iterator[Hub]:
     server.shutdown()
 
 
-Prepare = Callable[..., subprocess.CompletedProcess[str]]
+Prepare = Callable[..., str]
 
 
 @pytest.fixture
-def prepare_online(hub: Hub, type_command, tmp_path: Path) -> Prepare:
-    def run(*words: object, folder: str = "out", **settings: str) -> subprocess.CompletedProcess[str]:
-        online = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        online |= {"HF_HUB_DISABLE_XET": "1"} | settings
+def prepare_online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    """Prepares with the server as the Hub. Returns the error message, or "" without one."""
+    import datasets
+    from huggingface_hub import constants
+
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    values = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(tmp_path / "home")}
+    for name, value in (values | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+
+    def run(*words: object, folder: str = "out") -> str:
         form = ("--tokenizer", "train:300", "--sequence_length", 32, "--validation_tokens", 500, "--num_proc", 1)
-        where = ("--dataset_dir", tmp_path / folder)
-        return type_command("python", "prepare_data.py", *form, *where, *words, **online)
+        try:
+            prepare_data.main([str(word) for word in ("--dataset_dir", tmp_path / folder, *form, *words)])
+        except UserError as error:
+            return str(error)
+        return ""
 
     return run
+
+
+@pytest.fixture
+def tokenizer(documents: list[str], tmp_path: Path) -> Path:
+    train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
+    return tmp_path / "tokenizer"
 
 
 def manifest_of(folder: Path) -> dict:
@@ -149,7 +159,7 @@ def manifest_of(folder: Path) -> dict:
 
 
 def test_a_preset_is_fetched_file_by_file_and_dropped(
-    hub: Hub, prepare_online: Prepare, documents, corpus, tmp_path: Path
+    hub: Hub, prepare_online: Prepare, documents: list[str], corpus: list[Path], tmp_path: Path
 ) -> None:
     source, repository = "fineweb-10bt", "HuggingFaceFW/fineweb"
     hub.files[repository] = {
@@ -160,74 +170,60 @@ def test_a_preset_is_fetched_file_by_file_and_dropped(
     }
     # Other bytes than the listing's hash says: the next start fetches this file again, and no other one.
     hub.faults = {"001_00000.parquet": ["broken"]}
-    damaged = prepare_online("--source", source, "--num_proc", 2)
-    assert damaged.returncode == 2 and "001_00000.parquet" in damaged.stderr.splitlines()[-1], damaged.stderr
-    done = prepare_online("--source", source, "--num_proc", 2)
-    assert done.returncode == 0, done.stderr
+    assert "001_00000.parquet" in prepare_online("--source", source)
+    assert not prepare_online("--source", source, "--num_proc", 2)
     manifest = manifest_of(tmp_path / "out")
     files = {"repository": repository, "files": "sample/10BT/*.parquet", "revision": REVISION}
     assert manifest["source"] == {"name": source, **files, "weight": 1.0}
-    assert prepare_online("--data_files", *corpus, folder="local", HF_HUB_OFFLINE="1").returncode == 0
+    assert not prepare_online("--data_files", *corpus, folder="local")
     assert manifest["sha256"] == manifest_of(tmp_path / "local")["sha256"]
-    assert not [path for path in tmp_path.rglob("*.parquet")]  # from the Hub's cache too
+    assert not list(tmp_path.rglob("*.parquet"))  # from the Hub's cache too
     assert hub.asked == ["000_00000.parquet", "001_00000.parquet", "001_00000.parquet"]
 
 
 def test_a_download_that_fails_is_taken_up_again(
-    hub: Hub, prepare_online: Prepare, documents: list[str], tmp_path: Path
+    hub: Hub, prepare_online: Prepare, tokenizer: Path, documents: list[str], tmp_path: Path
 ) -> None:
     hub.files["HuggingFaceFW/fineweb"] = {
         f"sample/10BT/00{n}.parquet": parquet(documents[n * 30 : n * 30 + 30]) for n in range(4)
     }
-    train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
-    words = ("--tokenizer", tmp_path / "tokenizer", "--keep_downloads")
+    words = ("--tokenizer", tokenizer, "--keep_downloads")
     hub.faults = {"002.parquet": [403]}
-    done = prepare_online(*words)
-    assert done.returncode == 2
-    assert "sample/10BT/002.parquet of HuggingFaceFW/fineweb" in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
-    assert hub.asked == ["000.parquet", "001.parquet"]
-    # The revision that the first start began with is kept.
-    done = prepare_online(*words)
-    assert done.returncode == 0, done.stderr
-    assert "taking up the interrupted preparation" in done.stdout
+    assert "sample/10BT/002.parquet of HuggingFaceFW/fineweb" in prepare_online(*words)
+    assert not (tmp_path / "out").exists() and hub.asked == ["000.parquet", "001.parquet"]
+    assert not prepare_online(*words)
     assert hub.asked == [f"00{n}.parquet" for n in range(4)]
     assert not (tmp_path / "out.staging").exists()
     assert len(list((tmp_path / "home").rglob("*.parquet"))) == 4  # kept: the next preparation fetches none
-    assert prepare_online(*words, folder="again").returncode == 0 and len(hub.asked) == 4
+    assert not prepare_online(*words, folder="again") and len(hub.asked) == 4
 
 
 def test_ready_made_tokens_keep_their_validation_shard(
-    hub: Hub, prepare_online: Prepare, documents: list[str], tmp_path: Path
+    hub: Hub, prepare_online: Prepare, tokenizer: Path, tmp_path: Path
 ) -> None:
     stream = np.random.default_rng(0).integers(0, 299, 3000).astype(np.uint16)
     stream[::50] = 299
-    shards = tmp_path / "shards"
-    shards.mkdir()
-    write_shards(shards, "fineweb", "val", [stream[:650]])
-    for number, piece in enumerate((stream[650:1800], stream[1800:]), 1):
-        (path,) = write_shards(shards, "fineweb", "train", [piece])
-        path.rename(shards / f"train_{number}")
-    files = {f"fineweb_train_00000{n}.bin": (shards / f"train_{n}").read_bytes() for n in (1, 2)}
-    hub.files["kjj0/fineweb10B-gpt2"] = files | {"fineweb_val_000000.bin": next(shards.glob("*val*")).read_bytes()}
-    train_tokenizer(documents, 300, tmp_path / "tokenizer", sequence_length=32)
-    words = ("--source", "fineweb-10bt-tokens", "--tokenizer", tmp_path / "tokenizer")
-    done = prepare_online(*words)
-    assert (
-        done.returncode == 2 and "brings its own validation tokens: add --split source" in done.stderr.splitlines()[-1]
-    )
-    done = prepare_online(*words, "--split", "source")
-    assert done.returncode == 0, done.stderr
+    files = {}
+    for name, piece in (
+        ("train_000001", stream[650:1800]),
+        ("train_000002", stream[1800:]),
+        ("val_000000", stream[:650]),
+    ):
+        (path,) = write_shards(tmp_path, "fineweb", "val", [piece])
+        files[f"fineweb_{name}.bin"] = path.read_bytes()
+    hub.files["kjj0/fineweb10B-gpt2"] = files
+    words = ("--source", "fineweb-10bt-tokens", "--tokenizer", tokenizer)
+    assert "--split source" in prepare_online(*words)
+    assert not prepare_online(*words, "--split", "source")
     for split, wanted in (("validation", stream[:650]), ("train", stream[650:])):
         ids, lengths = open_rows(tmp_path / "out" / split).joined()
         rows = ids.reshape(-1, 33)
         assert [*rows[:, :-1].ravel(), rows[-1, -1]] == wanted[: len(rows) * 32 + 1].tolist()
         assert manifest_of(tmp_path / "out")["counts"][split]["tokens"] == len(wanted)
-    assert not list(tmp_path.rglob("fineweb_*.bin.*")) and not (tmp_path / "out.staging").exists()
 
 
 def test_any_dataset_by_its_id_and_a_validation_set_of_another(
-    hub: Hub, prepare_online: Prepare, documents: list[str], corpus, tmp_path: Path
+    hub: Hub, prepare_online: Prepare, documents: list[str], corpus: list[Path], tmp_path: Path
 ) -> None:
     readme = (
         "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: small/*.jsonl.gz\n"
@@ -245,42 +241,29 @@ def test_any_dataset_by_its_id_and_a_validation_set_of_another(
         "wikitext-103-raw-v1/train-00000-of-00001.parquet": parquet(["never read"]),
         "wikitext-103-raw-v1/validation-00000-of-00001.parquet": parquet(pages),
     }
-    words = ("--source", "someone/prose:small", "--text_column", "body", "--validation_sets", "wiki=wikitext-103")
-    done = prepare_online(*words)
-    assert done.returncode == 0, done.stderr
+    source = ("--source", "someone/prose:small")
+    assert not prepare_online(*source, "--text_column", "body", "--validation_sets", "wiki=wikitext-103")
     manifest = manifest_of(tmp_path / "out")
     assert manifest["source"]["revision"] == REVISION and manifest["source"]["config"] == "small"
     assert manifest["validation_sets"]["wiki"]["repository"] == "Salesforce/wikitext"
-    assert prepare_online("--data_files", *corpus, folder="local").returncode == 0
-    local = manifest_of(tmp_path / "local")
-    assert {split: manifest["sha256"][split] for split in local["sha256"]} == local["sha256"]
     assert manifest["counts"]["validation_wiki"]["documents"] == 2
-    assert len(open_rows(tmp_path / "out" / "validation_wiki")) == manifest["counts"]["validation_wiki"]["rows"] > 0
-    for wrong, message in [
-        (("--source", "someone/prose:medium"), "someone/prose cannot be opened"),
-        (
-            ("--source", "someone/prose:small", "--source_split", "test"),
-            "has no split 'test': --source_split can be train",
-        ),
-        (("--source", "someone/nothing"), "list someone/nothing on the Hub"),
+    assert not prepare_online("--data_files", *corpus, folder="local")
+    local = manifest_of(tmp_path / "local")["sha256"]
+    assert {split: manifest["sha256"][split] for split in local} == local
+    for wrong, named in [
+        (("--source", "someone/prose:medium"), "someone/prose"),
+        ((*source, "--source_split", "test"), "--source_split"),
+        (("--source", "someone/nothing"), "someone/nothing"),
     ]:
-        done = prepare_online(*wrong, folder="wrong")
-        assert done.returncode == 2 and message in done.stderr.splitlines()[-1], done.stderr
-        assert not (tmp_path / "wrong").exists() and not (tmp_path / "wrong.staging").exists()
+        assert named in prepare_online(*wrong, folder="wrong")
+        assert not list(tmp_path.glob("wrong*"))
 
 
-@pytest.mark.parametrize(
-    "network",
-    [{"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}],
-    ids=["offline", "unreachable"],
-)
-def test_without_the_hub_one_line_says_so(type_command, tmp_path: Path, network: dict[str, str]) -> None:
-    words = ("--dataset_dir", tmp_path / "hub", "--tokenizer", "train:300")
-    done = type_command("python", "prepare_data.py", *words, **network)
-    assert done.returncode == 2
-    assert "HuggingFaceFW/fineweb" in done.stderr.splitlines()[-1] and "--data_files" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
+def test_without_the_hub_one_line_says_so(type_command, tmp_path: Path) -> None:
+    done = type_command("python", "prepare_data.py", "--dataset_dir", tmp_path / "hub", HF_HUB_OFFLINE="1")
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "HuggingFaceFW/fineweb" in line and "--data_files" in line
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_errors_of_the_network_are_user_errors_and_those_of_this_disk_are_not() -> None:
