@@ -55,7 +55,7 @@ def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.parametrize(("rows", "processes"), [(64, 1), (8, 2), (8, 3), (16, 8), (100, 1), (3, 1)])
+@pytest.mark.parametrize(("rows", "processes"), [(64, 1), (8, 3), (16, 8), (3, 1)])
 def test_the_derived_batches_always_suffice(name: str, rows: int, processes: int) -> None:
     targets, tokens = LENGTHS[name], 65_536
     sampler = batches_of(targets, tokens=tokens, rows=rows, processes=processes, shortest=int(targets.min()))
@@ -96,11 +96,7 @@ def test_the_rows_of_a_step_depend_on_the_seed_and_its_tokens_alone() -> None:
     assert one == steps(32, 2) == steps(16, 4) == steps(64, 1)
     assert steps(32, 1) != steps(32, 1, seed=2) != steps(32, 1, epoch=1) != one
     assert steps(32, 1, epoch=1) == [frozenset(step) for step in rows_of_steps(targets, 65_536, seed=1, epoch=1)]
-
-
-def test_no_step_is_one_of_short_rows() -> None:
-    targets = LENGTHS["uniform"]
-    means = [targets[list(step)].mean() for step in rows_of_steps(targets, 65_536, seed=1)]
+    means = [targets[list(step)].mean() for step in one]  # no step is one of short rows
     assert len(means) > 20 and max(means) - min(means) < 70  # 148 / sqrt(256) = 9.2 is one standard error
 
 
@@ -128,11 +124,6 @@ def test_the_largest_batch_is_as_small_as_it_can_be() -> None:
         assert len(ends) == number and ends == sorted(set(ends)) and ends[-1] == len(lengths)
         assert largest(tuple(ends)) == best
         assert cut_by_length(lengths, number, best) == ends
-        with pytest.raises(ValueError, match="do not go into|does not go into"):
-            cut_by_length(lengths, number, best - 1)
-
-
-def test_fewer_rows_than_batches_cannot_be_cut() -> None:
-    assert cut_by_length([5, 5, 5], 3, 100) == [1, 2, 3]
-    with pytest.raises(ValueError, match="3 rows do not make 4 batches"):
-        cut_by_length([5, 5, 5], 4, 100)
+        for wrong, positions in ((number, best - 1), (len(lengths) + 1, 1000)):
+            with pytest.raises(ValueError):
+                cut_by_length(lengths, wrong, positions)

@@ -20,15 +20,13 @@ def test_ids_are_the_characters_in_their_order(tmp_path: Path, documents: list[s
     count_characters(documents, tmp_path, sequence_length=32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     characters = sorted(set("".join(documents)))
-    assert len(tokenizer) == len(characters)
     for document in [*documents, "\n ".join(documents[:2]).replace("\n", documents[0][0])]:
         ids = tokenizer(document)["input_ids"]
         assert ids == [characters.index(character) for character in document]
         assert tokenizer.decode(ids) == document
-    with pytest.raises(UserError, match="the prompt '~' cannot be encoded"):
-        start_ids(tokenizer, "~", window=32)
-    with pytest.raises(UserError, match="--sample_prompt"):
-        start_ids(tokenizer, "", window=32)
+    for prompt, named in (("~", "'~'"), ("", "--sample_prompt")):
+        with pytest.raises(UserError, match=named):
+            start_ids(tokenizer, prompt, window=32)
 
 
 def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,11 +45,6 @@ def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: 
     # Another text under the same address is not taken for it.
     monkeypatch.setattr(shakespeare, "SHA256", "0" * 64)
     args = DataArguments(source="tiny-shakespeare", tokenizer="char", dataset_dir=str(tmp_path / "other"))
-    with pytest.raises(UserError, match="does not hold the known text"):
+    with pytest.raises(UserError, match="--data_files"):
         prepare(args)
     assert not (tmp_path / "other.staging").exists()
-
-
-def test_a_separator_needs_a_token(arguments) -> None:
-    with pytest.raises(UserError, match="no end-of-text token to separate documents with: use --separator none"):
-        prepare(arguments(tokenizer="char"))

@@ -19,7 +19,7 @@ def test_shards_that_do_not_fit_leave_nothing(arguments, tmp_path: Path, monkeyp
         patch.setattr(
             token_files.np, "zeros", lambda *words: (_ for _ in ()).throw(OSError("9 requested and 4 written"))
         )
-        with pytest.raises(UserError, match="shards cannot be written .9 requested and 4 written.: free some room"):
+        with pytest.raises(UserError, match="shards .*9 requested and 4 written"):
             export_llmc(args.dataset_dir, manifest, tmp_path / "shards")
     assert sorted(tmp_path.iterdir()) == before
     assert len(export_llmc(args.dataset_dir, manifest, tmp_path / "shards")) == 2

@@ -20,19 +20,13 @@ def trained(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_a_trained_tokenizer_loads_and_knows_every_byte(trained: Path, documents: list[str]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(trained)
-    assert len(tokenizer) == 300
-    assert tokenizer.eos_token_id == tokenizer.bos_token_id == 299
-    for document in documents:
-        assert tokenizer.decode(tokenizer(document)["input_ids"]) == document
-
-
-def test_ids_equal_transformers(trained: Path, documents: list[str]) -> None:
+def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained: Path, documents: list[str]) -> None:
     reference = AutoTokenizer.from_pretrained(trained)
-    plain = [document for document in documents if "<|endoftext|>" not in document]
-    encoded = Encoder(trained, separator="none").encode_each(plain)
-    assert [ids.tolist() for ids in encoded] == [reference(document)["input_ids"] for document in plain]
+    assert len(reference) == 300 and reference.eos_token_id == reference.bos_token_id == 299
+    encoded = Encoder(trained, separator="none").encode_each(documents)
+    for document, ids in zip(documents, encoded, strict=True):
+        assert reference.decode(ids) == document
+        assert "<|endoftext|>" in document or ids.tolist() == reference(document)["input_ids"]
 
 
 def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
@@ -45,12 +39,6 @@ def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
     assert by_place["after"][2].tolist() == [*by_place["none"][2], 299]
     tokenizer = AutoTokenizer.from_pretrained(trained)
     assert tokenizer.decode(by_place["none"][0]) == texts[0]
-
-
-def test_a_folder_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(UserError, match="has no tokenizer.json"):
-        save_tokenizer(str(tmp_path), tmp_path / "out", sequence_length=32)
 
 
 @pytest.fixture
@@ -105,24 +93,24 @@ def test_ids_with_a_gap_keep_their_width(
 )
 def test_a_tokenizer_that_cannot_be_read_is_named(saved: Path, tmp_path: Path, file: str, content: str) -> None:
     (saved / file).write_text(content)
-    with pytest.raises(UserError, match=f"the tokenizer {saved} cannot be read"):
+    with pytest.raises(UserError, match=f"{saved} .*--tokenizer"):
         save_tokenizer(str(saved), tmp_path / "out", sequence_length=32)
 
 
-def test_a_tokenizer_that_cannot_be_fetched_says_what_to_type(tmp_path: Path, monkeypatch) -> None:
+def test_a_tokenizer_that_is_not_there_says_what_to_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="--tokenizer FOLDER"):
-        save_tokenizer("nobody/nothing-at-all", tmp_path / "out", sequence_length=32)
+    for name, named in (("nobody/nothing-at-all", "--tokenizer FOLDER"), (str(tmp_path), "tokenizer.json")):
+        with pytest.raises(UserError, match=named):
+            save_tokenizer(name, tmp_path / "out", sequence_length=32)
 
 
 def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
     save_tokenizer(str(real_data / "gpt2"), tmp_path, sequence_length=1024)
     text = (real_data / "tinyshakespeare" / "input.txt").read_text()
     ids, _ = Encoder(tmp_path, separator="none").encode([text])
-    assert len(ids) == 338_025  # what nanoGPT's prepare.py counts
-    assert ids.dtype == "uint16"
+    assert len(ids) == 338_025 and ids.dtype == "uint16"  # what nanoGPT's prepare.py counts
     reference = AutoTokenizer.from_pretrained(real_data / "gpt2")
-    assert ids[:5000].tolist() == reference(text)["input_ids"][:5000]
+    assert ids[:2000].tolist() == reference(text[:20_000])["input_ids"][:2000]
     saved = AutoTokenizer.from_pretrained(tmp_path)
     assert saved.eos_token_id == 50_256 and len(saved) == 50_257
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"] == 1024

@@ -17,19 +17,16 @@ from gpt2_repro.data.sources import text_files
 from gpt2_repro.data.tokenizer import train_tokenizer
 
 
-LENGTH = 8
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(["abc ab a " * 50], 260, folder, sequence_length=LENGTH)
+    train_tokenizer(["abc ab a " * 50], 260, folder, sequence_length=8)
     return folder
 
 
 def naive(documents: list[str], args: DataArguments, encoder: Encoder) -> dict[str, tuple[list[list[int]], int]]:
     """Of each split the rows and the tokens, one document after another."""
-    encoded = [ids.tolist() for ids in encoder.encode_each(documents)]
+    encoded, length = [ids.tolist() for ids in encoder.encode_each(documents)], args.sequence_length
     splits: dict[str, list[list[int]]] = {"validation": [], "train": []}
     before = 0
     for text, ids in zip(documents, encoded, strict=True):
@@ -40,8 +37,8 @@ def naive(documents: list[str], args: DataArguments, encoder: Encoder) -> dict[s
     rows = {}
     for split, of_split in splits.items():
         pieces = of_split if args.packing == "wrap" else [[token for ids in of_split for token in ids]]
-        least = max(1, args.min_length) if args.packing == "wrap" else LENGTH
-        windows = [ids[a : a + LENGTH + 1] for ids in pieces for a in range(0, max(0, len(ids) - 1), LENGTH)]
+        least = max(1, args.min_length) if args.packing == "wrap" else length
+        windows = [ids[a : a + length + 1] for ids in pieces for a in range(0, max(0, len(ids) - 1), length)]
         kept = [window for window in windows if len(window) > least]
         rows[split] = kept, sum(map(len, of_split))
     return rows
@@ -51,12 +48,13 @@ def test_a_preparation_equals_the_naive_one(
     seed: int, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(seed)
+    length = source.choice([1, 2, 8, 8])
     monkeypatch.setattr(text_files, "PART_BYTES", source.choice([90, 400, 2**26]))
     monkeypatch.setattr(shards, "BLOCK_IDS", source.choice([70, 200, 2**25]))
     separator = source.choice(["before", "after", "none"])
     packing = source.choice(["concat", "wrap"])
     # A separator and 7 others fill the targets of a row but one; 8 and 16 fill them; none, one and very many do not.
-    sizes = [0, 1, LENGTH - 1, LENGTH, LENGTH + 1, 2 * LENGTH - 1, 2 * LENGTH, 2 * LENGTH + 1, 90]
+    sizes = [0, 1, length - 1, length, length + 1, 2 * length - 1, 2 * length, 2 * length + 1, 90]
     documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]
     documents = [text[:-1] + source.choice("abcdefgh") if text else text for text in documents]
     for name, part in (("a", documents[:20]), ("b", documents[20:])):
@@ -66,8 +64,8 @@ def test_a_preparation_equals_the_naive_one(
         tokenizer=str(tokenizer),
         dataset_dir=str(tmp_path / "out"),
         packing=packing,  # type: ignore[arg-type]
-        sequence_length=LENGTH,
-        min_length=source.choice([0, 3, LENGTH]) if packing == "wrap" else 0,
+        sequence_length=length,
+        min_length=source.choice([0, length // 2, length]) if packing == "wrap" else 0,
         separator=separator,  # type: ignore[arg-type]
         split=source.choice(["head", "hash"]),  # type: ignore[arg-type]
         validation_tokens=100,  # type: ignore[arg-type]

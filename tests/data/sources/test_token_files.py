@@ -32,24 +32,27 @@ def test_raw_ids_are_nanogpt_s(tmp_path: Path) -> None:
     assert part.ids().tolist() == [5, 6, END] and part.offset == 0
 
 
+def header(*words: int) -> bytes:
+    return np.array([*words, *[0] * (256 - len(words))], "<i4").tobytes()
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        (
-            np.array([20240520, 1, 5, *[0] * 253], "<i4").tobytes() + b"\0" * 8,
-            "its header says 5 tokens, 1,034 bytes: it was",
-        ),
-        (np.array([20240520, 2, 5, *[0] * 253], "<i4").tobytes() + b"\0" * 10, "is of version"),
-        (np.array([20240801, 7, 5, *[0] * 253], "<i4").tobytes(), "is a Llama 3 shard of llm.c"),
-        (b"\0\0\0", "has 3 bytes: raw uint16 ids have an even number"),
+        (None, "No such file"),
+        (header(20240520, 1, 5) + b"\0" * 8, "1,034 bytes"),
+        (header(20240520, 2, 5) + b"\0" * 10, "version 1"),
+        (header(20240801, 7, 5), "Llama 3"),
+        (b"\0\0\0", "3 bytes"),
     ],
 )
-def test_other_and_damaged_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_and_damaged_files_are_refused(tmp_path: Path, content: bytes | None, named: str) -> None:
     path = tmp_path / "a.bin"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(UserError) as error:
         read_header(path)
-    assert str(error.value).startswith(str(path)) and message in str(error.value)
+    assert str(path) in str(error.value) and named in str(error.value)
 
 
 @pytest.mark.parametrize(
