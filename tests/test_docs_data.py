@@ -1,6 +1,5 @@
 """docs/data.md: its commands parse and those that need no network run, its tables are those of the code and of a folder."""
 
-import contextlib
 import csv
 import gzip
 import json
@@ -48,21 +47,18 @@ ALL = [command for page in PAGES for command in preparations(page)]
 OFFLINE = [command for command in preparations(ROOT / "docs" / "data.md") if re.search(r"'|\.csv|\.bin", command)]
 
 
-@pytest.mark.parametrize("command", sorted(set(ALL)))
-def test_every_preparation_parses_and_names_sources_that_exist(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    if {"--help", "--list_sources"} & set(words_of(command)):
-        return
-    recipe = parse_recipe(words_of(command), sections={"data": DataArguments}, extras=prepare_data.EXTRAS)
-    args = DataArguments(**recipe.values["data"])
-    sources = [] if args.data_files else [name for name, _ in mixed(args.source)]
-    for source in [*sources, *validation_sets(args).values()]:
-        name = source.partition("#")[0]
-        assert name in SOURCE_NAMES or HUB_ID.fullmatch(name) or "*" in name, source
-
-
-def test_the_page_has_its_commands() -> None:
-    assert len(preparations(ROOT / "docs" / "data.md")) >= 20 and len(OFFLINE) >= 8
+    assert len(ALL) >= 20 and len(OFFLINE) >= 8
+    for words in map(words_of, ALL):
+        if {"--help", "--list_sources"} & set(words):
+            continue
+        recipe = parse_recipe(words, sections={"data": DataArguments}, extras=prepare_data.EXTRAS)
+        args = DataArguments(**recipe.values["data"])
+        sources = [] if args.data_files else [name for name, _ in mixed(args.source)]
+        for source in [*sources, *validation_sets(args).values()]:
+            name = source.partition("#")[0]
+            assert name in SOURCE_NAMES or HUB_ID.fullmatch(name) or "*" in name, words
 
 
 @pytest.fixture
@@ -115,39 +111,25 @@ def rows_under(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
-def listed(num_proc: int) -> dict[str, list[str]]:
-    """Download, tokens, disk, peak and time of each preset, as --list_sources prints them."""
-    form = re.compile(r"^(\S+) +(\S+ [GM]B) +(\S+B) +(\S+ [GM]B) +(\S+ [GM]B) +((?:\d+ h )?\d+ min)  ")
-    found = [form.match(line) for line in table(num_proc).splitlines()]
-    return {match[1]: list(match.groups())[1:] for match in found if match}
-
-
-def test_the_table_of_sizes_is_that_of_the_presets() -> None:
-    few, many = listed(2), listed(8)
-    assert few.keys() == PRESETS.keys()
-    expected = [[f"`{name}`", PRESETS[name].repository, *few[name], many[name][-1]] for name in PRESETS]
+def test_the_tables_of_sources_are_those_of_the_presets() -> None:
+    form = re.compile(r"^(\S+) +(\S+ [GM]B) +(\S+B) +(\S+ [GM]B) +(\S+ [GM]B) +((?:\d+ h )?\d+ min)  ", re.MULTILINE)
+    few, many = ({name: cells for name, *cells in form.findall(table(workers))} for workers in (2, 8))
+    expected = [[f"`{name}`", of.repository, *few[name], many[name][-1]] for name, of in PRESETS.items()]
     assert rows_under("Sizes and times") == expected
-
-
-def test_every_source_has_its_use() -> None:
     assert [row[0] for row in rows_under("Which source for what")] == [f"`{name}`" for name in SOURCE_NAMES]
 
 
 def test_the_rates_and_the_costs_follow_the_presets() -> None:
     assert f"a line of {LINE_RATE / 1e6:.0f} MB a second" in WORDS
     assert f"at {TEXT_RATE / 1e6:.0f} MB of text a second for each worker" in WORDS
-    preset = PRESETS["fineweb-10bt"]
-    seconds = max(preset.size.download / LINE_RATE, preset.size.text / TEXT_RATE / 4)
-    assert ("which the download then holds up" in WORDS) == (seconds == preset.size.download / LINE_RATE)
+    size = PRESETS["fineweb-10bt"].size
+    seconds = max(size.download / LINE_RATE, size.text / TEXT_RATE / 4)
+    assert ("which the download then holds up" in WORDS) == (seconds == size.download / LINE_RATE)
     costs = re.findall(r"^\|[^|]+\| \$([\d.]+) \([^|]+\| \$([\d.]+) \|$", PAGE, re.MULTILINE)
-    assert len(costs) == 2
-    for hour, cost in costs:
-        assert cost == f"{seconds / 3600 * float(hour):.2f}"
-    size = 2 * preset.size.tokens
-    assert (
-        peak_bytes(staged=size, rows=size, downloads=preset.downloads) < 50e9
-        and f"are ${50 * 0.07:.2f} a month" in WORDS
-    )
+    assert len(costs) == 2 and all(cost == f"{seconds / 3600 * float(hour):.2f}" for hour, cost in costs)
+    folder, downloads = 2 * size.tokens, PRESETS["fineweb-10bt"].downloads
+    assert peak_bytes(staged=folder, rows=folder, downloads=downloads) < 50e9
+    assert f"are ${50 * 0.07:.2f} a month" in WORDS
 
 
 def test_limits_are_those_of_the_code() -> None:
@@ -170,16 +152,3 @@ def test_the_table_of_the_manifest_has_every_key_of_one(own_files: None) -> None
     assert set(manifest["shards"]["train"][0]) == shown["shards"]
     assert set(manifest["overlap"][0]) == shown["overlap"]
     assert {"sources"} == shown["source"] - {"revision", "weight"} and set(manifest["source"]) == {"name", "sources"}
-
-
-def test_the_options_of_hf_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    from huggingface_hub.cli.hf import app
-
-    commands = [shlex.split(line) for line in PAGE.splitlines() if line.startswith("hf ")]
-    assert {words[1] for words in commands} == {"upload", "download"}
-    for words in commands:
-        with contextlib.suppress(SystemExit):
-            app.main([words[1], "--help"])
-        printed = capsys.readouterr().out
-        for option in words:
-            assert not option.startswith("--") or option in printed, option

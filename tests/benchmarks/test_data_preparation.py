@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from datasets import load_from_disk
 from tokenizers import Tokenizer
 
+import prepare_data
 from benchmarks.preparation_contenders import END_OF_TEXT, count, llmc_ids, nanogpt_ids
 from benchmarks.preparation_corpus import cut, write_corpus
 from benchmarks.preparation_table import Measured, agreed_tokens, table
@@ -27,68 +26,48 @@ def texts() -> list[str]:
     return ["short", *(sentence * number for number in (1, 2, 7, 12, 20, 33, 50)), "x", sentence[3:] * 15]
 
 
-@pytest.fixture(scope="module")
-def left(texts: list[str], real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What each contender leaves of the same texts, two files each; they run beside each other."""
+@pytest.mark.slow
+def test_contenders_leave_the_tokens_that_their_methods_say(texts: list[str], real_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("tiktoken", reason="no tiktoken: pip install -r requirements-dev.txt")
-    folder = tmp_path_factory.mktemp("contenders")
-    write_corpus(folder / "corpus", texts, copies=1, files=2, compression="zstd")
-    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    gpt2, ours = str(real_data / "gpt2"), ["--dataset_dir", str(folder / "ours" / "data"), "--sequence_length", "64"]
-    ours += ["--data_files", str(folder / "corpus" / "*.parquet"), "--tokenizer", gpt2]
-    command = [sys.executable, "prepare_data.py", *ours, "--num_proc", "1", "--validation_tokens", "500"]
-    running = {"ours": subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)}
+    gpt2 = str(real_data / "gpt2")
+    write_corpus(tmp_path / "corpus", texts, copies=1, files=2, compression="zstd")
+    ours = ["--dataset_dir", str(tmp_path / "ours" / "data"), "--sequence_length", "64", "--validation_tokens", "500"]
+    prepare_data.main([*ours, "--data_files", str(tmp_path / "corpus" / "*.parquet"), "--tokenizer", gpt2])
     for name, kind, ending in (
         ("blog", "json", "jsonl"),
         ("nanogpt", "parquet", "parquet"),
         ("llmc", "json", "jsonl"),
     ):
+        files = [str(path) for path in sorted((tmp_path / "corpus").glob(f"*.{ending}"))]
         job = {
             "kind": kind,
-            "tokenizer": str(real_data / "gpt2"),
-            "folder": str(folder / name / "data"),
+            "tokenizer": gpt2,
+            "folder": str(tmp_path / name / "data"),
             "processes": 2,
+            "files": files,
         }
-        job["files"] = [str(path) for path in sorted((folder / "corpus").glob(f"*.{ending}"))]
         command = [sys.executable, "-m", "benchmarks.preparation_contenders", name, json.dumps(job)]
-        own = environment | {"HF_HOME": str(folder / name / "cache")}
-        running[name] = subprocess.Popen(command, cwd=ROOT, env=own, stderr=subprocess.PIPE, text=True)
-    for process in running.values():
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors[-3000:]
-    return {name: folder / name / "data" for name in running}
+        own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / name / "cache")}
+        subprocess.run(command, cwd=ROOT, env=own, check=True, timeout=120)
+    left = {name: tmp_path / name / "data" for name in ("ours", "blog", "nanogpt", "llmc")}
+    counted = {name: count(name, folder) for name, folder in left.items()}
+    expected = [document.ids for document in Tokenizer.from_file(f"{gpt2}/tokenizer.json").encode_batch(texts)]
+    everything = {"text_tokens": sum(map(len, expected)), "separators": len(expected)}
+    assert counted["ours"].items() >= everything.items()
 
-
-@pytest.fixture(scope="module")
-def expected(texts: list[str], real_data: Path) -> list[list[int]]:
-    tokenizer = Tokenizer.from_file(str(real_data / "gpt2" / "tokenizer.json"))
-    return [document.ids for document in tokenizer.encode_batch(texts)]
-
-
-@pytest.mark.slow
-def test_llmc_puts_the_separator_before(left: dict[str, Path], expected: list[list[int]]) -> None:
     (ids,) = llmc_ids(left["llmc"])
     assert ids.tolist() == [token for document in expected for token in (END_OF_TEXT, *document)]
-    assert [path.name for path in left["llmc"].iterdir()] == ["val_000000.bin"]
-    assert count("llmc", left["llmc"]) == {"text_tokens": sum(map(len, expected)), "separators": len(expected)}
+    assert [path.name for path in left["llmc"].iterdir()] == ["val_000000.bin"] and counted["llmc"] == everything
 
-
-@pytest.mark.slow
-def test_nanogpt_puts_the_separator_after_shuffled_documents(left: dict[str, Path], expected: list[list[int]]) -> None:
     documents = []
-    for ids in nanogpt_ids(left["nanogpt"]).values():
+    for ids in nanogpt_ids(left["nanogpt"]).values():  # shuffled, each before its separator
         assert ids[-1] == END_OF_TEXT
         parts = np.split(ids[:-1], np.flatnonzero(ids[:-1] == END_OF_TEXT))
         documents += [part[part != END_OF_TEXT].tolist() for part in parts]
-    assert sorted(documents) == sorted(expected)
-    assert count("nanogpt", left["nanogpt"])["text_tokens"] == sum(map(len, expected))
+    assert sorted(documents) == sorted(expected) and counted["nanogpt"].items() >= everything.items()
 
-
-@pytest.mark.slow
-def test_the_blog_keeps_long_windows_and_pads_them(left: dict[str, Path], expected: list[list[int]]) -> None:
     windows = [ids[start : start + 512] for ids in expected for start in range(0, len(ids), 512)]
     kept = [window for window in windows if len(window) >= 256]
-    assert 0 < len(kept) < len(windows)
     found, padding = [], 0
     for row in load_from_disk(str(left["blog"])):
         length = sum(row["attention_mask"])
@@ -96,33 +75,14 @@ def test_the_blog_keeps_long_windows_and_pads_them(left: dict[str, Path], expect
         assert set(row["input_ids"][length:]) <= {END_OF_TEXT}
         found.append(row["input_ids"][:length])
         padding += len(row["input_ids"]) - length
-    assert sorted(found) == sorted(kept) and padding > 0
-    assert count("blog", left["blog"]) == {"text_tokens": sum(map(len, kept)), "separators": 0, "padding": padding}
-
-
-@pytest.mark.slow
-def test_this_project_keeps_all_tokens(left: dict[str, Path], expected: list[list[int]]) -> None:
-    found = count("ours", left["ours"])
-    assert (found["text_tokens"], found["separators"]) == (sum(map(len, expected)), len(expected))
-
-
-def test_the_corpus_is_the_same_in_both_forms(texts: list[str], tmp_path: Path) -> None:
-    sizes = write_corpus(tmp_path / "corpus", texts, copies=3, files=4, compression="snappy")
-    read: dict[str, list[str]] = {"parquet": [], "jsonl": []}
-    for path in sorted((tmp_path / "corpus").glob("*")):
-        if path.suffix == ".parquet":
-            read["parquet"] += pa.parquet.read_table(path)["text"].to_pylist()
-        else:
-            read["jsonl"] += [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
-    assert read["parquet"] == read["jsonl"] == texts * 3
-    assert sum(sizes) == 3 * sum(len(text.encode()) for text in texts)
+    assert 0 < len(kept) < len(windows) and sorted(found) == sorted(kept) and padding > 0
+    assert counted["blog"] == {"text_tokens": sum(map(len, kept)), "separators": 0, "padding": padding}
 
 
 def test_a_novel_is_cut_at_paragraphs() -> None:
     novel = "\n\n".join(f"Paragraph {number}. " + "word " * (number % 200) for number in range(400))
     pieces = cut(novel)
-    assert "".join(pieces) == novel
-    assert all(piece.endswith("\n\n") for piece in pieces[:-1])
+    assert "".join(pieces) == novel and all(piece.endswith("\n\n") for piece in pieces[:-1])
     assert 4000 < np.mean([len(piece.encode()) for piece in pieces[:-1]]) < 5000
 
 

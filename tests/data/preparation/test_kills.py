@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc"),
+]
 
 
 ROOT = Path(__file__).parents[3]
@@ -71,7 +74,13 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc")
+def assert_no_workers(process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 10
+    while workers_of(process) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not workers_of(process), "workers outlive the preparation"
+
+
 def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path: Path) -> None:
     alone = prepare("alone", "--num_proc", 1)
     output = alone.communicate(timeout=120)[0]
@@ -92,10 +101,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
                     killed_at.append(f"{staged} parts, {shards} shards")
                     os.kill(process.pid, signal.SIGKILL)
                     process.wait()
-                    deadline = time.monotonic() + 10
-                    while workers_of(process) and time.monotonic() < deadline:
-                        time.sleep(0.05)
-                    assert not workers_of(process), "workers outlive a killed preparation"
+                    assert_no_workers(process)
                     assert not (tmp_path / name).exists()
                 time.sleep(0.002)
             output = process.communicate()[0]
@@ -107,25 +113,20 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
     assert manifest["read"]["documents"] == 173 and len(manifest["shards"]["train"]) > 20
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc")
 def test_a_killed_worker_ends_the_preparation_and_the_next_start_resumes(prepare, tmp_path: Path) -> None:
     process = prepare("out", "--num_proc", 2)
-    while process.poll() is None:
-        if len(list(tmp_path.glob("out.staging/streams/train-0/*-*.json"))) >= 5:
-            worker = max(workers_of(process))  # the newest: neither the preparation nor the resource tracker
-            os.kill(worker, signal.SIGKILL)
-            break
+    while process.poll() is None and len(list(tmp_path.glob("out.staging/streams/train-0/*-*.json"))) < 5:
         time.sleep(0.002)
+    os.kill(max(workers_of(process)), signal.SIGKILL)  # the newest: neither the preparation nor the resource tracker
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2 and "--num_proc 1" in output and "Traceback" not in output, output
     assert len(list(tmp_path.glob("out.staging/streams/train-0/*-*.ids"))) >= 5
-    resumed = prepare("out", "--num_proc", 1)
-    assert "taking up the interrupted preparation" in resumed.communicate(timeout=120)[0] and not resumed.returncode
-    alone = prepare("alone", "--num_proc", 1)
-    assert alone.communicate(timeout=120) and content(tmp_path / "out") == content(tmp_path / "alone")
+    for name in ("out", "alone"):
+        resumed = prepare(name, "--num_proc", 1)
+        assert resumed.communicate(timeout=120) and not resumed.returncode
+    assert content(tmp_path / "out") == content(tmp_path / "alone")
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc")
 @pytest.mark.parametrize("after", [0, 0.3])
 def test_ctrl_c_ends_workers_in_silence_while_they_start(prepare, after: float) -> None:
     process = prepare("out", "--num_proc", 2)
@@ -135,7 +136,4 @@ def test_ctrl_c_ends_workers_in_silence_while_they_start(prepare, after: float) 
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "Traceback" not in output, output
-    deadline = time.monotonic() + 10
-    while workers_of(process) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not workers_of(process)
+    assert_no_workers(process)

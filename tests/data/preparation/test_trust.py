@@ -13,7 +13,7 @@ from gpt2_repro.data import locks
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.locks import hold_for_reading
-from gpt2_repro.data.preparation import cutting, disk
+from gpt2_repro.data.preparation import disk
 from gpt2_repro.data.preparation import prepare as prepare_module
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources.files import SourceFile
@@ -60,23 +60,18 @@ def test_a_folder_that_is_read_is_not_replaced(
 os_open = os.open
 
 
-def test_a_folder_is_replaced_whole_or_not_at_all(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first, folder = prepare(arguments()), Path(arguments().dataset_dir)
-    again = PreparationOptions(overwrite=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(cutting, "write_rows", lambda *words, **named: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            prepare(arguments(sequence_length=16), again)
-    assert prepare(arguments()) == json.loads(json.dumps(first))
+def test_a_kill_between_the_two_renames_is_finished(
+    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prepare(arguments())
     rename = Path.rename
     with monkeypatch.context() as patch:
-        # Killed when the old folder is aside and the new one not yet in its place.
         patch.setattr(Path, "rename", lambda a, b: rename(a, b) if b.name != "out" else (_ for _ in ()).throw(OSError))
         with pytest.raises(OSError):
-            prepare(arguments(sequence_length=16), again)
-    assert not folder.exists()
+            prepare(arguments(sequence_length=16), PreparationOptions(overwrite=True))
+    assert not (tmp_path / "out").exists()
     assert prepare(arguments(sequence_length=16))["request"]["sequence_length"] == 16
-    assert folder.exists() and not (tmp_path / "out.staging").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
