@@ -29,8 +29,11 @@ class Encoder:
     """
 
     def __init__(self, folder: Path, *, separator: str, engine: Engine = "auto") -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import Tokenizer
+
         self._description = json.loads((folder / "tokenizer.json").read_text())
-        vocabulary = _vocabulary(self._description)
+        vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         self.separator = separator
@@ -54,7 +57,6 @@ class Encoder:
 
     @functools.cached_property
     def _reference(self) -> Any:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(json.dumps(self._description))
@@ -112,13 +114,6 @@ def _has_fastokens(*, needed: bool) -> bool:
         raise UserError("fastokens is not installed: pip install -r requirements.txt, or use --encoder auto")
     logger.warning("fastokens is not installed: `tokenizers` encodes, at a fraction of the speed")
     return False
-
-
-def _vocabulary(description: dict[str, Any]) -> dict[str, int]:
-    """Every token and its id. A Unigram model has a list of pairs, the others a mapping."""
-    tokens = description["model"]["vocab"]
-    known = tokens if isinstance(tokens, dict) else {token: place for place, (token, _) in enumerate(tokens)}
-    return known | {token["content"]: token["id"] for token in description.get("added_tokens", [])}
 
 
 def _end_of_text_id(folder: Path, vocabulary: dict[str, int]) -> int:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 END_OF_TEXT = "<|endoftext|>"
 # A trainer holds every different word: beyond this much text it learns little and takes gigabytes.
 TRAINING_BYTES = 500_000_000
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
 
 def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> None:
@@ -26,12 +26,10 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     from tokenizers import Tokenizer
 
     destination.mkdir(parents=True, exist_ok=True)
-    if Path(name).is_dir():
-        found = [Path(name, file) for file in TOKENIZER_FILES if Path(name, file).is_file()]
-    else:
-        found = _download_tokenizer(name)
-    for path in found:
-        shutil.copyfile(path, destination / path.name)
+    source = Path(name) if Path(name).is_dir() else _download_tokenizer(name)
+    for file in TOKENIZER_FILES:
+        if (source / file).is_file():
+            shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
         raise UserError(
             f"{name} has no tokenizer.json: name a Hub id or a folder with a fast tokenizer, train:N or char"
@@ -44,24 +42,17 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
         raise UserError(f"the tokenizer {name} cannot be read ({line}): name another --tokenizer") from None
 
 
-def _download_tokenizer(name: str) -> list[Path]:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, HTTPError, LocalEntryNotFoundError
+def _download_tokenizer(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
-    found = []
-    for file in TOKENIZER_FILES:
-        try:
-            found.append(Path(hf_hub_download(name, file)))
-        except (EntryNotFoundError, HTTPError, HFValidationError, OSError) as error:
-            # Offline, a file that was never fetched and one that does not exist look alike: only the first must be.
-            absent = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
-            if absent or found:
-                continue
-            raise UserError(
-                f"the tokenizer {name} is no local folder and cannot be fetched ({str(error).strip().splitlines()[0]}): "
-                "name a local folder with --tokenizer FOLDER"
-            ) from None
-    return found
+    try:
+        return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
+    except (HTTPError, HFValidationError, OSError) as error:
+        raise UserError(
+            f"the tokenizer {name} is no local folder and cannot be fetched ({str(error).strip().splitlines()[0]}): "
+            "name a local folder with --tokenizer FOLDER"
+        ) from None
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:

@@ -124,14 +124,17 @@ class TextPart(Part):
         return before + number
 
     def _rows(
-        self, lines: Iterator[tuple[bytes, int]], parse: Callable[[bytes, str], tuple[str | None, str]]
+        self, lines: Iterator[tuple[bytes, int]], parse: Callable[[bytes, str], str | None]
     ) -> Iterator[tuple[str | None, str]]:
         for line, number in lines:
-            text, wrong = parse(line, self.form.text_column)
-            if wrong:
+            try:
+                text = parse(line, self.form.text_column)
+            except ValueError as error:
+                wrong = "is no valid Unicode" if isinstance(error, UnicodeError) else str(error)
                 yield None, f"{self.name}, line {self._line(number)}, {wrong}"
-            elif text is not None:
-                yield text, ""
+            else:
+                if text is not None:
+                    yield text, ""
 
     def _paragraphs(self, path: Path) -> Iterator[tuple[bytes, int]]:
         """Yield paragraphs as `_lines` yields lines: the text, the number of its first line."""
@@ -207,29 +210,25 @@ def _wrong_fields(row: list[str], expected: int, place: int) -> str:
     return ""
 
 
-def _line_row(line: bytes, column: str) -> tuple[str | None, str]:
-    try:
-        return line.rstrip(b"\r\n").decode("utf-8"), ""
-    except UnicodeDecodeError:
-        return None, "is no valid UTF-8"
+def _line_row(line: bytes, column: str) -> str:
+    return line.rstrip(b"\r\n").decode("utf-8")
 
 
-def _jsonl_row(line: bytes, column: str) -> tuple[str | None, str]:
-    """The text of a line; None and nothing wrong for a blank one."""
+def _jsonl_row(line: bytes, column: str) -> str | None:
+    """The text of a line; None for a blank one. Raises ValueError for anything else."""
+    # Left to itself, json lets halves of surrogate pairs pass that are written as bytes.
+    decoded = line.decode().removeprefix("\ufeff")
+    if not decoded.strip():
+        return None
     try:
-        # Left to itself, json lets halves of surrogate pairs pass that are written as bytes.
-        text = json.loads(line.decode().removeprefix("\ufeff"))[column]
-        if isinstance(text, str) and b"\\u" in line:
-            text.encode()  # half of a surrogate pair has no UTF-8
-    except UnicodeError:
-        return None, "is no valid Unicode"
+        text = json.loads(decoded)[column]
     except (ValueError, KeyError, TypeError, RecursionError):
-        text = 0 if line.strip() else None
-        if text is None:
-            return None, ""
+        text = 0
     if not isinstance(text, str | None):
-        return None, f"is no JSON object with a text under the key `{column}`"
-    return text or "", ""
+        raise ValueError(f"is no JSON object with a text under the key `{column}`")
+    if text and b"\\u" in line:
+        text.encode()  # half of a surrogate pair has no UTF-8
+    return text or ""
 
 
 def _joined(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:

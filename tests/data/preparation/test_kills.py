@@ -1,5 +1,6 @@
 """A preparation is killed again and again, by SIGKILL, and ends with the folder of one that was left alone."""
 
+import glob
 import json
 import os
 import random
@@ -87,7 +88,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
     assert alone.returncode == 0, output
     source = random.Random(0)
     killed_at: list[str] = []
-    for workers, stride in ((1, 35), (2, 45), (5, 60)):
+    for workers, stride in ((1, 35), (5, 60)):
         name = f"killed-{workers}"
         staging, wanted = tmp_path / f"{name}.staging", 0
         while not (tmp_path / name).exists():
@@ -95,8 +96,10 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
             # Later in each start: while a tokenizer is trained, parts are staged, rows are written.
             wanted += source.randint(stride - 20, stride)
             while process.poll() is None:
-                staged = len(list(staging.glob("streams/train-0/*-*.json")))
-                shards = len(list(staging.glob("folder/*/data-*.arrow")))
+                staged = len(
+                    glob.glob(f"{staging}/streams/train-0/*-*.json")
+                )  # unlike Path.glob, without an error for what vanishes
+                shards = len(glob.glob(f"{staging}/folder/*/data-*.arrow"))
                 if staged + shards >= wanted:
                     killed_at.append(f"{staged} parts, {shards} shards")
                     os.kill(process.pid, signal.SIGKILL)

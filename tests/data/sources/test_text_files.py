@@ -128,7 +128,7 @@ def test_bad_rows_of_the_other_kinds(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("good\nnaïve\nfine".encode("latin-1"))
     assert read(path) == ([], [f"{path} is no valid UTF-8 at byte 7"])
-    assert read(path, TextForm(sample_by="line")) == (["good", "fine"], [f"{path}, line 2, is no valid UTF-8"])
+    assert read(path, TextForm(sample_by="line")) == (["good", "fine"], [f"{path}, line 2, is no valid Unicode"])
     path = tmp_path / "a.csv"
     path.write_bytes(
         'id,text\n1,"two\nlines"\n2,naïve\n3\n4,\n5,日本\n6,one,two\n'.encode().replace("ï".encode(), b"\xef")
