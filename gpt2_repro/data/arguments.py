@@ -77,10 +77,7 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         if self.packing != "wrap" and self.min_length:
-            raise UserError(
-                f"--min_length {self.min_length} belongs to --packing wrap: {self.packing} cuts all rows to one length; "
-                "leave it out"
-            )
+            raise UserError(f"--min_length {self.min_length} is for --packing wrap: leave it out")
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:

@@ -19,9 +19,7 @@ def export_llmc(dataset_dir: str, manifest: dict[str, Any], folder: Path) -> lis
     Raises UserError for rows that are no stream, ids that uint16 does not hold and a folder that is there.
     """
     if manifest["request"]["packing"] != "concat":
-        raise UserError(
-            f"{dataset_dir} has packing wrap, and llm.c reads one stream of tokens: prepare it with concat"
-        )
+        raise UserError(f"{dataset_dir} has packing wrap. llm.c reads one stream: prepare with --packing concat.")
     if manifest["bytes_per_token"] != 2:
         raise UserError(f"{dataset_dir} has ids beyond 65,535, which llm.c's uint16 shards do not hold")
     if folder.exists():

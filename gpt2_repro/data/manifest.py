@@ -61,10 +61,7 @@ def read_manifest(dataset_dir: str, *, prepare: str) -> dict[str, Any]:
 
 def not_prepared(folder: Path) -> str:
     """Return the error message for a folder that exists and was not made by prepare_data.py."""
-    return (
-        f"{folder} exists and is not a prepared folder (its {MANIFEST} is missing or damaged). Move it away or pass another "
-        "--dataset_dir."
-    )
+    return f"{folder / MANIFEST} is missing or damaged. Move the folder away or pass another --dataset_dir."
 
 
 def require_prepared(argv: Sequence[str]) -> None:

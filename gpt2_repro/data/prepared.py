@@ -22,9 +22,7 @@ def open_split(dataset_dir: str, split: str, manifest: dict[str, Any]) -> Rows:
     rows = open_rows(Path(dataset_dir, split))
     expected = manifest["counts"][split]["rows"]
     if len(rows) != expected:
-        raise UserError(
-            f"{dataset_dir}/{split} has {len(rows):,} rows and its manifest says {expected:,}: prepare it anew"
-        )
+        raise UserError(f"{dataset_dir}/{split} has {len(rows):,} rows, its manifest {expected:,}: prepare it again")
     return rows
 
 
@@ -50,8 +48,7 @@ def open_dataset(
     sets = open_validation(args.dataset_dir, manifest)
     if eval_tokens > (targets := int((sets[""].lengths() - 1).sum())):
         raise UserError(
-            f"the validation split of {args.dataset_dir} has {targets:,} tokens and eval_tokens asks for "
-            f"{eval_tokens:,}: use --eval_tokens {targets} or hold out more when preparing"
+            f"{args.dataset_dir} has {targets:,} validation tokens: pass --eval_tokens {targets} or hold out more"
         )
     cut = {name: _first_targets(rows, eval_tokens) for name, rows in sets.items()}
     tokenizer = AutoTokenizer.from_pretrained(str(Path(args.dataset_dir, "tokenizer")))

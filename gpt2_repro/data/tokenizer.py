@@ -31,9 +31,7 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
-        raise UserError(
-            f"{name} has no tokenizer.json: name a Hub id or a folder with a fast tokenizer, train:N or char"
-        )
+        raise UserError(f"{name} has no tokenizer.json: pass a --tokenizer that has one, train:N or char")
     try:
         Tokenizer.from_file(str(destination / "tokenizer.json"))
         _complete_config(destination, sequence_length)
@@ -49,10 +47,8 @@ def _download_tokenizer(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
-        raise UserError(
-            f"the tokenizer {name} is no local folder and cannot be fetched ({str(error).strip().splitlines()[0]}): "
-            "name a local folder with --tokenizer FOLDER"
-        ) from None
+        line = str(error).strip().splitlines()[0]
+        raise UserError(f"the tokenizer {name} cannot be fetched ({line}): pass --tokenizer FOLDER") from None
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:
@@ -74,9 +70,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise UserError(
-            f"train:{vocab_size} is too small: a byte-level BPE needs 256 bytes and end-of-text, train:257"
-        )
+        raise UserError(f"train:{vocab_size} is too small: 256 bytes and end-of-text need train:257")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -25,21 +25,6 @@ def test_shorter_rows_are_padded_behind_their_end(lengths, shape: dict, inputs: 
         assert tensor.dtype == torch.int64 and tensor.is_contiguous()
 
 
-def test_padding_changes_no_loss() -> None:
-    from gpt2_repro.model.arguments import ModelArguments
-    from gpt2_repro.model.build import build_model
-    from gpt2_repro.model.configuration import build_config
-
-    torch.manual_seed(0)
-    shape = ModelArguments(n_layer=1, n_head=2, n_embd=16)
-    model = build_model(build_config(shape, sequence_length=8, vocab_size=64), attention="causal_sdpa").eval()
-    source = np.random.default_rng(0)
-    rows = [{"input_ids": source.integers(0, 64, n).astype(np.uint16)} for n in (9, 3, 6)]
-    alone = [model(**collate_rows([row])).loss.item() * (len(row["input_ids"]) - 1) for row in rows]
-    together = model(**collate_rows(rows)).loss.item()
-    assert together == pytest.approx(sum(alone) / (8 + 2 + 5), rel=1e-6)
-
-
 def test_an_epoch_has_whole_steps_and_an_order_of_seed_and_epoch_alone() -> None:
     def order(seed: int, epoch: int) -> list[int]:
         sampler = EpochSampler(103, rows_per_step=10, seed=seed, shuffle=True)

@@ -51,6 +51,5 @@ def check_disk(target: Path, staging: Path, needed: float) -> None:
     logger.info("preparing %s takes about %s of disk at its peak; %s are free", target, size(needed), size(free))
     if 0.8 * needed > free:  # the estimate is of English text
         raise UserError(
-            f"preparing {target} needs about {size(needed)} of disk and {size(free)} are free: name a --dataset_dir on a "
-            "larger disk or take fewer tokens with --max_tokens"
+            f"{target} needs {size(needed)}, {size(free)} are free: pass another --dataset_dir or fewer --max_tokens"
         )

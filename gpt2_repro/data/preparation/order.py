@@ -33,10 +33,6 @@ class Run:
     lengths: np.ndarray
     split: str
 
-    @property
-    def tokens(self) -> int:
-        return int(self.lengths.sum())
-
 
 # What is known of each document: where it starts, whether a hash holds it out, its length, the tokens of its part
 # before it, its stream, its part and its number in the part.
@@ -134,5 +130,5 @@ def count(found: Iterable[Run]) -> dict[tuple[str, int], dict[str, int]]:
         empty = int((run.lengths == 0).sum())
         of_split["documents"] += len(run.lengths) - empty
         of_split["empty_documents"] += empty
-        of_split["tokens"] += run.tokens
+        of_split["tokens"] += int(run.lengths.sum())
     return counts

@@ -71,10 +71,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise UserError(
-                f"the disk of {target} is full: free some room and start the same command again, it goes on where it "
-                "stopped"
-            ) from None
+            raise UserError(f"the disk of {target} is full: make space and start the same command again") from None
         remove_folder(staging, PUBLISHED)
     return manifest
 
@@ -86,10 +83,7 @@ def _claim(staging: Path, request: dict[str, Any]) -> None:
     if not found:
         write_whole(staging / REQUEST, json.dumps({"request": request}))
     elif not any("request" in read_object(marker) for marker in markers):
-        raise UserError(
-            f"{staging} is needed for unfinished work, but holds {found[0]}, which prepare_data.py did not write. Move "
-            "it away or pass another --dataset_dir."
-        )
+        raise UserError(f"{staging} holds {found[0]}, which is not ours. Move it away or pass another --dataset_dir.")
 
 
 def _check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any]) -> None:
@@ -97,8 +91,7 @@ def _check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any])
     if difference := first_difference(kept, request):
         key, holds, value = difference
         raise UserError(
-            f"{staging} holds an interrupted preparation with {key} {holds}, not {value}: type the same options to "
-            "go on with it, or delete that folder"
+            f"{staging} holds unfinished work with {key} {holds}, not {value}: pass {holds} to resume, or delete it"
         )
 
 
@@ -125,8 +118,7 @@ def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
     if difference := first_difference(manifest["request"], request):
         key, holds, value = difference
         raise UserError(
-            f"{target} was prepared with {key} {holds}, not {value}: name another --dataset_dir, or replace it with "
-            "--overwrite"
+            f"{target} was prepared with {key} {holds}, not {value}: pass --overwrite or another --dataset_dir"
         )
     logger.info("%s is already prepared", target)
     return manifest
@@ -260,10 +252,7 @@ def _write_folder(
             if not rows.rows:
                 raise UserError(_no_rows(split, tokens, args))
             if rows.largest_id >= encoder.vocab_size:
-                raise UserError(
-                    f"{split} holds the id {rows.largest_id} and the tokenizer {args.tokenizer} has {encoder.vocab_size}: "
-                    "name the --tokenizer that made the tokens"
-                )
+                raise UserError(f"{split} holds the id {rows.largest_id} of another tokenizer: pass its --tokenizer")
             written[split] = rows
             # What is cut is the whole split or each document; the first id of it is no target.
             streams = 1 if args.packing == "concat" else counts[split]["documents"]

@@ -42,7 +42,7 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
         name, _, source = text.partition("=")
         if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
             raise UserError(
-                f"--validation_sets {text} is no NAME=SOURCE, the name of a-z, 0-9 and _: write books=pg19"
+                f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _: pass books=pg19"
             )
         if name in sets:
             raise UserError(f"--validation_sets names {name} twice")
@@ -58,10 +58,7 @@ def check_split(args: DataArguments, sources: Sequence[Source], sets: dict[str, 
         if not source.files:
             raise UserError(f"{name} has validation files alone: name training files too")
         if args.split == "source" and not source.validation_files:
-            raise UserError(
-                f"{name} brings no validation files (of your own, those with `val` or `validation` in their name): use "
-                "--split head or --split hash"
-            )
+            raise UserError(f"{name} has no validation files (named `val` or `validation`): pass --split head or hash")
         if args.split == "head" and tokens and source.validation_files:
             raise UserError(f"{name} brings its own validation tokens: add --split source")
         if args.split == "hash" and tokens:

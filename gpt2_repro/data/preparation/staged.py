@@ -70,9 +70,7 @@ class StagedPart:
     def texts(self) -> Iterator[tuple[int, str]]:
         """Texts that were kept, with the numbers of their documents in the part, in their order."""
         with self.path(".jsonl").open(encoding="utf-8") as lines:
-            for line in lines:
-                number, text = json.loads(line)
-                yield number, text
+            yield from map(json.loads, lines)
 
     def drop_texts(self) -> None:
         self.path(".jsonl").unlink(missing_ok=True)
@@ -130,7 +128,7 @@ def stage_part(
         facts = counted | {"source": part.name, "ids": where}
         return staged.complete(part.lengths(encoder.end_of_text, args.separator), None, facts)
 
-    facts = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part_name(part)}
+    facts = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
     lengths, held_out = [np.empty(0, np.int64)], [np.empty(0, bool)]
     crc32 = documents = 0
     partial = staged.path(f".{os.getpid()}.partial")
@@ -175,14 +173,7 @@ def stage_part(
 def _check_ids(encoder: Encoder, documents: list[str], source: str) -> None:
     for document in documents:
         if not encoder.agrees(document):
-            raise UserError(
-                f"{encoder.engine} gives other ids than `tokenizers` for a document of {source} that begins "
-                f"{document[:40]!r}: prepare with --encoder tokenizers"
-            )
-
-
-def part_name(part: Part) -> str:
-    return str(getattr(part, "name", part))
+            raise UserError(f"{encoder.engine} differs on {source}, {document[:40]!r}: pass --encoder tokenizers")
 
 
 def too_many_bad(examples: list[str], allowed: int) -> UserError:

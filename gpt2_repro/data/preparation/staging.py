@@ -156,9 +156,9 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
                 future.result()
             yield task
     except BrokenProcessPool:
+        fewer = max(1, num_proc // 2)
         raise UserError(
-            "A worker process was killed, usually because memory ran out. Start the same command again with "
-            f"--num_proc {max(1, num_proc // 2)}: it resumes."
+            f"A worker was killed, usually because memory ran out. Resume with --num_proc {fewer}."
         ) from None
     finally:
         # Enough tokens, an error or Ctrl-C: parts that a worker has begun are not waited for.

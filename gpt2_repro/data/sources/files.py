@@ -21,6 +21,7 @@ class Batch:
 class Part(abc.ABC):
     """A stretch of a file. Picklable, and a function of the file alone, so that any number of workers agree."""
 
+    name: str  # of the file
     size: int  # bytes of the file
 
     @abc.abstractmethod

@@ -15,51 +15,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of
 
 
-@dataclasses.dataclass
-class HubFile(SourceFile):
-    """A file on the Hub: taken from its cache if it is there, else fetched into `folder` and dropped afterwards."""
-
-    name: str
-    size: int
-    sha256: str | None
-    repository: str
-    revision: str
-    folder: str
-    form: TextForm
-    options: PreparationOptions
-    path: Path | None = None
-
-    def fetch(self) -> None:
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision}
-        cached = try_to_load_from_cache(self.repository, self.name, **where)
-        if isinstance(cached, str):
-            self.path = Path(cached)
-            return
-        folder = None if self.options.keep_downloads else self.folder
-        with hub_errors(f"fetch {self.name} of {self.repository}"):
-            path = Path(hf_hub_download(self.repository, self.name, local_dir=folder, **where))
-        if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
-            path.resolve().unlink()  # in the cache, the blob that the path links to
-            path.unlink(missing_ok=True)
-            raise UserError(
-                f"{self.name} of {self.repository} arrived damaged. Start the same command again to resume."
-            )
-        self.path = path
-
-    def parts(self) -> list[Part]:
-        assert self.path is not None
-        if self.path.suffix == ".bin":
-            return [read_header(self.path)]
-        return TextFile(str(self.path), self.size, self.form).parts()
-
-    def drop(self) -> None:
-        """Ready-made tokens stay until their rows are cut."""
-        if self.path is not None and self.path.suffix != ".bin" and self.path.is_relative_to(self.folder):
-            self.path.unlink(missing_ok=True)
-
-
 class Repository:
     """A dataset repository at one revision."""
 
@@ -107,12 +62,51 @@ class Repository:
         return [self._file(by_path[path], form) for path in paths]
 
     def _file(self, entry: Any, form: TextForm) -> SourceFile:
-        sha256 = entry.lfs.sha256 if entry.lfs else None
-        folder = str(self.folder)
-        return HubFile(entry.path, entry.size, sha256, self.name, self.revision, folder, form, self.options)
+        return HubFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, self, form)
 
     def _listing(self) -> contextlib.AbstractContextManager[None]:
         return hub_errors(f"list {self.name} on the Hub")
+
+
+@dataclasses.dataclass
+class HubFile(SourceFile):
+    """A file on the Hub: taken from its cache, or fetched into the folder of downloads and dropped afterwards."""
+
+    name: str
+    size: int
+    sha256: str | None
+    repository: Repository
+    form: TextForm
+    path: Path | None = None
+
+    def fetch(self) -> None:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+        of = self.repository
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": of.revision}
+        cached = try_to_load_from_cache(of.name, self.name, **where)
+        if isinstance(cached, str):
+            self.path = Path(cached)
+            return
+        folder = None if of.options.keep_downloads else of.folder
+        with hub_errors(f"fetch {self.name} of {of.name}"):
+            path = Path(hf_hub_download(of.name, self.name, local_dir=folder, **where))
+        if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
+            path.resolve().unlink()  # in the cache, the blob that the path links to
+            path.unlink(missing_ok=True)
+            raise UserError(f"{self.name} of {of.name} arrived damaged: start the same command again")
+        self.path = path
+
+    def parts(self) -> list[Part]:
+        assert self.path is not None
+        if self.path.suffix == ".bin":
+            return [read_header(self.path)]
+        return TextFile(str(self.path), self.size, self.form).parts()
+
+    def drop(self) -> None:
+        """Ready-made tokens stay until their rows are cut."""
+        if self.path is not None and self.path.suffix != ".bin" and self.path.is_relative_to(self.repository.folder):
+            self.path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

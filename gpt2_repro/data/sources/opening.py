@@ -47,7 +47,7 @@ def documents_of(file: SourceFile) -> tuple[str, ...]:
         column = (file.form.text_column,) if isinstance(file, TextFile) else ()
         return str(found.st_dev), str(found.st_ino), *column
     if isinstance(file, HubFile):
-        return file.repository, file.name, file.form.text_column
+        return file.repository.name, file.name, file.form.text_column
     return file.name, str(getattr(file, "start", ""))
 
 
@@ -64,9 +64,7 @@ def mixed(text: str) -> list[tuple[str, float]]:
         except ValueError:
             pairs.append((part, 0.0))
         if not name or not 0 < pairs[-1][1] < float("inf"):
-            raise UserError(
-                f"{part!r} of the source {text!r} has no weight: write it as fineweb-edu-10bt=0.9,pg19=0.1"
-            )
+            raise UserError(f"{part!r} of {text!r} has no weight: write fineweb-edu-10bt=0.9,pg19=0.1")
     total = sum(weight for _, weight in pairs)
     return [(name, weight / total) for name, weight in pairs]
 
@@ -122,14 +120,11 @@ class SourceOpener:
         ):
             return self.local(name, [name])
         if match := _HUB_ID.fullmatch(name):
-            return self._hub(name, **match.groupdict())
+            repository, split = self._repository(match["name"], match["revision"]), self.args.source_split
+            files = repository.resolve(match["config"], split, self.form)
+            described = {"name": name, "repository": repository.name, "config": match["config"], "split": split}
+            return Source(described | {"revision": repository.revision}, files, [])
         raise UserError(f"there is no source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
-
-    def _hub(self, text: str, *, name: str, config: str | None, revision: str | None) -> Source:
-        repository = self._repository(name, revision)
-        files = repository.resolve(config, self.args.source_split, self.form)
-        described = {"name": text, "repository": name, "config": config, "split": self.args.source_split}
-        return Source(described | {"revision": repository.revision}, files, [])
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
         return Repository(name, self.revisions.get(name, revision), self.folder, self.options)
@@ -148,9 +143,7 @@ class SourceOpener:
             raise UserError(f"{' '.join(globs)} matches no file: name some with --data_files GLOB")
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
-                raise UserError(
-                    f"{path} is no {', '.join(KINDS)} or .bin file (of text, not parquet, each may end in .gz or .zst)"
-                )
+                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst)")
         described = [{"path": str(path), "bytes": path.stat().st_size} for path in paths]
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]

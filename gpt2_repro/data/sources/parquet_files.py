@@ -50,9 +50,7 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     field = table.schema_arrow.field(column) if column in names else None
     kind = field.type.value_type if field is not None and pa.types.is_dictionary(field.type) else field and field.type
     if field is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(
-            f"{path} has no text column `{column}`: it has {', '.join(names)}; name one with --text_column"
-        )
+        raise UserError(f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(names)}.")
     return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
 
 

@@ -157,10 +157,7 @@ class TextPart(Part):
         with open_bytes(path) as stream:
             content = stream.read(LONGEST_DOCUMENT + 1)
         if len(content) > LONGEST_DOCUMENT:
-            raise UserError(
-                f"{path} is one document of more than {LONGEST_DOCUMENT:,} bytes: cut it with --sample_by paragraph "
-                "or --sample_by line"
-            )
+            raise UserError(f"{path} is longer than {LONGEST_DOCUMENT:,} bytes: pass --sample_by paragraph or line")
         try:
             yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8"), ""
         except UnicodeDecodeError as error:
@@ -191,10 +188,8 @@ class TextPart(Part):
                         wrong = _wrong_fields(row, len(header), place)
                         yield None if wrong else row[place], f"{path}, line {line}, {wrong}"
             except csv.Error as error:
-                raise UserError(
-                    f"{path}, row {number + 1} (line {line + 1}), is not valid CSV ({error}). Close its quotes, and "
-                    f"keep each field under {LONGEST_DOCUMENT:,} characters."
-                ) from None
+                where = f"{path}, row {number + 1} (line {line + 1})"
+                raise UserError(f"{where}, is not valid CSV ({error}). Close its quotes.") from None
 
 
 def _wrong_fields(row: list[str], expected: int, place: int) -> str:

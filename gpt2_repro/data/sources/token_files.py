@@ -72,10 +72,7 @@ def read_header(path: Path) -> TokenPart:
         raise UserError(f"{path} is of version {start[1:2]} of llm.c's format: version {VERSION} is read")
     tokens = int(start[2])
     if size != HEADER_BYTES + 2 * tokens:
-        raise UserError(
-            f"{path} has {size:,} bytes and its header says {tokens:,} tokens, {HEADER_BYTES + 2 * tokens:,} bytes: it "
-            "was cut off, fetch it again"
-        )
+        raise UserError(f"{path} has {size:,} bytes, its header says {HEADER_BYTES + 2 * tokens:,}: fetch it again")
     return TokenPart(str(path), HEADER_BYTES, tokens, size)
 
 

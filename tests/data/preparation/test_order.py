@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from gpt2_repro.data.preparation.order import count, runs
+from gpt2_repro.data.preparation.order import runs
 
 
 class FakePart:
@@ -60,14 +60,3 @@ def test_a_mixture_takes_each_stream_in_its_share(seed: int) -> None:
         taken[stream] += length
         spread = taken / weights
         assert spread.max() - spread.min() <= (80 / weights).max()
-
-
-def test_counts_are_of_split_and_stream() -> None:
-    streams = [[FakePart([3, 0, 4], [False] * 3)], [FakePart([5, 5], [False] * 2)]]
-    counted = count(runs(streams, [0.5, 0.5], ["validation", "train"], head=6))
-    assert counted == {
-        ("validation", 0): {"documents": 1, "empty_documents": 0, "tokens": 3},
-        ("validation", 1): {"documents": 1, "empty_documents": 0, "tokens": 5},
-        ("train", 0): {"documents": 1, "empty_documents": 1, "tokens": 4},
-        ("train", 1): {"documents": 1, "empty_documents": 0, "tokens": 5},
-    }

@@ -40,7 +40,7 @@ def header(*words: int) -> bytes:
     ("content", "named"),
     [
         (None, "No such file"),
-        (header(20240520, 1, 5) + b"\0" * 8, "1,034 bytes"),
+        (header(20240520, 1, 5) + b"\0" * 8, "1,034"),
         (header(20240520, 2, 5) + b"\0" * 10, "version 1"),
         (header(20240801, 7, 5), "Llama 3"),
         (b"\0\0\0", "3 bytes"),
