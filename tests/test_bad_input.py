@@ -182,7 +182,7 @@ def test_a_field_of_training_arguments_that_something_else_owns(refused, changed
         ("--logging_steps", 0, "logging_steps"),
         ("--warmup_steps", -1, "warmup_steps"),
         ("--max_steps", -3, "--max_steps -3 must be at least 1"),
-        ("--sequence_length", 0, "--sequence_length 0 must be at least 1"),
+        ("--sequence_length", 0, "--sequence_length 0"),
         ("--validation_fraction", 2, "must lie between 0 and 1"),
         ("--dropout", 1.5, "--dropout 1.5"),
         ("--n_head", 3, "--n_embd 32 does not divide by --n_head 3"),

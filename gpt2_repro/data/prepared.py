@@ -48,7 +48,7 @@ def open_dataset(
     sets = open_validation(args.dataset_dir, manifest)
     if eval_tokens > (targets := int((sets[""].lengths() - 1).sum())):
         raise UserError(
-            f"{args.dataset_dir} has {targets:,} validation tokens: pass --eval_tokens {targets} or hold out more"
+            f"{args.dataset_dir} holds out {targets:,} and eval_tokens asks for {eval_tokens:,}: pass --eval_tokens {targets}"
         )
     cut = {name: _first_targets(rows, eval_tokens) for name, rows in sets.items()}
     tokenizer = AutoTokenizer.from_pretrained(str(Path(args.dataset_dir, "tokenizer")))

@@ -61,7 +61,7 @@ def test_validation_is_the_first_rows_that_make_enough_targets(
             enough = next(n for n in range(size + 1) if n == size or sum(targets[name][:n]) >= tokens)
             cut = wanted[name][: enough if tokens else size]
             assert [row.tolist() for row in rows[range(len(rows))]["input_ids"]] == cut
-    with pytest.raises(UserError, match=f"--eval_tokens {sum(main)} "):
+    with pytest.raises(UserError, match=f"--eval_tokens {sum(main)}"):
         open_dataset(args, manifest, eval_tokens=sum(main) + 1)
     manifest["counts"]["validation_one"]["rows"] += 1
     with pytest.raises(UserError, match="validation_one"):

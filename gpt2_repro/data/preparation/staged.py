@@ -173,7 +173,9 @@ def stage_part(
 def _check_ids(encoder: Encoder, documents: list[str], source: str) -> None:
     for document in documents:
         if not encoder.agrees(document):
-            raise UserError(f"{encoder.engine} differs on {source}, {document[:40]!r}: pass --encoder tokenizers")
+            raise UserError(
+                f"{encoder.engine} encodes {document[:40]!r} of {source} wrongly: pass --encoder tokenizers"
+            )
 
 
 def too_many_bad(examples: list[str], allowed: int) -> UserError:

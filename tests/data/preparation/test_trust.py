@@ -111,7 +111,7 @@ def test_an_encoder_that_differs_is_found_in_the_first_document_and_every_thousa
         return (ids[::-1] if documents == ["document 1000"] else ids), lengths
 
     monkeypatch.setattr(Encoder, "_plain", wrong)
-    with pytest.raises(UserError, match="many.jsonl .*'document 1000': .*--encoder tokenizers"):
+    with pytest.raises(UserError, match="'document 1000' of .*many.jsonl .*--encoder tokenizers"):
         prepare(arguments("other", data_files=[str(many)]))
     slow = prepare(arguments("slow", data_files=[str(many)]), PreparationOptions(encoder="tokenizers"))
     assert slow["sha256"] == manifest["sha256"]
