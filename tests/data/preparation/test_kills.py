@@ -88,7 +88,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(prepare, tmp_path:
     assert alone.returncode == 0, output
     source = random.Random(0)
     killed_at: list[str] = []
-    for workers, stride in ((1, 35), (5, 60)):
+    for workers, stride in ((1, 25), (5, 45)):
         name = f"killed-{workers}"
         staging, wanted = tmp_path / f"{name}.staging", 0
         while not (tmp_path / name).exists():
