@@ -1,4 +1,4 @@
-"""Render the comparison.json of an evaluation, for the screen, Markdown, the report and the model card."""
+"""Render comparison.json and the tables of diagnosis.json, for the screen, Markdown, the report and the model card."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +15,18 @@ MARGINS = {
 }
 KINDS = {"better": "better", "worse": "worse", "matches": "even", "inconclusive": "even"}
 MOST_COLUMNS = 4  # models; a table of more has one row per model
+DIAGNOSIS_TABLES = {
+    "domains": "Loss by domain",
+    "positions": "Loss by position in the window, of rows that fill it",
+    "frequencies": "Loss by how often a token stands in a million",
+    "starts": "Loss by place in a document, after a start token",
+    "bare": "Loss by place in a document, without a start token",
+    "start_cost": "What the start token adds to the loss",
+    "ends": "Loss at the end of a document, after 64 tokens or the window",
+    "whole": "Log-probability of a passage's last word after the whole passage",
+    "sentence": "Log-probability of a passage's last word after its last sentence alone",
+    "gain": "What the text before the last sentence adds to the log-probability of the last word",
+}
 
 
 class Cell(NamedTuple):
@@ -66,6 +78,20 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, num
     """Return a Markdown table whose columns are right-aligned from column `numbers_from` on."""
     rule = ["---:" if column >= numbers_from else "---" for column in range(len(headers))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, rule, *rows))
+
+
+def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, tuple[list[str], list[list[Cell]]]]:
+    """Return the headers and rows of each table of a diagnosis.json by its title."""
+    headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
+    tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
+    return {title: (headers, [_bucket(bucket) for bucket in buckets]) for title, buckets in tables.items() if buckets}
+
+
+def _bucket(bucket: Mapping[str, Any]) -> list[Cell]:
+    difference, error = bucket["difference"]["value"], bucket["difference"]["stderr"]
+    shown = f"{difference:+.3f}" + ("" if error is None else f" ± {error:.3f}")
+    texts = [f"{bucket['tokens']:,}", f"{bucket['ours']:.3f}", f"{bucket['theirs']:.3f}", shown]
+    return [Cell(bucket["label"]), *(Cell(text.replace("-", "−"), "number") for text in texts)]
 
 
 def comparison_markdown(comparison: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:

@@ -220,7 +220,7 @@ def test_as_typed_it_is_one_line_and_exit_code_2(type_command, tiny_recipe: Path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", ["evaluation", "generate", "report"])
+@pytest.mark.parametrize("command", ["diagnose", "evaluation", "generate", "report"])
 def test_a_checkpoint_folder_that_is_none(type_command, tmp_path: Path, command: str) -> None:
     (tmp_path / "some").mkdir()
     done = type_command("python", "-m", f"gpt2_repro.{command}", tmp_path / "some")

@@ -82,6 +82,17 @@ def _item(row: Any, where: str) -> Item:
     return Item(context, tuple(endings), int(label))
 
 
+def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
+    """Return row numbers, longest first, in batches of at most `positions` with their padding, or of one row."""
+    batches: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= positions:
+            batches[-1].append(number)
+        else:
+            batches.append([number])
+    return batches
+
+
 class HellaSwag:
     """The items as rows of ids, an ending each, and what a model says of them.
 
@@ -102,15 +113,8 @@ class HellaSwag:
             self.rows.append((ids, min(len(ending), len(ids) - 1)))
 
     def batches(self, positions: int) -> list[list[int]]:
-        """Row numbers, longest first, in batches of at most `positions` with their padding, or of one row."""
-        batches: list[list[int]] = []
-        longest = 0
-        for number in sorted(range(len(self.rows)), key=lambda row: -len(self.rows[row][0])):
-            if not batches or (len(batches[-1]) + 1) * longest > positions:
-                batches.append([])
-                longest = len(self.rows[number][0]) - 1
-            batches[-1].append(number)
-        return batches
+        """Return row numbers in batches; see `batches_by_length`."""
+        return batches_by_length([len(ids) - 1 for ids, _ in self.rows], positions)
 
     def losses(
         self,

@@ -10,10 +10,9 @@ import jinja2
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.diagnosis import diagnosis_figures
 from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.plots import overlay_figures, run_figures
-from gpt2_repro.report.read import DIAGNOSIS, Run, reading
+from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import recipe_differences, run_table
 from gpt2_repro.report.view import view_run
 
@@ -33,10 +32,8 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     labels, several = label_runs(runs), len(runs) > 1
     views = []
     for run, label in zip(runs, labels, strict=True):
-        with reading(run.path / DIAGNOSIS):
-            diagnosed = {f"diagnosis_{name}": png for name, png in diagnosis_figures(run.diagnosis).items()}
-        figures = _write_figures(run_figures(run) | diagnosed, folder / label if several else folder)
-        views.append(view_run(run, label) | {"figures": figures, "diagnosed": list(diagnosed)})
+        figures = _write_figures(run_figures(run), folder / label if several else folder)
+        views.append(view_run(run, label) | {"figures": figures})
     overlay = _write_figures(overlay_figures(runs, labels), folder) if several else {}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),

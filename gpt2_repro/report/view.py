@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpt2_repro.comparison import comparison_table
+from gpt2_repro.comparison import comparison_table, diagnosis_tables
 from gpt2_repro.report.facts import (
     Facts,
     baseline_losses,
@@ -48,7 +48,9 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
     with reading(run.path / COMPARISON):
         comparison = Table(*comparison_table(run.comparison)) if run.comparison else None
     with reading(run.path / DIAGNOSIS):
-        captions = _diagnosis_captions(run)
+        diagnosis = (
+            {title: Table(*table) for title, table in diagnosis_tables(run.diagnosis).items()} if run.diagnosis else {}
+        )
     return {
         "label": label,
         "run": run,
@@ -63,7 +65,7 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "newest": samples[0]["step"] if samples else None,
         "has_hellaswag_lines": bool(hellaswag_lines(run)),
         "baselines": _baseline_sentences(run),
-        "captions": captions,
+        "diagnosis": diagnosis,
         "bill": bill_table(run),
         "price": f"${run.usd_per_hour:,.2f} an hour" if run.usd_per_hour else None,
         "deviations": deviation_table(run) if isinstance(run.environment.get("deviations"), list) else None,
@@ -111,20 +113,6 @@ def _baseline_sentences(run: Run) -> list[str]:
         else f"Dashed, {name}: OpenAI's model on this validation set, as published (gpt2_repro/baselines.py)."
         for name in baseline_losses(run)
     ]
-
-
-def _diagnosis_captions(run: Run) -> dict[str, str]:
-    """Return the caption of each figure of a diagnosis."""
-    if not run.diagnosis:
-        return {}
-    name, baseline = (model["name"] for model in run.diagnosis["models"][:2])
-    same = f"{name} and {baseline} on the same tokens"
-    return {
-        "diagnosis_domains": f"{same}, by domain; below, the difference with its 95 % interval.",
-        "diagnosis_positions": f"{same}, by position in the window.",
-        "diagnosis_frequencies": f"{same}, by how often a token stands in {run.diagnosis['frequencies_of']}.",
-        "diagnosis_document_start": f"{same}, behind the start of a document; dotted: without a start token.",
-    }
 
 
 def _pairs(tree: Row, without: Sequence[str]) -> list[Row]:

@@ -30,7 +30,6 @@ DIAGNOSIS = {
     "domains": [BUCKET, BUCKET | {"label": "wikitext", "ours": 5.0}],
     "positions": [],
     "frequencies": [],
-    "start_token": None,
     "conclusion": "Likely cause: the text that it was trained on.",
 }
 FINEWEB = {"source": "fineweb-10bt", "split": "head", "packing": "concat", "tokenizer": "openai-community/gpt2"}
@@ -85,9 +84,9 @@ def test_a_diagnosis_stands_on_the_page_and_measures_the_baseline(recorded: Path
     assert baseline_losses(run) == {"baseline": pytest.approx(4.123 + 0.3)}
     write_page([run], recorded / "report.html")
     page = (recorded / "report.html").read_text()
-    assert "Likely cause: the text that it was trained on." in page and "Losses of both models" in page
+    assert "Likely cause: the text that it was trained on." in page and "Loss by domain" in page
     assert "Dashed, baseline: openai-community/gpt2, by the difference that the diagnosis measured." in page
-    assert (recorded / "report" / "diagnosis_domains.png").is_file()
+    assert "<td>wikitext</td>" in page and "Loss by position" not in page
 
 
 def test_what_is_published_is_drawn_on_its_own_data_only(recorded: Path) -> None:

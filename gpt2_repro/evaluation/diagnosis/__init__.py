@@ -1,1 +1,1 @@
-"""Where the loss difference of two models sits, and what it is likely to come from."""
+"""Where the loss difference of two models is, and its likely causes."""

@@ -1,17 +1,25 @@
-"""Two models' losses on the same tokens: by domain, by position in the window, by how frequent a token is."""
+"""Two models' losses on the same tokens in buckets, and the position from which on one of them does worse."""
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.diagnosis.scoring import RowScore
-from gpt2_repro.evaluation.diagnosis.texts import Sample
+from gpt2_repro.evaluation.diagnosis.texts import Losses, Row
 
 
+# A cause is named where it is worth NATS and lies ERRORS standard errors from chance: several places are looked at, and
+# whoever reads it may pay for another run.
+NATS = 0.05
+ERRORS = 4
+SKIPPED = 4  # the first positions of a row, which have hardly any context
+LARGE = 0.5  # a jump is that part of the difference before it, or more
+OWN = 0.5  # and that part of it the model's own loss: one that makes nothing of context falls behind without rising
+SHARP = 0.25  # and that part of it comes at its edge: on unfamiliar text a model may drift
 PER_MILLION = (1000, 100, 10, 1)  # the limits between frequent and rare tokens
 
 
@@ -22,18 +30,17 @@ class Estimate:
     value: float
     stderr: float
 
-    def exceeds(self, bound: float, *, errors: float) -> bool:
-        """Whether it lies above the bound and so many standard errors above zero."""
+    def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
+        """Return whether it lies above the bound and so many standard errors above zero."""
         return self.value > bound and self.value > errors * self.stderr
 
-    def minus(self, other: "Estimate") -> "Estimate":
-        """The difference of two means of other documents."""
-        return Estimate(self.value - other.value, math.hypot(self.stderr, other.stderr))
+    def __str__(self) -> str:
+        return f"{self.value:+.3f} ± {self.stderr:.3f}".replace("-", "−")
 
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """The mean losses of two models on some of the tokens, in nats, and their difference."""
+    """Two models' means on some of the tokens, in nats, and their difference."""
 
     label: str
     tokens: int
@@ -44,80 +51,75 @@ class Bucket:
 
 
 @dataclasses.dataclass(frozen=True)
-class Targets:
-    """All targets of a sample, each [targets]: where they stand, what they are, what each model lost on them in nats."""
+class Jump:
+    """The position from which on a model's difference to the baseline is larger than before.
 
-    names: list[str]
-    domain: NDArray[np.int64]
-    row: NDArray[np.int64]
-    document: NDArray[np.int64]
-    position: NDArray[np.int64]  # that predicts it: 0 for the second id of a row
-    token: NDArray[np.int64]
-    spoiled: NDArray[np.bool_]  # whether a separator stands before it in its row
-    ours: NDArray[np.float64]
-    theirs: NDArray[np.float64]
+    Args:
+        ours, theirs: by how much each model's own loss rises there; more context lowers that of a sound model.
+    """
 
-    def where(self, kept: NDArray[np.bool_]) -> "Targets":
-        """Those of the mask [targets]."""
-        arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "names"}
-        return Targets(self.names, **{name: values[kept] for name, values in arrays.items()})
+    position: int
+    difference: Estimate
+    ours: Estimate
+    theirs: Estimate
 
 
-def join(
-    sample: Sample, ours: Sequence[RowScore], theirs: Sequence[RowScore], *, separator: int | None = None
-) -> Targets:
-    """The targets of the rows with the scores that two models have on them."""
-    counts = np.array([len(row) - 1 for row in sample.rows])
-    return Targets(
-        sample.names,
-        domain=np.repeat(sample.domain, counts),
-        row=np.repeat(np.arange(len(counts)), counts),
-        document=np.repeat(sample.document, counts),
+def join(rows: Sequence[Row], ours: Losses, theirs: Losses, *, separator: int | None = None) -> Any:
+    """Return a record array of all targets with both models' losses.
+
+    `position` is that of the id before the target. `spoiled` is true after the first separator of a row.
+    """
+    counts = [len(row.ids) - 1 for row in rows]
+    return records(
+        domain=np.repeat([row.domain for row in rows], counts),
+        row=np.repeat(np.arange(len(rows)), counts),
+        document=np.repeat([row.document for row in rows], counts),
         position=np.concatenate([np.arange(count) for count in counts]),
-        token=np.concatenate([row[1:] for row in sample.rows]).astype(np.int64),
-        spoiled=np.concatenate([np.cumsum(row[:-1] == separator) > 0 for row in sample.rows]),
-        ours=np.concatenate([score.losses for score in ours]).astype(np.float64),
-        theirs=np.concatenate([score.losses for score in theirs]).astype(np.float64),
+        token=np.concatenate([row.ids[1:] for row in rows]).astype(np.int64),
+        spoiled=np.concatenate([np.cumsum(row.ids[:-1] == separator) > 0 for row in rows]),
+        ours=np.concatenate(ours).astype(np.float64),
+        theirs=np.concatenate(theirs).astype(np.float64),
     )
 
 
-def by_domain(targets: Targets) -> list[Bucket]:
-    """Of each domain that has targets."""
-    return _buckets(targets, targets.domain, targets.names)
+def records(**arrays: NDArray[Any]) -> Any:
+    """Return arrays of one length as a record array."""
+    return np.rec.fromarrays(tuple(arrays.values()), dtype=[(name, its.dtype) for name, its in arrays.items()])
 
 
-def by_position(targets: Targets, edges: Sequence[int]) -> list[Bucket]:
-    """Of the positions from each edge to the next."""
-    labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
-    return _buckets(targets, np.searchsorted(edges, targets.position, side="right") - 1, labels)
+def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
+    """Return one bucket per group that has targets.
 
-
-def by_frequency(targets: Targets, counts: NDArray[np.int64]) -> list[Bucket]:
-    """Of tokens as frequent in a text as `counts` [vocabulary] says."""
-    per_million = counts[targets.token] * 1e6 / counts.sum()
-    labels = [
-        f"{PER_MILLION[0]:,} and more",
-        *(f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)),
-        "under 1",
-    ]
-    group = len(PER_MILLION) - np.searchsorted(PER_MILLION[::-1], per_million, side="right")
-    return _buckets(targets, group, labels)
-
-
-def _buckets(targets: Targets, group: NDArray[np.int64], labels: Sequence[str]) -> list[Bucket]:
+    Args:
+        targets: with the arrays `ours`, `theirs` and `document`.
+        group: an index of `labels` for each target.
+    """
     found = []
     for number, label in enumerate(labels):
         chosen = group == number
-        if not chosen.any():
-            continue
-        ours, theirs = targets.ours[chosen], targets.theirs[chosen]
-        difference, documents = clustered(ours - theirs, targets.document[chosen])
-        found.append(Bucket(label, len(ours), documents, float(ours.mean()), float(theirs.mean()), difference))
+        if chosen.any():
+            ours, theirs = targets.ours[chosen], targets.theirs[chosen]
+            difference, documents = clustered(ours - theirs, targets.document[chosen])
+            found.append(Bucket(label, len(ours), documents, float(ours.mean()), float(theirs.mean()), difference))
     return found
 
 
-def clustered(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
-    """The mean of the values, its standard error where those of one cluster are no independent evidence; the clusters."""
+def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
+    """Return a bucket for the places from each edge to the next."""
+    labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
+    return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
+
+
+def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
+    """Return buckets of tokens that are equally frequent in a text with these counts [vocabulary]."""
+    per_million = counts[targets.token] * 1e6 / counts.sum()
+    between = [f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)]
+    group = len(PER_MILLION) - np.searchsorted(PER_MILLION[::-1], per_million, side="right")
+    return buckets(targets, group, [f"{PER_MILLION[0]:,} and more", *between, "under 1"])
+
+
+def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
+    """Return the mean, with the standard error for values that depend on each other in a cluster, and the clusters."""
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
     if len(counts) < 2:
@@ -127,7 +129,53 @@ def clustered(values: NDArray[np.float64], cluster: NDArray[np.int64]) -> tuple[
     return Estimate(float(mean), spread / len(values)), len(counts)
 
 
-def mean(values: NDArray[np.float64]) -> Estimate:
-    """Of independent values."""
-    stderr = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return Estimate(float(values.mean()), stderr)
+def position_edges(window: int) -> list[int]:
+    """Return where buckets of positions begin and the last one ends: doubled, then sixteenths, and the last by itself.
+
+    The last position is never trained if a loss shifts its labels inside a row of no more than the window.
+    """
+    sixteenth = max(1, window // 16)
+    doubled = [2**power for power in range(window.bit_length()) if 2**power < sixteenth]
+    return sorted({0, *doubled, *range(sixteenth, window, sixteenth), window - 1, window})
+
+
+def find_jump(targets: Any, edges: Sequence[int]) -> Jump | None:
+    """Return the first edge from which on both the difference and the model's own loss are higher than before it.
+
+    Args:
+        targets: of rows that fill the window, so that all positions have the same text.
+    """
+    if not len(targets):
+        return None
+    count = len(edges) - 1
+    _, firsts, row = np.unique(targets.row, return_index=True, return_inverse=True)
+    document = targets.document[firsts]
+    cell = row * count + np.searchsorted(edges, targets.position, side="right") - 1
+    # Each row's losses, summed up to each edge [rows, edges].
+    ours, theirs = (
+        np.pad(
+            np.bincount(cell, losses, minlength=(row.max() + 1) * count).reshape(-1, count).cumsum(1),
+            [(0, 0), (1, 0)],
+        )
+        for losses in (targets.ours, targets.theirs)
+    )
+    first = max(index for index, edge in enumerate(edges) if edge <= SKIPPED)
+    gap = ours - theirs
+    for index in range(first + 1, count):
+        of_rows = (_rise(sums, edges, first, index, count) for sums in (gap, ours, theirs))
+        jump = Jump(edges[index], *(clustered(rise, document)[0] for rise in of_rows))
+        at_once, _ = clustered(_rise(gap, edges, index - 1, index, index + 1), document)
+        earlier = (gap[:, index] - gap[:, first]).mean() / (edges[index] - edges[first])
+        if (
+            jump.difference.exceeds(max(NATS, LARGE * earlier))
+            and jump.ours.exceeds(OWN * jump.difference.value, errors=2)
+            and at_once.exceeds(SHARP * jump.difference.value, errors=2)
+        ):
+            return jump
+    return None
+
+
+def _rise(sums: NDArray[np.float64], edges: Sequence[int], first: int, middle: int, last: int) -> NDArray[np.float64]:
+    """Return each row's mean loss from edge `middle` to `last` minus that from `first` to `middle` [rows]."""
+    later = (sums[:, last] - sums[:, middle]) / (edges[last] - edges[middle])
+    return later - (sums[:, middle] - sums[:, first]) / (edges[middle] - edges[first])

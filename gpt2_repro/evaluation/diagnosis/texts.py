@@ -1,24 +1,32 @@
-"""The tokens that both models of a diagnosis are scored on."""
+"""The rows of ids that both models of a diagnosis are scored on."""
 
 import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.documents import cut_passages, evenly
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
 
 
 Ids = NDArray[np.integer[Any]]
-EDGE_TOKENS = 64  # of a document: what comes after its start, and before its end
-MAX_EDGES = 500  # documents of a domain
-MAX_PASSAGES = 1000
-PASSAGE_TOKENS = 100  # of one with its last sentence once more, about
-# A full stop, what may close behind it, and a space.
+Losses = list[NDArray[np.float32]]  # of each row's ids after the first, in nats
+EDGE_TOKENS = 64  # scored after the start and before the end of a document
+MAX_EDGES = 500  # documents per domain
+MAX_PASSAGES = 1000  # per domain
+PASSAGE_TOKENS = 100  # of a passage, and of its last sentence once more, about
+# A full stop, closing quotes or brackets, and a space.
 SENTENCE_END = re.compile(r"[.?!…][\"'”’`)\]]*\s+")
+# Name in the tables, Hub id, configuration, split and column of the harness's tasks (lm-eval 0.4.13).
+TASKS = {
+    "lambada_openai": ("LAMBADA passages", "EleutherAI/lambada_openai", "default", "test", "text"),
+    "wikitext": ("wikitext", "EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test", "page"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,88 +34,63 @@ class Domain:
     """Text of one kind.
 
     Args:
-        documents: ids to score; of packed rows each row is one.
-        starts: ids that begin a document, without what separates it from the one before.
-        ends: ids that end a document, the separator behind them included.
-        passages: text in LAMBADA's form, each ending in a word to guess.
+        documents: ids to score; each packed row counts as a document.
+        starts: ids that begin a document, without the separator before them.
+        ends: ids that end a document, with the separator after them.
+        passages: text in LAMBADA's form, each ending in the word to predict.
     """
 
     name: str
-    documents: list[Ids]
-    starts: list[Ids]
-    ends: list[Ids]
-    passages: list[str]
+    documents: Sequence[Ids]
+    starts: Sequence[Ids] = ()
+    ends: Sequence[Ids] = ()
+    passages: Sequence[str] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """Rows to score: every id of a row is a target but its first.
+class Row(NamedTuple):
+    """Ids to score, of which the last `targets` count.
 
     Args:
-        rows: ids, at most one more than the window each.
-        domain: of each row, an index of `names` [rows].
-        document: of each row what it was cut from [rows]; rows of one document are no independent evidence.
+        document: what a row of text was cut from. Rows of one document are not independent evidence.
     """
-
-    names: list[str]
-    rows: list[Ids]
-    domain: NDArray[np.int64]
-    document: NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class Passage:
-    """A passage in LAMBADA's form: what stands before its last sentence, that sentence, and the word that ends it."""
-
-    before: str
-    sentence: str
-    word: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """Ids whose last `targets` are the answer."""
 
     ids: Ids
     targets: int
+    domain: int
+    document: int = 0
 
 
-def draw_sample(domains: Sequence[Domain], *, window: int, tokens: int) -> Sample:
-    """About `tokens` targets of each domain, in rows spread evenly over its documents.
+def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
+    """Read LAMBADA's passages or wikitext's pages as the harness shows them, from a jsonl file or from the Hub.
 
-    A document of more than `window` targets gives several rows; each begins with the id that the one before ended with.
+    Raises UserError if they cannot be read.
     """
-    rows, of_domain, of_document, before = [], [], [], 0
-    for number, domain in enumerate(domains):
-        cut = [(index, row) for index, ids in enumerate(domain.documents) for row in _cut(ids, window)]
-        targets = sum(len(row) - 1 for _, row in cut)
-        chosen = evenly(cut, -(-len(cut) * tokens // targets)) if targets else []
-        rows += [row for _, row in chosen]
-        of_domain += [number] * len(chosen)
-        of_document += [before + index for index, _ in chosen]
-        before += len(domain.documents)
-    names = [domain.name for domain in domains]
-    return Sample(names, rows, np.array(of_domain, np.int64), np.array(of_document, np.int64))
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
+    name, path, configuration, split, column = TASKS[task]
+    if source is not None:
+        texts = read_documents(source, column)
+    else:
+        from datasets import load_dataset
 
-def _cut(ids: Ids, window: int) -> list[Ids]:
-    return [ids[start : start + window + 1] for start in range(0, len(ids) - 1, window)]
-
-
-def of_documents(name: str, texts: Sequence[str], tokenizer: Any, *, separator: int | None) -> Domain:
-    """The domain of whole documents; `separator` is what the tokenizer would put between them."""
-    documents = _encode(texts, tokenizer)
+        try:
+            texts = list(load_dataset(path, configuration, split=split)[column])
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot load {task} from {path}: {' '.join(str(error).split())[:200]}") from None
+    if task == "wikitext":
+        texts = [wikitext_detokenizer({column: text}) for text in texts]
+    # A text longer than the model's window is cut into rows; the tokenizer would warn.
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    documents = [np.array(ids, np.int64) for ids in encoded]
+    if task == "lambada_openai":  # excerpts, which neither start nor end where a document does
+        return Domain(name, documents, passages=texts)
+    separator = tokenizer.eos_token_id
     ends = [np.append(ids, separator) for ids in documents] if separator is not None else []
-    return Domain(name, documents, documents, ends, passages=[])
-
-
-def of_passages(name: str, texts: Sequence[str], tokenizer: Any) -> Domain:
-    """The domain of passages that end in a word to guess: excerpts, whose ends and starts are no document's."""
-    return Domain(name, _encode(texts, tokenizer), starts=[], ends=[], passages=list(texts))
+    return Domain(name, documents, documents, ends)
 
 
 def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
-    """The domain of packed rows, in which `separator` stands between documents; None where nothing does."""
+    """Return the domain of packed rows with `separator` between documents; None if nothing stands there."""
     pieces, starts, ends = [], [], []
     for row in rows:
         places = np.flatnonzero(row == separator) if separator is not None else np.empty(0, np.int64)
@@ -118,47 +101,58 @@ def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | 
     texts = [tokenizer.decode(piece, clean_up_tokenization_spaces=False) for piece in pieces]
     # A row may begin and end inside a word.
     whole_words = [" ".join(text.split()[1:-1]) for text in texts]
-    return Domain(name, list(rows), starts, ends, cut_passages(whole_words, MAX_PASSAGES))
+    return Domain(name, rows, starts, ends, cut_passages(whole_words, MAX_PASSAGES))
 
 
-def _encode(texts: Sequence[str], tokenizer: Any) -> list[Ids]:
-    # A text longer than the model's window is cut into rows; the tokenizer would warn of it.
-    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)
-    return [np.array(ids, np.int64) for ids in encoded["input_ids"]]
+def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> dict[str, list[Row]]:
+    """Return all rows to score by what they are for.
+
+    - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
+      targets gives several rows; each begins with the id that the one before ended with.
+    - starts, bare: the first ids of documents after the start token of lm-evaluation-harness, and without it.
+    - ends: the last ids of documents, of which only the separator counts.
+    - words: the last word after a whole passage and after its last sentence alone, alternately.
+    """
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
+    parts: dict[str, list[Row]] = {name: [] for name in ("text", "starts", "bare", "ends", "words")}
+    before = 0
+    for number, domain in enumerate(domains):
+        cut = [
+            Row(row := ids[at : at + window + 1], len(row) - 1, number, before + index)
+            for index, ids in enumerate(domain.documents)
+            for at in range(0, len(ids) - 1, window)
+        ]
+        before += len(domain.documents)
+        if targets := sum(row.targets for row in cut):
+            parts["text"] += evenly(cut, -(-len(cut) * tokens // targets))
+        count = min(EDGE_TOKENS, window - 1)
+        starts = [ids[:count] for ids in domain.starts if len(ids) >= count and start is not None]
+        parts["bare"] += [Row(ids, count - 1, number) for ids in evenly(starts, edges)]
+        count = min(EDGE_TOKENS, window)
+        ends = [ids[-count:] for ids in domain.ends if len(ids) >= count]
+        parts["ends"] += [Row(ids, 1, number) for ids in evenly(ends, edges)]
+        for earlier, sentence, word in filter(None, map(split_passage, evenly(domain.passages, passages))):
+            parts["words"] += [
+                Row(*encode_word(context, word, tokenizer, window), number)
+                for context in (earlier + sentence, sentence)
+            ]
+    parts["starts"] = [Row(np.insert(row.ids, 0, start), len(row.ids), row.domain) for row in parts["bare"]]
+    return parts
 
 
-def first_tokens(starts: Sequence[Ids], most: int, window: int) -> list[Ids]:
-    """The first ids of at most so many documents, as many of each; of those that are long enough."""
-    count = min(EDGE_TOKENS, window - 1)
-    return [ids[:count] for ids in evenly([ids for ids in starts if len(ids) >= count], most)]
-
-
-def last_tokens(ends: Sequence[Ids], most: int, window: int) -> list[Ids]:
-    """The last ids of at most so many documents; of those that are long enough to tell an end."""
-    count = min(EDGE_TOKENS, window)
-    return [ids[-count:] for ids in evenly([ids for ids in ends if len(ids) >= count], most)]
-
-
-def split_passage(text: str) -> Passage | None:
-    """Its parts. None where it is one sentence, or its last one is one word."""
+def split_passage(text: str) -> tuple[str, str, str] | None:
+    """Return the text before the last sentence, that sentence, and its last word; None if a part would be empty."""
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
-    return Passage(context[:end], context[end:], word) if end and context[end:].strip() else None
+    return (context[:end], context[end:], word) if end and context[end:].strip() else None
 
 
-def ask(passage: Passage, tokenizer: Any, window: int) -> tuple[Question, Question]:
-    """The word after the whole passage, and after its last sentence alone.
+def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
+    """Return the ids of a context and the word after it, and how many of them are the word's.
 
-    Encoded as lm-evaluation-harness does: all in one, and what the text before does not have is the answer.
+    Encoded as lm-evaluation-harness does: all at once, and what the context alone does not have is the word.
     """
-    whole, alone = (
-        _question(tokenizer, before, passage.word, window)
-        for before in (passage.before + passage.sentence, passage.sentence)
-    )
-    return whole, alone
-
-
-def _question(tokenizer: Any, before: str, word: str, window: int) -> Question:
-    ids = tokenizer.encode(f"{before} {word}", add_special_tokens=False, verbose=False)
-    targets = len(ids) - len(tokenizer.encode(before, add_special_tokens=False, verbose=False))
-    return Question(np.array(ids[-window - 1 :], np.int64), max(1, targets))
+    ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
+    targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))
+    return np.array(ids[-window - 1 :], np.int64), max(1, targets)
