@@ -9,7 +9,7 @@ import functools
 import json
 import logging
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--output_dir {output} is a file: name a folder")
     recipe = known.run / "recipe.yaml" if known.run else None
     against = trace(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
+    local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     tokenizer = load_tokenizer(known.source)
     if tokenizer.get_vocab() != load_tokenizer(against.source).get_vocab():
         raise UserError(
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
     own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
     dataset_dir = _find_data(options.dataset_dir, own_data)
     domains, counts = _prepared_domains(dataset_dir, tokenizer, options.tokens) if dataset_dir else ([], None)
-    domains += _task_domains(options.local_data, tokenizer)
+    domains += _task_domains(local, tokenizer)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
         raise UserError("No text to diagnose on. Pass --dataset_dir with a prepared folder, or --local_data")
 
@@ -153,9 +154,8 @@ def _spread(rows: Any, tokens: int) -> list[Ids]:
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
 
-def _task_domains(local_data: Path | None, tokenizer: Any) -> Iterator[Domain]:
+def _task_domains(local: Mapping[str, Path], tokenizer: Any) -> Iterator[Domain]:
     """Yield LAMBADA's passages and wikitext's pages; a task that only the Hub has is left out with a warning offline."""
-    local = find_local_files(local_data, TASKS) if local_data else {}
     for task in TASKS:
         try:
             yield read_task(task, local.get(task), tokenizer)

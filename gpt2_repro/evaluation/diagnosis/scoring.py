@@ -24,11 +24,9 @@ def score_rows(model: Any, parts: Mapping[str, Sequence[Row]], *, device: str, n
     scored: dict[int, NDArray[np.float32]] = {}
     with tqdm(desc=name, total=sum(len(row) - 1 for row in rows), unit="tok", unit_scale=True) as bar:
         for numbers in batches_by_length([len(row) for row in rows], POSITIONS):
-            batch = torch.zeros(len(numbers), len(rows[numbers[0]]), dtype=torch.int64)
-            for line, number in enumerate(numbers):
-                batch[line, : len(rows[number])] = torch.from_numpy(rows[number].astype(np.int64))
-            batch = batch.to(device)
             # Padding is on the right, so that no position of a row sees it.
+            ids = [torch.from_numpy(rows[number].astype(np.int64)) for number in numbers]
+            batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
             wanted = batch[:, 1:]
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
             flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
