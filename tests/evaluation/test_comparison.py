@@ -11,6 +11,10 @@ from gpt2_repro.evaluation.scores import Metric, TaskScores
 
 
 OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"
+SETTINGS = {
+    **{"date": "2026-12-01", "command": "bash evaluate.sh runs/demo", "max_length": 1024, "batch_size": 32},
+    **{"seed": 1234, "device": "cuda", "limit": None, "versions": {"lm_eval": "0.4.13"}},
+}
 RIGHT = np.random.default_rng(0).random(2000) < 0.3
 
 
@@ -40,9 +44,7 @@ def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> l
     ]
 
 
-def comparison(
-    baseline: str | None = GPT2, limit: int | None = None, theirs: list[TaskScores] | None = None, **options
-) -> dict:
+def comparison(baseline: str | None = GPT2, theirs: list[TaskScores] | None = None, **options) -> dict:
     worse = RIGHT.copy()
     worse[:200] = False
     return compare(
@@ -52,15 +54,7 @@ def comparison(
             ComparedModel(OURS, "runs/demo/final", 3_538_944, 9_890_693_120, "0123456789abcdef"),
             ComparedModel(GPT2, GPT2, 124_439_808, None, "fedcba9876543210"),
         ],
-        date="2026-12-01T00:00:00+00:00",
-        command="bash evaluate.sh runs/demo",
-        max_length=1024,
-        batch_size=32,
-        seed=1234,
-        device="cuda",
-        limit=limit,
-        versions={"lm_eval": "0.4.13"},
-        **options,
+        **SETTINGS | options,
     )
 
 
@@ -76,18 +70,13 @@ def test_rows_hold_values_errors_and_paired_differences() -> None:
     assert grouped["difference"][OURS] == dict.fromkeys(("stderr", "low", "high", "verdict")) | {"value": 0.0}
 
 
-def test_only_the_same_documents_are_paired() -> None:
-    accuracy, *_ = comparison(theirs=scores(RIGHT, 37.0, documents="other"))["rows"]
-    assert accuracy["difference"][OURS]["stderr"] is None and accuracy["difference"][OURS]["verdict"] is None
-    assert accuracy["difference"][OURS]["value"] < 0
-
-
-def test_tokens_of_two_tokenizers_are_not_judged() -> None:
-    theirs = scores(RIGHT, 37.0)
-    pages = [[value, weight * 1.2] for value, weight in theirs[1].metrics[0].values]
+def test_only_the_same_documents_and_tokens_are_paired() -> None:
+    theirs = scores(RIGHT, 37.0, documents="other")
+    pages = [[value, weight * 1.2] for value, weight in theirs[1].metrics[0].values]  # tokens of another tokenizer
     theirs[1].metrics[0] = Metric("word_perplexity", 37.0, None, False, "weighted_perplexity", pages)
-    _, perplexity, _ = comparison(theirs=theirs)["rows"]
-    assert perplexity["difference"][OURS]["verdict"] is None
+    accuracy, perplexity, _ = (row["difference"][OURS] for row in comparison(theirs=theirs)["rows"])
+    assert accuracy["value"] < 0 and perplexity["value"] == pytest.approx(52.1 - 37.0)
+    assert accuracy["stderr"] is accuracy["verdict"] is perplexity["stderr"] is perplexity["verdict"] is None
 
 
 def test_what_was_not_measured_has_no_error_and_no_verdict() -> None:
@@ -98,15 +87,6 @@ def test_what_was_not_measured_has_no_error_and_no_verdict() -> None:
     assert accuracy["difference"][OURS]["verdict"] is None
     assert perplexity["values"][GPT2]["value"] is None and perplexity["difference"] == {}
     assert "better" not in (table := to_markdown(result)) and "worse" not in table
-
-
-def test_comparison_records_what_was_run() -> None:
-    result = comparison()
-    assert result["tasks"] == ["hellaswag", "wikitext"]
-    assert result["task_details"]["wikitext"] == {"version": 2.0, "documents": 31, "data": "/d/pages.jsonl"}
-    assert result["models"][0]["tokens_trained"] == 9_890_693_120
-    assert (result["dtype"], result["max_length"], result["limit"]) == ("float32", 1024, None)
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
 def test_the_table_has_values_differences_and_verdicts() -> None:
@@ -126,11 +106,14 @@ def test_the_table_has_values_differences_and_verdicts() -> None:
     assert headers == ["task", "metric", "this model"] and len(rows[0]) == 3
 
 
-def test_markdown_has_the_table_and_what_a_reader_needs() -> None:
-    lines = to_markdown(comparison()).splitlines()
-    assert lines[0] == f"| task | metric | {OURS} | {GPT2} | difference |"
-    assert lines[1] == "| --- | --- | ---: | ---: | ---: |"
-    notes = "\n".join(lines[5:])
+def test_json_and_markdown_hold_what_a_reader_needs() -> None:
+    result = comparison(warnings=["BROKEN SETUP: x"])
+    assert json.loads(json.dumps(result, allow_nan=False)) == result and result["tasks"] == ["hellaswag", "wikitext"]
+    assert result["task_details"]["wikitext"] == {"version": 2.0, "documents": 31, "data": "/d/pages.jsonl"}
+    warning, _, head, rule, *rows = to_markdown(result).splitlines()
+    assert "BROKEN SETUP: x" in warning and rule == "| --- | --- | ---: | ---: | ---: |"
+    assert head == f"| task | metric | {OURS} | {GPT2} | difference |"
+    notes = "\n".join(rows[3:])
     for part in ("1,024", "float32", "1234", "cuda", "9,890,693,120", "0123456789ab", "0.4.13", "acc 0.02"):
         assert part in notes, part
 
@@ -141,10 +124,6 @@ def test_limit_is_loud_and_judges_nothing() -> None:
     lines = to_markdown(result).splitlines()
     assert "--limit 20" in lines[0] and lines[0] in lines[1:], "above and below the table"
     assert "worse" not in "".join(lines)
-
-
-def test_warnings_stand_above_the_table() -> None:
-    assert to_markdown(comparison(warnings=["BROKEN SETUP: x"])).startswith("**BROKEN SETUP: x**\n\n| task |")
 
 
 def test_without_baseline_there_is_no_difference() -> None:
@@ -159,11 +138,7 @@ def test_many_models_are_a_trend_over_tokens() -> None:
         {name: scores(RIGHT, 60.0 - index) for index, name in enumerate(names)},
         None,
         models=[ComparedModel(name, name, 1, 1000 * index, "r" * 12) for index, name in enumerate(names)],
-        **{
-            key: comparison()[key]
-            for key in ("date", "command", "max_length", "batch_size", "seed", "device", "limit")
-        },
-        versions={},
+        **SETTINGS,
     )
     header, _, first, *_, last = [line for line in to_markdown(result).splitlines() if line.startswith("|")]
     assert header.startswith("| model | tokens trained | hellaswag acc ↑ | wikitext word_perplexity ↓ |")

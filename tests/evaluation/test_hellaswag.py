@@ -32,7 +32,7 @@ def tokenizer(real_data: Path):
 def lines(real_data: Path) -> list[dict]:
     """Items of all lengths."""
     with gzip.open(real_data / "hellaswag" / "hellaswag_val.jsonl.gz", "rt") as file:
-        return [json.loads(line) for line in file][::201]
+        return [json.loads(line) for line in file][::401]
 
 
 @pytest.fixture(scope="module")
@@ -75,54 +75,43 @@ def test_losses_and_answers_are_those_of_a_loop_over_endings(stock, losses_of, t
     scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
     losses = scorer.losses(losses_of, positions=2000, device=torch.device("cpu"))
     expected = torch.tensor([naive(stock, tokenizer, line) for line in lines], dtype=torch.float64)
-    assert losses.shape == (len(lines), 4) and len(lines) == 50
+    assert losses.shape == (len(lines), 4) and len(lines) == 26
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
     answers = [means.index(min(means)) for means in expected.tolist()]
     assert losses.argmin(1).tolist() == answers and len(set(answers)) == 4
     right = sum(answer == int(line["label"]) for answer, line in zip(answers, lines, strict=True))
-    assert scorer.score(losses) == {"hellaswag_acc": right / 50, "hellaswag_items": 50}
+    assert scorer.score(losses) == {"hellaswag_acc": round(right / 26, 6), "hellaswag_items": 26}
 
 
 def test_of_rows_longer_than_the_window_the_beginning_is_left_out(stock, losses_of, tokenizer, lines, source) -> None:
-    scorer = HellaSwag(read_items(str(source))[:10], tokenizer, window=24)
+    scorer = HellaSwag(read_items(str(source))[:5], tokenizer, window=24)
     losses = scorer.losses(losses_of, positions=1, device=torch.device("cpu"))  # a row a pass
-    cut = [naive(stock, tokenizer, line, window=24) for line in lines[:10]]
+    cut = [naive(stock, tokenizer, line, window=24) for line in lines[:5]]
     torch.testing.assert_close(losses, torch.tensor(cut, dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
 def test_processes_share_the_rows(losses_of, tokenizer, source) -> None:
     scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
-    options = {"positions": 1000, "device": torch.device("cpu")}
+    options = {"positions": 500, "device": torch.device("cpu")}
     whole = scorer.losses(losses_of, **options)
-    passes = [0, 0, 0]
-
-    def losses(process: int) -> torch.Tensor:
-        def count() -> None:
-            passes[process] += 1
-
-        return scorer.losses(losses_of, process=process, processes=3, after_batch=count, **options)
-
-    shares = [losses(process) for process in range(3)]
+    passes: list[int] = []
+    shares = [
+        scorer.losses(losses_of, process=one, processes=3, after_batch=lambda one=one: passes.append(one), **options)
+        for one in range(3)
+    ]
     assert torch.equal(sum(shares), whole)
     # Sharded weights ask for as many passes of each.
-    assert passes == [-(-len(scorer.batches(1000)) // 3)] * 3 and len(scorer.batches(1000)) % 3
-    assert all(int((share > 0).sum()) > 40 for share in shares)
-
-
-def test_rows_of_like_length_are_batched(tokenizer, source) -> None:
-    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
-    batches = scorer.batches(2000)
-    assert sorted(row for batch in batches for row in batch) == list(range(200))
-    lengths = [[len(scorer.rows[row][0]) - 1 for row in batch] for batch in batches]
-    padded = [len(batch) * max(batch) for batch in lengths]
-    assert max(padded) <= 2000 and sum(padded) < 1.1 * sum(map(sum, lengths))
+    assert [passes.count(one) for one in range(3)] == [-(-len(scorer.batches(500)) // 3)] * 3 and len(
+        scorer.batches(500)
+    ) % 3
+    assert all(int((share > 0).sum()) > 20 for share in shares)
 
 
 def test_a_model_of_nan_has_no_score(tokenizer, source, caplog: pytest.LogCaptureFixture) -> None:
     """The first ending each time would be right in a quarter of the items."""
     scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
-    losses = torch.full((50, 4), torch.nan)
-    assert scorer.score(losses) == {} and "is not finite" in caplog.text
+    losses = torch.full((26, 4), torch.nan)
+    assert scorer.score(losses) == {} and caplog.messages
 
 
 def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: Path) -> None:
@@ -140,51 +129,42 @@ def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("line", "message"),
     [
-        *(
-            (
-                json.dumps(ROW) + "\n" + json.dumps({key: ROW[key] for key in ROW if key != field}),
-                f"item 2 has no field '{field}'",
-            )
-            for field in ROW
-        ),
-        (json.dumps(ROW | {"endings": ["a", "b", "c"]}), "needs a context, 4 endings and a label of 0 to 3"),
-        (json.dumps(ROW | {"label": ""}), "needs a context, 4 endings and a label of 0 to 3"),
-        (json.dumps(ROW | {"endings": ["a", "b", "c", ""]}), "needs a context, 4 endings"),
-        (json.dumps(ROW | {"endings": [1, 2, 3, 4]}), "needs a context, 4 endings"),
-        (json.dumps(ROW | {"ctx": 5}), "needs a context, 4 endings"),
-        ("[1, 2]", "is no object with ctx, endings and label"),
-        ("\n", "is empty"),
+        *((json.dumps({key: ROW[key] for key in ROW if key != field}), f"item 2.*'{field}'") for field in ROW),
+        (json.dumps(ROW | {"endings": ["a", "b", "c"]}), "item 2.*4 endings"),
+        (json.dumps(ROW | {"label": ""}), "item 2.*label of 0 to 3"),
+        (json.dumps(ROW | {"endings": ["a", "b", "c", ""]}), "item 2.*4 endings"),
+        (json.dumps(ROW | {"endings": [1, 2, 3, 4]}), "item 2.*4 endings"),
+        (json.dumps(ROW | {"ctx": 5}), "item 2.*context"),
+        ("[1, 2]", "item 2.*ctx, endings and label"),
+        ("9" * 5000, "line 2 "),
+        ("[" * 100_000, "line 2 "),
+        ("{torn", "line 2 "),
     ],
 )
-def test_a_file_that_is_none_is_told_in_a_line(content: str, message: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_an_error_of_one_line(line: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match=message) as told:
+    path.write_text(f"{json.dumps(ROW)}\n{line}")
+    with pytest.raises(UserError, match=message) as refused:
         read_items(str(path))
-    assert "--hellaswag_steps 0" in str(told.value) and "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_what_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> None:
     packed = gzip.compress(json.dumps(ROW).encode() * 100)
-    torn, flipped, text = (tmp_path / f"{name}.jsonl.gz" for name in ("torn", "flipped", "text"))
-    torn.write_bytes(packed[:-20])
-    flipped.write_bytes(packed[:12] + bytes([packed[12] ^ 255]) + packed[13:])
-    text.write_text(json.dumps(ROW))
-    number, deep, cut = (tmp_path / f"{name}.jsonl" for name in ("number", "deep", "cut"))
-    for path, line in ((number, "9" * 5000), (deep, "[" * 100_000), (cut, "{torn")):
-        path.write_text(f"{json.dumps(ROW)}\n{line}")
-    (tmp_path / "folder.json").mkdir()
-    for source, message in (
-        *((str(path), "cannot be read") for path in (torn, flipped, text)),
-        *((str(path), "line 2 ") for path in (number, deep, cut)),
-        (str(tmp_path / "none.jsonl"), "there is no --hellaswag_data"),
-        (str(tmp_path / "folder.json"), "there is no --hellaswag_data"),
+    for name, content in (
+        ("torn.jsonl.gz", packed[:-20]),
+        ("flipped.jsonl.gz", packed[:12] + bytes([packed[12] ^ 255]) + packed[13:]),
+        ("text.jsonl.gz", json.dumps(ROW).encode()),
+        ("empty.jsonl", b"\n"),
     ):
-        with pytest.raises(UserError, match=message) as told:
-            read_items(source)
-        assert "\n" not in str(told.value)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder.json").mkdir()
+    for name in (*(path.name for path in tmp_path.iterdir()), "none.jsonl"):
+        with pytest.raises(UserError, match=name) as refused:
+            read_items(str(tmp_path / name))
+        assert "\n" not in str(refused.value)
 
 
 def test_a_hub_out_of_reach_is_no_mistake() -> None:
@@ -202,15 +182,12 @@ def test_what_all_of_it_costs_is_what_a_dry_run_says(tokenizer, real_data: Path)
     assert positions == HELLASWAG_TOKENS < 1.03 * sum(len(row) - 1 for row, _ in scorer.rows)
 
 
-@pytest.mark.parametrize(("tokens_per_second", "save", "sample"), [(1.75e6, 2.0, 0.6), (3.5e6, 2.0, 0.6)])
-def test_at_the_default_cadence_all_but_steps_stays_under_4_percent_on_8_gpus(
-    tokens_per_second: float, save: float, sample: float
-) -> None:
-    """8 x A100 by llm.c's published 300 ms a step, and twice as fast; seconds of a save and of a sample are assumed."""
+def test_at_the_default_cadence_all_but_steps_stays_under_4_percent_on_8_gpus() -> None:
+    """Twice as fast as llm.c's published 300 ms a step of 8 x A100; seconds of a save and of a sample are assumed."""
     training = parse_recipe([], sections={"training": PretrainingArguments}).values["training"]
     tokens = training["tokens_per_step"]
     share = forward_share(training["eval_tokens"], every_steps=training["eval_steps"], tokens_per_step=tokens)
     share += forward_share(HELLASWAG_TOKENS, every_steps=training["hellaswag_steps"], tokens_per_step=tokens)
-    for seconds, steps in ((save, training["save_steps"]), (sample, training["sample_steps"])):
-        share += seconds / (steps * tokens / tokens_per_second)
+    for seconds, steps in ((2.0, training["save_steps"]), (0.6, training["sample_steps"])):
+        share += seconds / (steps * tokens / 3.5e6)
     assert 0.03 < share < 0.04
