@@ -21,13 +21,12 @@ from gpt2_repro.training.checkpoints import seal
 
 
 ENVIRONMENT = {
-    "plan": {"tokens_per_step": 512, "sequence_length": 64},
-    "parameters": 39_168,
-    "precision": "fp32",
-    "seed": 42,
-    "versions": {"torch": "2.13.0"},
-    "commit": "0123456789ab",
-    "trajectory": {"learning_rate": 1e-2, "init_from": ""},
+    **{"plan": {"tokens_per_step": 512, "sequence_length": 64}, "parameters": 39_168, "precision": "fp32", "seed": 42},
+    **{
+        "versions": {"torch": "2.13.0"},
+        "commit": "0123456789ab",
+        "trajectory": {"learning_rate": 1e-2, "init_from": ""},
+    },
     "data": {
         "source": {"name": "files", "files": [{"path": "/here/a.jsonl"}]},
         "counts": {"train": {"documents": 6, "tokens": 5000}},

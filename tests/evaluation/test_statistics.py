@@ -14,7 +14,6 @@ from gpt2_repro.evaluation.statistics import (
     PERPLEXITY,
     WEIGHTED_PERPLEXITY,
     aggregate,
-    bootstrap_stderr,
     paired,
     perplexity_stderr,
 )
@@ -56,9 +55,9 @@ def test_accuracies_have_mcnemars_error() -> None:
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE])
 def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None:
-    """400 worlds whose true difference is known; a 95 % interval misses it in about 20."""
+    """200 worlds whose true difference is known; a 95 % interval misses it in about 10."""
     truth, missed, errors, values = 0.1, 0, [], []
-    for world in range(400):
+    for world in range(200):
         draw = np.random.default_rng(world)
         theirs = -(3 + draw.exponential(1.0, 62))
         ours = theirs - truth + draw.normal(0, 0.3, 62)
@@ -73,7 +72,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None
         missed += not difference.low <= expected <= difference.high
         errors.append(difference.stderr)
         values.append(difference.value - expected)
-    assert 8 <= missed <= 40
+    assert 4 <= missed <= 20
     if aggregation == BITS_PER_BYTE:
         assert np.mean(errors) == pytest.approx(np.std(values), rel=0.15)
 
@@ -82,22 +81,17 @@ def test_verdicts_need_the_whole_interval() -> None:
     draw = np.random.default_rng(0)
     theirs = (draw.random(10_000) < 0.3).astype(float)
     flipped = np.where(draw.random(10_000) < 0.01, 1 - theirs, theirs)
-    assert paired("acc", MEAN, flipped, theirs, higher_is_better=True).verdict == "matches"
-    assert paired("acc", MEAN, theirs, theirs, higher_is_better=True).verdict == "matches"
-    few = paired("acc", MEAN, flipped[:150], theirs[:150], higher_is_better=True)
-    assert few.verdict in ("inconclusive", "matches")
     noisy = (draw.random(400) < 0.3).astype(float)
-    assert paired("acc", MEAN, noisy, theirs[:400], higher_is_better=True).verdict == "inconclusive"
-    worse = PAGES * np.array([1.03, 1.0])
-    assert paired("word_perplexity", WEIGHTED_PERPLEXITY, worse, PAGES, higher_is_better=False).verdict == "worse"
-    assert paired("word_perplexity", WEIGHTED_PERPLEXITY, PAGES, worse, higher_is_better=False).verdict == "better"
-    assert paired("unheard_of", MEAN, theirs, theirs, higher_is_better=None).verdict is None
-
-
-def test_pages_have_an_error_too() -> None:
-    assert bootstrap_stderr(WEIGHTED_PERPLEXITY, PAGES) > 0
-    same = np.tile([[-400.0, 100.0]], (62, 1))
-    assert bootstrap_stderr(WEIGHTED_PERPLEXITY, same) == pytest.approx(0, abs=1e-9)
+    worse, pages = PAGES * np.array([1.03, 1.0]), "word_perplexity"
+    for metric, aggregation, ours, base, higher, verdict in (
+        ("acc", MEAN, flipped, theirs, True, "matches"),
+        ("acc", MEAN, theirs, theirs, True, "matches"),
+        ("acc", MEAN, noisy, theirs[:400], True, "inconclusive"),
+        (pages, WEIGHTED_PERPLEXITY, worse, PAGES, False, "worse"),
+        (pages, WEIGHTED_PERPLEXITY, PAGES, worse, False, "better"),
+        ("unheard_of", MEAN, theirs, theirs, None, None),
+    ):
+        assert paired(metric, aggregation, ours, base, higher_is_better=higher).verdict == verdict
 
 
 def test_few_documents_that_differ_tell_nothing() -> None:

@@ -98,22 +98,19 @@ def test_words_are_encoded_as_the_harness_does(
     domain = read_task("lambada_openai", real_data / "lambada" / "lambada_test.jsonl", gpt2)
     rows = rows_to_score([domain], gpt2, window=1024, tokens=20_000)["words"]
     passages = [parts for text in domain.passages if (parts := split_passage(text))]
-    checked = 0
+    assert len(rows) > 300
     for whole, alone in zip(rows[::2], rows[1::2], strict=True):
         text = gpt2.decode(whole.ids)
-        earlier, sentence, word = next(its for its in passages if f"{its[0]}{its[1]} {its[2]}" == text)
+        earlier, sentence, word = next(its for its in passages if "{}{} {}".format(*its) == text)
         context, target = scorer._encode_pair(earlier + sentence, " " + word)
         assert (whole.ids.tolist(), whole.targets) == ([*context, *target], len(target))
         assert alone.ids[-alone.targets :].tolist() == target and len(alone.ids) < len(whole.ids)
-        checked += 1
-    assert checked > 150
 
 
 def test_wikitext_is_what_the_harness_shows(gpt2: PreTrainedTokenizerBase, real_data: Path) -> None:
     domain = read_task("wikitext", find_local_files(real_data, ["wikitext"])["wikitext"], gpt2)
-    pages = [gpt2.decode(ids) for ids in domain.documents]
-    assert len(pages) == 60 and all(ids[-1] == gpt2.eos_token_id for ids in domain.ends)
-    assert all(" @-@ " not in page and " , " not in page for page in pages)
+    assert len(domain.documents) == 60 and all(ids[-1] == gpt2.eos_token_id for ids in domain.ends)
+    assert not any(" @-@ " in page or " , " in page for page in map(gpt2.decode, domain.documents))
 
 
 def test_lines_end_where_json_lines_do(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -146,12 +143,6 @@ def test_tables_equal_plain_sums(tokenizer: PreTrainedTokenizerBase, seed: int) 
         assert sorted(bucket.ours for bucket in found) == pytest.approx(
             sorted(its.mean() for its in expected.values())
         )
-
-
-def test_position_edges_end_in_the_last_position_alone() -> None:
-    assert position_edges(1024)[:10] == [0, 1, 2, 4, 8, 16, 32, 64, 128, 192]
-    assert position_edges(1024)[-3:] == [960, 1023, 1024]
-    assert position_edges(2) == [0, 1, 2]
 
 
 def test_errors_are_those_of_documents_not_of_tokens() -> None:
