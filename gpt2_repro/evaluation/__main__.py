@@ -42,7 +42,7 @@ logger = logging.getLogger("gpt2_repro.evaluation")
 def main(argv: list[str]) -> None:
     options = parse_options(argv, description=__doc__)
     # Below the options, so that --help and a mistyped option need not wait for torch.
-    from gpt2_repro.model.export import resolve_checkpoint
+    from gpt2_repro.model.export import load_pair, resolve_checkpoint
 
     named = [folder for name in options.checkpoints for folder in checkpoints_of(name, every=options.all_checkpoints)]
     traced = [trace(resolve_checkpoint(checkpoint)) for checkpoint in named]
@@ -54,7 +54,8 @@ def main(argv: list[str]) -> None:
     check_tasks(tasks, local)
     device = choose_device(options.device)
 
-    candidates = [_open(known) for known in {known.name: known for known in traced}.values()]
+    unique = {known.name: known for known in traced}.values()
+    candidates = [open_candidate(known, functools.partial(load_pair, known.source)) for known in unique]
     baseline, stands_in = _add_baseline(candidates, settings.baseline)
     max_length = common_window(
         settings.max_length,
@@ -82,22 +83,19 @@ def main(argv: list[str]) -> None:
         ComparedModel(one.name, one.known.source, one.parameters, one.known.tokens_trained, one.revision)
         for one in candidates
     ]
-    warnings = [
-        line
-        for one in candidates
-        if options.limit is None
-        for line in published.check(one.known.source, max_length, scores[one.name])
-    ]
-    whole = published.whole_sets(scores[candidates[0].name])
-    if stands_in is not None and not published.stand_in(stands_in, max_length, whole):
-        logger.warning(
-            "nothing is published of %s for these documents in this window: the table has no baseline", stands_in
-        )
-    elif stands_in is not None:
-        baseline = f"{stands_in} (published)"
-        scores[baseline] = published.stand_in(stands_in, max_length, whole)
-        by = published.sources(stands_in, max_length, whole)
-        columns.append(ComparedModel(baseline, stands_in, None, None, published_by=by))
+    warnings = []
+    for one in candidates if options.limit is None else ():
+        warnings += published.check(one.known.source, max_length, scores[one.name])
+    if stands_in is not None:
+        known_scores, by = published.stand_in(stands_in, max_length, scores[candidates[0].name])
+        if known_scores:
+            baseline = f"{stands_in} (published)"
+            scores[baseline] = known_scores
+            columns.append(ComparedModel(baseline, stands_in, None, None, published_by=by))
+        else:
+            logger.warning(
+                "nothing is published of %s for these documents in this window: the table has no baseline", stands_in
+            )
     comparison = compare(
         scores,
         baseline,
@@ -128,7 +126,7 @@ def check_output(folder: Path) -> None:
 
 def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, str | None]:
     """Open the baseline beside the others; its name, and the Hub id that published numbers have to stand in for."""
-    from gpt2_repro.model.export import resolve_checkpoint
+    from gpt2_repro.model.export import load_pair, resolve_checkpoint
 
     if name == "none":
         return None, None
@@ -141,19 +139,13 @@ def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, s
     if known.name in [one.name for one in candidates]:
         return known.name, None
     try:
-        candidates.append(_open(known))
+        candidates.append(open_candidate(known, functools.partial(load_pair, known.source)))
     except UserError as error:
         if name in published.NUMBERS and not Path(name).exists():
             logger.warning("%s; its published numbers stand in for it, without a test of the difference", error)
             return None, name
         raise UserError(f"{error}; --baseline none leaves it out") from None
     return known.name, None
-
-
-def _open(known: Provenance) -> Candidate:
-    from gpt2_repro.model.export import load_pair
-
-    return open_candidate(known, functools.partial(load_pair, known.source))
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:

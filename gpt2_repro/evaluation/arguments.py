@@ -57,26 +57,16 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
             nargs="+" if isinstance(default, list) else None,
             help=f"{field.metadata['help']} (default: {shown})",
         )
-    parser.add_argument(
-        "--local_data", type=Path, metavar="DIR", help="Task data as jsonl files, and the prepared folder: no network."
-    )
-    parser.add_argument(
-        "--all_checkpoints",
-        action="store_true",
-        help="Of each named run all complete checkpoints, and a trend over the tokens trained.",
-    )
-    parser.add_argument(
-        "--no_cache", action="store_true", help="Score again what has been scored (.cache/evaluation remembers)."
-    )
+    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files: no network.")
+    parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each named run.")
+    parser.add_argument("--no_cache", action="store_true", help="Score again what is in .cache/evaluation.")
     parser.add_argument(
         "--limit", type=_count, metavar="N", help="Documents per task, to try a command; never a score."
     )
-    parser.add_argument(
-        "--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation, or evaluations/<checkpoint>."
-    )
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation or evaluations/NAME.")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: the first GPU if there is one.")
     parser.add_argument(
-        "--batch_size", type=_count, metavar="N", help="Rows per forward pass. Default: 32 on a GPU, 4 on a CPU."
+        "--batch_size", type=_count, metavar="N", help="Rows per pass. Default: 32 on a GPU, 4 on a CPU."
     )
     options = parser.parse(argv)
     if not options.checkpoints:

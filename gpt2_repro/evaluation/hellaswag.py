@@ -27,9 +27,9 @@ SKIP = "or type --hellaswag_steps 0"
 
 
 class Item(NamedTuple):
-    """A context, its endings and the number of the right one."""
+    """A context, its endings and the number of the right one, named as in the files."""
 
-    context: str
+    ctx: str
     endings: tuple[str, ...]
     label: int
 
@@ -64,22 +64,15 @@ def _rows(source: str) -> Iterable[Any]:
 
 
 def _item(row: Any, where: str) -> Item:
-    if not isinstance(row, Mapping):
-        raise UserError(f"{where} is no object with ctx, endings and label: name HellaSwag's validation split, {SKIP}")
-    for field in ("ctx", "endings", "label"):
-        if field not in row:
-            raise UserError(
-                f"{where} has no field {field!r}: an item has ctx, endings ({ENDINGS}) and label, {SKIP[3:]}"
-            )
-    context, endings, label = row["ctx"], row["endings"], row["label"]
+    fields: Mapping[str, Any] = row if isinstance(row, Mapping) else {}
+    context, endings, label = (fields.get(name) for name in Item._fields)
     texts = [context, *endings] if isinstance(endings, list | tuple) else []
-    sound = len(texts) == 1 + ENDINGS and all(isinstance(text, str) and text for text in texts)
-    if not sound or label not in LABELS:
+    if len(texts) != 1 + ENDINGS or not all(isinstance(text, str) and text for text in texts) or label not in LABELS:
         raise UserError(
-            f"{where} needs a context, {ENDINGS} endings and a label of 0 to {ENDINGS - 1}: name HellaSwag's validation "
-            f"split, {SKIP}"
+            f"{where} needs a text ctx, {ENDINGS} texts endings and a label of 0 to {ENDINGS - 1}. Name HellaSwag's "
+            f"validation split, {SKIP}"
         )
-    return Item(context, tuple(endings), int(label))
+    return Item(texts[0], tuple(texts[1:]), int(fields["label"]))
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
@@ -105,7 +98,7 @@ class HellaSwag:
 
     def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
         self.labels = torch.tensor([item.label for item in items])
-        contexts = _encode(tokenizer, [item.context for item in items])
+        contexts = _encode(tokenizer, [item.ctx for item in items])
         endings = _encode(tokenizer, [f" {ending}" for item in items for ending in item.endings])
         self.rows: list[tuple[list[int], int]] = []  # ids, and how many of them at the end are the ending's
         for number, ending in enumerate(endings):

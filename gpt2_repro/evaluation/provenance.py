@@ -72,16 +72,11 @@ def trace(source: str) -> Provenance:
     folder = Path(source)
     run = folder.parent if (folder.parent / "recipe.yaml").is_file() and folder.is_dir() else None
     if run is None:
-        return Provenance(name=source.rstrip("/"), source=source, run=None, sequence_length=None, record={})
+        return Provenance(source.rstrip("/"), source, run=None, sequence_length=None, record={})
     shown = run if run.name else run.resolve().name
     length = load_sections(run / "recipe.yaml").get("data", {}).get("sequence_length")
-    return Provenance(
-        name=f"{folder.name} ({shown})",
-        source=source,
-        run=run,
-        sequence_length=None if length is None else int(length),
-        record=training_record(folder),
-    )
+    length = None if length is None else int(length)
+    return Provenance(f"{folder.name} ({shown})", source, run, length, training_record(folder))
 
 
 def default_output_dir(first: Provenance, *, smoke_test: bool = False) -> Path:
@@ -90,6 +85,6 @@ def default_output_dir(first: Provenance, *, smoke_test: bool = False) -> Path:
     return folder / "smoke_test" if smoke_test else folder
 
 
-def file_name(name: str, suffix: str = "") -> str:
+def file_name(name: str) -> str:
     """A model's name as a file name."""
-    return re.sub(r"[^\w.]+", "-", name).strip("-.") + suffix
+    return re.sub(r"[^\w.]+", "-", name).strip("-.")

@@ -125,14 +125,9 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
     stderr = entries.get(f"{metric}_stderr,{filter_name}")
     if aggregation is not None and len(values) > 1:
         stderr = standard_error(aggregation, values)
-    return Metric(
-        name=metric if filter_name == "none" else f"{metric} ({filter_name})",
-        value=_finite(entries[key]),
-        stderr=_finite(stderr),
-        higher_is_better=results.get("higher_is_better", {}).get(task, {}).get(metric),
-        aggregation=aggregation,
-        values=values,
-    )
+    name = metric if filter_name == "none" else f"{metric} ({filter_name})"
+    higher_is_better = results.get("higher_is_better", {}).get(task, {}).get(metric)
+    return Metric(name, _finite(entries[key]), _finite(stderr), higher_is_better, aggregation, values)
 
 
 def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
@@ -161,14 +156,8 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
         for sample in samples
     ]
     array = np.asarray(values, dtype=np.float64)
-    return Metric(
-        name="nats_per_token",
-        value=aggregate(BITS_PER_BYTE, array),
-        stderr=bootstrap_stderr(BITS_PER_BYTE, array) if len(values) > 1 else None,
-        higher_is_better=False,
-        aggregation=BITS_PER_BYTE,
-        values=values,
-    )
+    stderr = bootstrap_stderr(BITS_PER_BYTE, array) if len(values) > 1 else None
+    return Metric("nats_per_token", aggregate(BITS_PER_BYTE, array), stderr, False, BITS_PER_BYTE, values)
 
 
 def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
@@ -180,12 +169,5 @@ def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
             tokens = len(tokenizer(context + ending)["input_ids"]) - len(tokenizer(context)["input_ids"])
             means.append(log_probability / tokens)
         right.append(float(np.argmax(means) == int(sample["target"])))
-    values = np.asarray(right)
-    return Metric(
-        name="completion",
-        value=float(values.mean()),
-        stderr=float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None,
-        higher_is_better=True,
-        aggregation=MEAN,
-        values=right,
-    )
+    stderr = float(np.std(right, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else None
+    return Metric("completion", float(np.mean(right)), stderr, True, MEAN, right)

@@ -68,11 +68,8 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     if not local_data.is_dir():
         raise UserError(f"--local_data {local_data} is no folder: name one that holds task data as jsonl files")
     wanted = {task: LOCAL_TASKS[task].files for task in tasks if task in LOCAL_TASKS}
-    found = {
-        task: next(path for name in names if (path := local_data / name).is_file())
-        for task, names in wanted.items()
-        if any((local_data / name).is_file() for name in names)
-    }
+    paths = {task: [path for name in names if (path := local_data / name).is_file()] for task, names in wanted.items()}
+    found = {task: there[0] for task, there in paths.items() if there}
     if not found:
         names = sorted({files[0] for files in wanted.values()}) or ["a file for any of these tasks"]
         raise UserError(

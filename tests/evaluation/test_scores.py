@@ -89,14 +89,15 @@ def test_published_numbers_check_what_is_measured() -> None:
 
 
 def test_published_numbers_stand_in() -> None:
-    tasks = published.stand_in("openai-community/gpt2", 1024, ["lambada_openai", "wikitext"])
+    def scored(*tasks: str) -> list[TaskScores]:
+        return [TaskScores(task, 1.0, "d", [], published.DOCUMENTS[task], []) for task in tasks]
+
+    tasks, _ = published.stand_in("openai-community/gpt2", 1024, scored("lambada_openai", "wikitext"))
     assert {(task.task, its.name): its.value for task in tasks for its in task.metrics} == {
-        ("lambada_openai", "perplexity"): 40.0554,
-        ("lambada_openai", "acc"): 0.3256,
-        ("wikitext", "word_perplexity"): 37.3698,
-        ("wikitext", "bits_per_byte"): 0.9769,
+        **{("lambada_openai", "perplexity"): 40.0554, ("lambada_openai", "acc"): 0.3256},
+        **{("wikitext", "word_perplexity"): 37.3698, ("wikitext", "bits_per_byte"): 0.9769},
     }
     # Bits per byte and word perplexity of WikiText-2's test split are one number: 241,335 words in 1,290,527 bytes.
     bits = math.log(37.3698) * 241_335 / (1_290_527 * math.log(2))
     assert bits == pytest.approx(0.9769, abs=1e-4)
-    assert published.sources("openai-community/gpt2", 512, ["wikitext"]) == [published.BLOG]
+    assert published.stand_in("openai-community/gpt2", 512, scored("wikitext"))[1] == [published.BLOG]
