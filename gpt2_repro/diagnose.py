@@ -57,15 +57,15 @@ def main(argv: list[str]) -> None:
     tokenizer = load_tokenizer(known.source)
     if tokenizer.get_vocab() != load_tokenizer(against.source).get_vocab():
         raise UserError(
-            f"{known.name} and {against.name} have different tokenizers, so no token of one is a token of the other: pass "
-            "--baseline with a model of the same tokenizer; bash evaluate.sh compares these two by bits per byte"
+            f"{known.name} and {against.name} have different tokenizers, so their losses per token do not compare. Pass "
+            "--baseline with a model of the same tokenizer; bash evaluate.sh compares these two by bits per byte."
         )
     own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
     dataset_dir = _find_data(options.dataset_dir, own_data)
     domains, counts = _prepared_domains(dataset_dir, tokenizer, options.tokens) if dataset_dir else ([], None)
     domains += _task_domains(local, tokenizer)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
-        raise UserError("No text to diagnose on. Pass --dataset_dir with a prepared folder, or --local_data")
+        raise UserError("No text to diagnose on. Pass --dataset_dir with a prepared folder, or --local_data.")
 
     device = choose_device(options.device)
     models = [open_candidate(one, functools.partial(load_pair, one.source)) for one in (known, against)]

@@ -15,7 +15,6 @@ from gpt2_repro.evaluation.statistics import (
     PERPLEXITY,
     WEIGHTED_PERPLEXITY,
     aggregate,
-    bootstrap_stderr,
     standard_error,
 )
 
@@ -155,9 +154,9 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
         ]
         for sample in samples
     ]
-    array = np.asarray(values, dtype=np.float64)
-    stderr = bootstrap_stderr(BITS_PER_BYTE, array) if len(values) > 1 else None
-    return Metric("nats_per_token", aggregate(BITS_PER_BYTE, array), stderr, False, BITS_PER_BYTE, values)
+    loss = aggregate(BITS_PER_BYTE, np.asarray(values, dtype=np.float64))
+    stderr = standard_error(BITS_PER_BYTE, values) if len(values) > 1 else None
+    return Metric("nats_per_token", loss, stderr, False, BITS_PER_BYTE, values)
 
 
 def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:

@@ -99,12 +99,8 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
         return float(mean_stderr(values))
     if aggregation == PERPLEXITY:
         return perplexity_stderr(values)
-    return bootstrap_stderr(aggregation, np.asarray(values, dtype=np.float64))
-
-
-def bootstrap_stderr(aggregation: str, values: NDArray[np.float64]) -> float:
-    """Return the standard error of a score that is weighted by length, over its documents. The harness has none."""
-    return float(_bootstrapped(aggregation, values)[0].std(ddof=1))
+    # Of a score that is weighted by length, over its documents. The harness has none.
+    return float(_bootstrapped(aggregation, np.asarray(values, dtype=np.float64))[0].std(ddof=1))
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:

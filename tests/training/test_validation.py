@@ -86,7 +86,7 @@ def test_hellaswag_that_is_none_ends_in_a_line_before_anything_is_written(
     bad.write_text('{"ctx": "abc", "label": 0}\n')
     words = ("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", "--hellaswag_steps", 4)
     done = type_warm(*words, "--hellaswag_data", bad)
-    assert done.returncode == 2 and "item 1 has no field 'endings'" in done.stderr
+    assert done.returncode == 2 and "item 1 " in done.stderr and "endings" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
