@@ -28,8 +28,13 @@ RUNS = {
     "accumulated": ("--per_device_train_batch_size", 4),
     "dropout": ("--dropout", 0.1, "--seed", 7),
     "constant": ("--lr_scheduler_type", "constant", "--max_grad_norm", 0.1),
-    "llama": ("--model_type", "llama"),
-    "mixtral": ("--model_type", "mixtral", "--config_overrides", "num_key_value_heads=2,num_local_experts=4"),
+    "llama": ("--model_type", "llama", "--config_overrides", "intermediate_size=48"),
+    "mixtral": (
+        "--model_type",
+        "mixtral",
+        "--config_overrides",
+        "intermediate_size=48,num_local_experts=4,num_key_value_heads=2",
+    ),
 }
 LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
