@@ -211,23 +211,18 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
     """A stock fp32 model of the true vocabulary from training weights, which may be padded and of any float dtype.
 
-    Raises KeyError for a weight that is missing and ValueError for one that the architecture does not have.
+    Raises ValueError for a weight that is missing or that the architecture does not have.
     """
     padded = copy.deepcopy(config)
     target = plain_config(config)
     padded._attn_implementation = "sdpa"
     if hasattr(padded, "activation_function"):
-        padded.activation_function = (
-            target.activation_function
-        )  # else the last digits change when it is saved and loaded
+        # Else the last digits change when it is saved and loaded.
+        padded.activation_function = target.activation_function
     model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
-    wanted = set(model.state_dict())
-    if extra := weights.keys() - wanted:
-        raise ValueError(f"weights that this architecture does not have: {sorted(extra)[:3]}")
-    tied = set(model.all_tied_weights_keys)
-    if missing := wanted - weights.keys() - tied:
-        raise KeyError(f"weights are missing: {sorted(missing)[:3]}")
-    model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
+    missing, extra = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
+    if wrong := {*missing, *extra} - set(model.all_tied_weights_keys):
+        raise ValueError(f"weights are missing, or this architecture does not have them: {sorted(wrong)[:3]}")
     model.tie_weights()
     if target.vocab_size != padded.vocab_size:
         model.resize_token_embeddings(target.vocab_size)
