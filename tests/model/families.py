@@ -1,0 +1,38 @@
+"""Tiny models of the three architectures, with weights that are far from fresh ones, so that mistakes show."""
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedModel
+
+from gpt2_repro.model.documents import Documents
+from gpt2_repro.model.pretraining import make_pretraining
+
+
+SEPARATOR, VOCABULARY, PADDED, LENGTH = 7, 90, 96, 16
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+SHAPE = {"vocab_size": PADDED, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"max_position_embeddings": LENGTH, "bos_token_id": SEPARATOR, "eos_token_id": SEPARATOR}
+GROUPED = {"num_key_value_heads": 2, "intermediate_size": 24}
+# The stock loss has no balance of experts here, as it has none in ours; grouped products have no float64.
+EXPERTS = {"num_local_experts": 4, "router_aux_loss_coef": 0.0, "experts_implementation": "eager"}
+CONFIGS = {
+    "gpt2": GPT2Config(**SHAPE, **NO_DROPOUT),
+    "llama": LlamaConfig(**SHAPE, **GROUPED),
+    "mixtral": MixtralConfig(**SHAPE, **GROUPED, **EXPERTS),
+}
+
+
+def build(
+    family: str,
+    attention: str = "causal_sdpa",
+    *,
+    dtype: torch.dtype = torch.float32,
+    documents: Documents | None = None,
+) -> PreTrainedModel:
+    """The model of a family with the pre-training forward and always the same weights."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=dtype, attn_implementation="causal_sdpa")
+    model.config._attn_implementation = attention  # flash-attn is not there to be asked
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    return make_pretraining(model, vocab_size=VOCABULARY, documents=documents)
