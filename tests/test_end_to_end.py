@@ -8,33 +8,26 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
+import train as train_story
+from gpt2_repro import generate
+from gpt2_repro.report import __main__ as report
+from tests.commands import ROOT
+
 
 @pytest.fixture(scope="module")
-def run(type_command, tiny_recipe: Path, tmp_path_factory) -> Path:
-    output = tmp_path_factory.mktemp("end") / "run"
-    words = ("train.py", tiny_recipe, "--output_dir", output, "--per_device_train_batch_size", 4)
-    done = type_command("launch", 2, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return output
+def run(train, tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("end") / "run", "--per_device_train_batch_size", 4)
 
 
 def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -> None:
-    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == {
-        "recipe.yaml",
-        "environment.json",
-        "run_status.json",
-        "metrics.jsonl",
-        "samples.jsonl",
-        "checkpoint-4",
-        "checkpoint-8",
-        "final",
-    }
-    assert yaml.safe_load((run / "recipe.yaml").read_text())["training"]["output_dir"] == str(run)
-    resolved, written = yaml.safe_load((run / "recipe.yaml").read_text()), yaml.safe_load(tiny_recipe.read_text())
+    files = {"recipe.yaml", "environment.json", "run_status.json", "metrics.jsonl", "samples.jsonl"}
+    folders = {"checkpoint-4", "checkpoint-8", "final"}
+    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == files | folders
+    resolved, written = (yaml.safe_load(path.read_text()) for path in (run / "recipe.yaml", tiny_recipe))
+    assert resolved["training"]["output_dir"] == str(run)
+    written["training"]["per_device_train_batch_size"] = 4
     for section, keys in written.items():
-        for key, value in keys.items():
-            if key != "per_device_train_batch_size":
-                assert resolved[section][key] == value, f"{section}.{key}"
+        assert keys.items() <= resolved[section].items()
     environment = json.loads((run / "environment.json").read_text())
     assert environment["plan"]["total_tokens"] == 8 * 256
     assert environment["data"]["counts"]["train"]["rows"] > 0
@@ -60,18 +53,15 @@ def test_stock_transformers_loads_what_training_wrote(run: Path, tmp_path: Path)
     assert "| tokens | 2,048 |" in card and "validation loss" in card
 
 
-def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, type_command) -> None:
+def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -> None:
     texts = []
     for checkpoint in (run, run / "final", run / "checkpoint-8"):
-        done = type_command(
-            "python", "-m", "gpt2_repro.generate", checkpoint, "--prompt", "abc", "--max_new_tokens", 8
-        )
-        assert done.returncode == 0, done.stderr
-        texts.append(done.stdout)
+        generate.main([str(checkpoint), "--prompt", "abc", "--max_new_tokens", "8"])
+        texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] and all(text.startswith("abc") and len(text) > 5 for text in texts)
 
 
-def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command) -> None:
+def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys) -> None:
     data = yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"]
     tasks = ("--tasks", "last_word", "document_perplexity")
     done = type_command("bash", "evaluate.sh", run / "final", "--local_data", data, *tasks)
@@ -84,11 +74,10 @@ def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command) -> None
     difference = bits["difference"][trained]
     assert difference["high"] < 0 and difference["verdict"] == "inconclusive", "of 15 documents"
     assert comparison["models"][0]["tokens_trained"] == 2048
-    done = type_command("python", "-m", "gpt2_repro.report", run)
-    assert done.returncode == 0, done.stderr
+    report.main([str(run)])
     page = (run / "report.html").read_text()
     assert "bits_per_byte" in page and "bigram" in page and (run / "report" / "loss.png").exists()
-    assert str(run / "report.html") in done.stdout
+    assert str(run / "report.html") in capsys.readouterr().out
 
 
 def test_bars_can_be_left_out_and_the_lines_stay(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
@@ -100,19 +89,16 @@ def test_bars_can_be_left_out_and_the_lines_stay(type_warm, tiny_recipe: Path, t
         assert ("train:" in done.stderr and "validate:" in done.stderr) is (option == "false")
 
 
-def test_dry_run_derives_everything_and_writes_nothing(type_command, tmp_path: Path) -> None:
-    done = type_command("python", "train.py", "--dry_run", "--output_dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+def test_dry_run_derives_everything_and_writes_nothing(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    train_story.main(["--dry_run", "--output_dir", str(tmp_path / "run")])
+    shown = " ".join(capsys.readouterr().out.split())
     for words in (
-        "124,439,808 (124,475,904 while training",
-        "on 1 GPUs       64 rows x 1 x 8 accumulation steps",
-        "on 8 GPUs       64 rows x 8 x 1 accumulation steps",
-        "18,865 = 9,890,693,120 tokens",
-        "855.4 M a token",
-        "checkpoint        1.99 GB",
-        "learning_rate: 0.0006",
+        *("124,439,808 (124,475,904 while training", "18,865 = 9,890,693,120 tokens", "855.4 M a token"),
+        *("on 1 GPUs 64 rows x 1 x 8 accumulation", "on 8 GPUs 64 rows x 8 x 1 accumulation"),
+        *("checkpoint 1.99 GB", "learning_rate: 0.0006"),
     ):
-        assert words in done.stdout, words
+        assert words in shown, words
     assert not (tmp_path / "run").exists()
 
 
@@ -140,53 +126,31 @@ def test_wandb_records_offline_never_asks_and_cannot_end_a_training(
     assert list((tmp_path / "headless" / "wandb").glob("offline-run-*/files/media/html/sample*.html"))
 
 
-@pytest.mark.parametrize("command", [("train.py",), ("prepare_data.py",), ("-m", "gpt2_repro.evaluation")])
-def test_help_shows_launch_lines_and_own_options(type_command, command) -> None:
-    done = type_command("python", *command, "--help")
-    assert done.returncode == 0
-    launch_line, own = {
-        "train.py": ("accelerate launch --config_file accelerate_configs/zero1.yaml train.py", "--tokens_per_step"),
-        "prepare_data.py": ("python prepare_data.py recipes/demo.yaml", "--data_files"),
-        "-m": ("bash evaluate.sh runs/gpt2_124m", "--baseline"),
-    }[command[0]]
-    assert launch_line in done.stdout and own in done.stdout
-    if command == ("train.py",):
-        assert done.stdout.index("--tokens_per_step") < done.stdout.index("inherited from transformers")
-        assert "--gradient_accumulation_steps" not in done.stdout
-
-
 @pytest.mark.slow
-def test_two_steps_of_the_real_model_on_real_text(real_data: Path, type_command, tmp_path: Path) -> None:
-    prepared = type_command(
-        "python",
-        "prepare_data.py",
-        *("--data_files", real_data / "tinyshakespeare" / "input.txt", "--tokenizer", real_data / "gpt2"),
-        *("--split", "hash", "--dataset_dir", tmp_path / "data"),
-    )
-    # One document makes no validation split: the message says so, and documents do.
-    assert prepared.returncode == 2 and "validation has 0 tokens" in prepared.stderr
-    prepared = type_command(
-        "python",
-        "prepare_data.py",
-        *("--data_files", real_data / "prose" / "gov_web.jsonl.gz", "--tokenizer", real_data / "gpt2"),
-        *("--validation_tokens", 2000, "--max_tokens", 30_000, "--dataset_dir", tmp_path / "data"),
-    )
+def test_two_steps_of_the_real_model_on_real_text(real_data: Path, type_command, tmp_path: Path, events) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    texts = ("--data_files", real_data / "prose" / "gov_web.jsonl.gz", "--tokenizer", real_data / "gpt2")
+    sizes = ("--validation_tokens", 2000, "--max_tokens", 30_000)
+    prepared = type_command("python", "prepare_data.py", *texts, *sizes, "--dataset_dir", data)
     assert prepared.returncode == 0, prepared.stderr
-    run = tmp_path / "run"
-    small = ("--tokens_per_step", 1024, "--per_device_train_batch_size", 1, "--eval_tokens", 1024)
-    done = type_command(
-        "python",
-        "train.py",
-        *("--dataset_dir", tmp_path / "data", "--output_dir", run, "--max_steps", 2, "--use_cpu"),
-        *(*small, "--sample_tokens", 0, "--logging_steps", 1, "--save_steps", 100),
-        timeout=590,
-        OMP_NUM_THREADS="2",
+    small = (
+        "--tokens_per_step",
+        1024,
+        "--per_device_train_batch_size",
+        1,
+        "--eval_tokens",
+        1024,
+        "--sample_tokens",
+        0,
     )
+    short = ("--max_steps", 2, "--use_cpu", "--logging_steps", 1, "--save_steps", 100)
+    words = ("train.py", "--dataset_dir", data, "--output_dir", run, *small, *short)
+    done = type_command("python", *words, timeout=590, OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "HellaSwag is not scored" in done.stdout  # the recipe asks for it, and there is no network
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert events[0]["step"] == 0 and events[0]["eval_loss"] == pytest.approx(10.98, abs=0.1)
-    assert [event["step"] for event in events if "loss" in event] == [1, 2]
-    assert [event["learning_rate"] for event in events if "loss" in event] == pytest.approx([6e-4 / 700, 12e-4 / 700])
+    logged = events(run)
+    assert logged[0]["step"] == 0 and logged[0]["eval_loss"] == pytest.approx(10.98, abs=0.1)
+    rates = {event["step"]: event["learning_rate"] for event in logged if "loss" in event}
+    assert rates == pytest.approx({1: 6e-4 / 700, 2: 12e-4 / 700})
     model = AutoModelForCausalLM.from_pretrained(run / "final")
     assert model.num_parameters() == 124_439_808 and model.config.vocab_size == 50_257
