@@ -11,54 +11,21 @@ import gpt2_repro
 PACKAGE = Path(gpt2_repro.__file__).parent
 ROOT = PACKAGE.parent
 STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
-FLOORS = {
-    "errors": -1,
-    "files": 0,
-    "supervision": 0,
-    "reference_band": 0,
-    "time_breakdown": 0,
-    "baselines": 0,
-    "comparison": 0,
-    "units": -1,
-    "checkpoint": 1,
-    "recipe": 1,
-    "commandline": 1,
-    "compute": 1,
-    "hardware": 1,
-    "plan": 2,
-    "card": 2,
-    "data": 2,
-    "model": 2,
-    "evaluation": 2,
-    "report": 2,
-    "preflight": 2,
-    "training": 3,
-    "entry": 4,
-    "dry_run": 4,
-    "diff_recipe": 4,
-    "machine": 4,
-    "diagnose": 5,
-    "generate": 5,
-    "export": 5,
-    "supervise": 5,
+LAYERS = {
+    -1: ("errors", "units"),
+    0: ("files", "supervision", "reference_band", "time_breakdown", "baselines", "comparison"),
+    1: ("checkpoint", "recipe", "commandline", "compute", "hardware"),
+    2: ("plan", "card", "data", "model", "evaluation", "report", "preflight"),
+    3: ("training",),
+    4: ("entry", "dry_run", "diff_recipe", "machine"),
+    5: ("diagnose", "generate", "export", "supervise"),
 }
+FLOORS = {name: floor for floor, names in LAYERS.items() for name in names}
 TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [
-    "checkpoint",
-    "errors",
-    "compute",
-    "plan",
-    "data/packing",
-    "data/manifest",
-    "data/preparation/order",
-    "data/sources/presets",
-    "comparison",
+    *("checkpoint", "errors", "compute", "plan", "comparison", "reference_band", "time_breakdown", "baselines"),
+    *("units", "card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
-    "reference_band",
-    "time_breakdown",
-    "baselines",
-    "units",
-    "card",
 ]
 
 

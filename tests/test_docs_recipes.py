@@ -11,21 +11,12 @@ import train as train_story
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.opening import SOURCE_NAMES
 from gpt2_repro.diff_recipe import deviations
-from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options
-from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.evaluation.arguments import parse_options
 from gpt2_repro.recipe import ParsedRecipe, parse_recipe
-from gpt2_repro.training.arguments import PretrainingArguments
+from tests.sections import ROOT, SECTIONS
 
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
-SECTIONS = {
-    "data": DataArguments,
-    "model": ModelArguments,
-    "training": PretrainingArguments,
-    "evaluation": EvaluationArguments,
-}
 FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
@@ -47,8 +38,8 @@ def parse(words: list[str], story: str) -> ParsedRecipe:
     else:
         options = ("data", "model", "training")
         recipe = parse_recipe(words, sections=SECTIONS, options=options, extras=train_story.EXTRAS)
-    if recipe.values["data"]["source"] not in SOURCE_NAMES:
-        raise UserError(f"there is no source {recipe.values['data']['source']}")
+    DataArguments(**recipe.values["data"])
+    assert recipe.values["data"]["source"] in SOURCE_NAMES
     return recipe
 
 
@@ -59,18 +50,6 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_has_its_commands() -> None:
     assert len(TRAININGS) >= 20 and len(PREPARATIONS) >= 10 and len(EVALUATIONS) >= 2
-
-
-@pytest.mark.parametrize(
-    ("words", "story"),
-    [(words, "train.py") for words in TRAININGS] + [(words, "prepare_data.py") for words in PREPARATIONS],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value),
-)
-def test_every_command_parses(words: list[str], story: str) -> None:
-    recipe = parse(words, story)
-    DataArguments(**recipe.values["data"])
-    if story == "train.py" and recipe.extras.diff_recipe:
-        parse([recipe.extras.diff_recipe], story)
 
 
 @pytest.mark.parametrize("words", EVALUATIONS, ids=" ".join)
@@ -86,21 +65,17 @@ def run_name(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("words", TRAININGS, ids=" ".join)
-def test_each_training_finds_its_data_prepared_by_a_command_of_the_page(words: list[str]) -> None:
-    data = parse(words, "train.py").values["data"]
-    prepared = [parse(words, "prepare_data.py").values["data"] for words in PREPARATIONS]
-    assert data in prepared
-
-
-@pytest.mark.parametrize("words", TRAININGS, ids=" ".join)
-def test_each_ablation_changes_one_thing_and_has_a_folder_of_its_own(words: list[str]) -> None:
+def test_each_training_has_its_data_prepared_and_changes_one_thing(words: list[str]) -> None:
     run = parse(words, "train.py")
-    own = parse([str(run.path)], "train.py")
-    found = deviations(run, own)
+    prepared = [parse(words, "prepare_data.py").values["data"] for words in PREPARATIONS]
+    assert run.values["data"] in prepared
+    if run.extras.diff_recipe:
+        parse([run.extras.diff_recipe], "train.py")
+    found = deviations(run, parse([str(run.path)], "train.py"))
     learned = {deviation.key for deviation in found if deviation.group == "learned"} - {"stop_at_step"}
     assert len(learned) <= 1 or learned == {"packing", "min_length"}
     assert not [deviation for deviation in found if deviation.group == "measured"]
-    assert bool(learned) == (run.values["training"]["output_dir"] is not None)
+    assert bool(learned) == (run.values["training"]["output_dir"] is not None), "a folder of its own"
 
 
 def test_no_two_different_trainings_share_a_folder() -> None:
