@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from transformers.hf_argparser import HfArg
+
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import ParsedRecipe, load_sections
 
@@ -38,45 +40,35 @@ def _value(text: str) -> Any:
 class ModelArguments:
     """A model by its shape. The defaults are the 124M GPT-2 of the paper as llm.c trains it."""
 
-    model_type: Literal["gpt2", "llama", "mixtral"] = dataclasses.field(
-        default="gpt2", metadata={"help": "Architecture, by its model_type in transformers."}
+    model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(
+        default="gpt2", help="Architecture, by its model_type in transformers."
     )
-    config_overrides: Overrides = dataclasses.field(
+    config_overrides: Overrides = HfArg(
         default=Overrides(""),
-        metadata={
-            "help": "Further keys of its configuration: a mapping in a recipe; as an option JSON, or key=value,key=value, in "
-            "place of the recipe's."
-        },
+        help="Further keys of its configuration: a mapping in a recipe; as an option JSON, or key=value,key=value, in "
+        "place of the recipe's.",
     )
-    n_layer: int = dataclasses.field(default=12, metadata={"help": "Transformer blocks."})
-    n_head: int = dataclasses.field(default=12, metadata={"help": "Attention heads in a block."})
-    n_embd: int = dataclasses.field(default=768, metadata={"help": "Width of the residual stream."})
-    dropout: float = dataclasses.field(
-        default=0.0, metadata={"help": "Dropout of embeddings, attention and residuals; transformers' default is 0.1."}
+    n_layer: int = HfArg(default=12, help="Transformer blocks.")
+    n_head: int = HfArg(default=12, help="Attention heads in a block.")
+    n_embd: int = HfArg(default=768, help="Width of the residual stream.")
+    dropout: float = HfArg(
+        default=0.0, help="Dropout of embeddings, attention and residuals; transformers' default is 0.1."
     )
-    pad_vocab_to_multiple_of: int = dataclasses.field(
+    pad_vocab_to_multiple_of: int = HfArg(
         default=128,
-        metadata={
-            "help": "Rows of the embedding while training: 50,257 becomes 50,304. Padding ids are never predicted."
-        },
+        help="Rows of the embedding while training: 50,257 becomes 50,304. Padding ids are never predicted.",
     )
-    attn_implementation: Literal["auto", "flash_attention_2", "causal_sdpa", "eager"] = dataclasses.field(
-        default="auto",
-        metadata={"help": "auto is flash_attention_2 where flash-attn works, else torch's SDPA without a mask."},
+    attn_implementation: Literal["auto", "flash_attention_2", "causal_sdpa", "eager"] = HfArg(
+        default="auto", help="auto is flash_attention_2 where flash-attn works, else torch's SDPA without a mask."
     )
-
-    document_mask: bool = dataclasses.field(
+    document_mask: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Keep attention inside a document, in the loss of packed rows; positions stay those of the row. With "
-            "SDPA and eager by a mask that costs speed, with flash_attention_2 by the documents' lengths."
-        },
+        help="Keep attention inside a document, in the loss of packed rows; positions stay those of the row. With "
+        "SDPA and eager by a mask that costs speed, with flash_attention_2 by the documents' lengths.",
     )
-    init_from: str = dataclasses.field(
+    init_from: str = HfArg(
         default="",
-        metadata={
-            "help": "Start from the weights of this folder or Hub id, in its shape where the recipe says none. Empty: fresh."
-        },
+        help="Start from the weights of this folder or Hub id, in its shape where the recipe says none. Empty: fresh.",
     )
 
     def __post_init__(self) -> None:
