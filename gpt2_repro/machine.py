@@ -31,34 +31,36 @@ def check_devices(training: dict[str, Any], *, attention: str, document_mask: bo
     """Driver, GPUs, precision, compiler and attention, by the rules of train.py."""
     import torch
 
-    usable, driver = torch.cuda.is_available(), hardware.nvidia_driver()
-    found = [environment.check_driver(driver, torch.version.cuda, usable=usable)]
-    any_hardware = training["accept_any_hardware"]
-    use_cpu: Any = functools.partial(
-        hardware.choose_device, use_cpu=training["use_cpu"], accept_any_hardware=any_hardware
-    )
-    device = _judge("device", use_cpu, lambda on_cpu: f"the CPU, {os.cpu_count()} cores" if on_cpu else _gpus())
-    found.append(device)
-    if device.mark == "✗":
-        return found
-    on_cpu = use_cpu()
-    rules = {"use_cpu": on_cpu, "accept_any_hardware": any_hardware}
-    found.append(
-        _judge("precision", lambda: hardware.choose_bf16(training["bf16"], **rules), lambda chosen: chosen[1])
-    )
-    compiled = functools.partial(hardware.choose_compile, training["torch_compile"], **rules)
-    found.append(_judge("torch.compile", compiled, lambda compiles: "the loss is compiled" if compiles else "off"))
-    asked = {"cuda": not on_cpu, "bf16": training["bf16"], "document_mask": document_mask}
-    chosen = functools.partial(choose_attention, attention, **asked)
-    attends = _judge("attention", chosen, ": ".join)
-    slower = attends.mark == "✓" and not on_cpu and not attends.words.startswith("flash_attention_2")
-    return [*found, attends._replace(mark="!") if slower else attends]
-
-
-def _judge(about: str, rule: Callable[[], Any], say: Callable[[Any], str]) -> Finding:
-    """What a rule of train.py says here, or why it refuses."""
+    driver = environment.check_driver(hardware.nvidia_driver(), torch.version.cuda, usable=torch.cuda.is_available())
+    rules = {"use_cpu": training["use_cpu"], "accept_any_hardware": training["accept_any_hardware"]}
     try:
-        return Finding("✓", about, say(rule()))
+        rules["use_cpu"] = on_cpu = hardware.choose_device(**rules)
+    except UserError as error:
+        return [driver, Finding("✗", "device", str(error))]
+
+    def compiles() -> str:
+        return "the loss is compiled" if hardware.choose_compile(training["torch_compile"], **rules) else "off"
+
+    def attends() -> str:
+        return ": ".join(
+            choose_attention(attention, cuda=not on_cpu, bf16=training["bf16"], document_mask=document_mask)
+        )
+
+    found = _judge("attention", attends)
+    slower = found.mark == "✓" and not on_cpu and not found.words.startswith("flash_attention_2")
+    return [
+        driver,
+        Finding("✓", "device", f"the CPU, {os.cpu_count()} cores" if on_cpu else _gpus()),
+        _judge("precision", lambda: hardware.choose_bf16(training["bf16"], **rules)[1]),
+        _judge("torch.compile", compiles),
+        found._replace(mark="!") if slower else found,
+    ]
+
+
+def _judge(about: str, rule: Callable[[], str]) -> Finding:
+    """The result of a rule of train.py here, or why it refuses."""
+    try:
+        return Finding("✓", about, rule())
     except UserError as error:
         return Finding("✗", about, str(error))
 
@@ -70,19 +72,14 @@ def _gpus() -> str:
 
 def check_division(recipe: ParsedRecipe, cards: int) -> Finding:
     """Whether the tokens of a step divide on so many cards."""
-    data = recipe.values["data"]
-    plan = functools.partial(
-        plan_run,
-        recipe.values["training"],
-        sequence_length=data["sequence_length"],
-        packing=data["packing"],
-        min_length=data["min_length"],
-        num_processes=cards,
-    )
-    rows = recipe.values["training"]["per_device_train_batch_size"]
-    return _judge(
-        "step", plan, lambda found: f"{rows} rows x {cards} x {found.gradient_accumulation_steps} accumulation steps"
-    )
+    training = recipe.values["training"]
+    rows = {key: recipe.values["data"][key] for key in ("sequence_length", "packing", "min_length")}
+
+    def divides() -> str:
+        steps = plan_run(training, **rows, num_processes=cards).gradient_accumulation_steps
+        return f"{training['per_device_train_batch_size']} rows x {cards} x {steps} accumulation steps"
+
+    return _judge("step", divides)
 
 
 def check_links(file: str | None) -> list[Finding]:
@@ -127,11 +124,8 @@ def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
     card, length = card_of(name), data["sequence_length"]
     most = training["per_device_train_batch_size"]
     rows = training["tokens_per_step"] // length // cards
-    print(
-        "looking for the micro-batch: a fresh process an attempt, 2 to 3 minutes each with compiling (assumed)",
-        file=sys.stderr,
-        flush=True,
-    )
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    say("looking for the micro-batch: a fresh process an attempt, 2 to 3 minutes each with compiling (assumed)")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(cards)]
     launcher += ["--config_file", str(REPOSITORY / "accelerate_configs" / "zero1.yaml")]
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
@@ -149,14 +143,13 @@ def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
             command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed, *steps]
             shutil.rmtree(run, ignore_errors=True)
             outcome = memory.attempt_command(command, rung, seconds=PROBE_SECONDS)
-            print(f"  {' '.join(rung.options)}: {outcome.result}", file=sys.stderr, flush=True)
+            say(f"  {' '.join(rung.options)}: {outcome.result}")
             return outcome
 
         outcomes = memory.find_largest(min(most, card.micro_batch if card else most), most, rows, attempt)
     if outcomes[-1].result == "failed":
-        return Finding(
-            "✗", "memory", f"the probe of {' '.join(outcomes[-1].rung.options)} failed: {outcomes[-1].said}"
-        )
+        probe = " ".join(outcomes[-1].rung.options)
+        return Finding("✗", "memory", f"the probe of {probe} failed: {outcomes[-1].said}")
     if found := memory.best(outcomes):
         return Finding("✓", "memory", f"fits: {' '.join(found.options)}")
     return Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")
@@ -167,4 +160,9 @@ def check_data(recipe: ParsedRecipe) -> Finding:
     folder = recipe.values["data"]["dataset_dir"]
     if not Path(folder, "manifest.json").is_file():
         return Finding("!", "data", f"{folder} is not prepared yet")
-    return _judge("data", lambda: open_manifest(recipe), lambda manifest: f"{folder} fits the recipe")
+
+    def fits() -> str:
+        open_manifest(recipe)
+        return f"{folder} fits the recipe"
+
+    return _judge("data", fits)
