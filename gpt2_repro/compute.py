@@ -133,30 +133,24 @@ def learning_rate_factor(
         kind: cosine; constant; warmup_stable_decay, which stays at the peak and falls by 1 - sqrt over the last
             `decay_fraction` of the steps.
     """
-    begun = [stretch for stretch in extensions if step >= stretch[0]]
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
-    if begun:
-        *earlier, (begin, end) = begun
-        rise = min(warmup_steps, (end - begin) // 2)
-        before = learning_rate_factor(
-            begin,
-            warmup_steps=warmup_steps,
-            max_steps=max_steps,
-            final_factor=final_factor,
-            extensions=earlier,
-            kind=kind,
-            decay_fraction=decay_fraction,
-        )
-    if step - begin < rise:
-        return before + (1 - before) * (step - begin + 1) / rise
-    if kind == "constant":
-        return 1.0
-    if kind == "warmup_stable_decay":
-        falling = round(decay_fraction * (end - begin))
-        fallen = min(1.0, max(0, step - (end - falling)) / max(1, falling))
-        return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
-    decay = min(1.0, (step - begin - rise) / max(1, end - begin - rise))
-    return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+
+    def factor(at: int) -> float:
+        if at - begin < rise:
+            return before + (1 - before) * (at - begin + 1) / rise
+        if kind == "constant":
+            return 1.0
+        if kind == "warmup_stable_decay":
+            falling = round(decay_fraction * (end - begin))
+            fallen = min(1.0, max(0, at - (end - falling)) / max(1, falling))
+            return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
+        decay = min(1.0, (at - begin - rise) / max(1, end - begin - rise))
+        return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+
+    for first, last in extensions:
+        if step >= first:
+            before, begin, end, rise = factor(first), first, last, min(warmup_steps, (last - first) // 2)
+    return factor(step)
 
 
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
@@ -192,15 +186,8 @@ def gpt2_scale(
     trained = gpt2_parameters(**shape, vocab_size=padded)
     multiplying = trained - sequence_length * n_embd
     parameters = gpt2_parameters(**shape, vocab_size=vocab_size)
-    return ModelScale(
-        parameters=parameters,
-        active=parameters,
-        trained=trained,
-        flops_per_token=flops_per_token(
-            parameters=multiplying, n_layer=n_layer, n_embd=n_embd, sequence_length=sequence_length
-        ),
-        padded_vocab_size=padded,
-    )
+    flops = flops_per_token(parameters=multiplying, n_layer=n_layer, n_embd=n_embd, sequence_length=sequence_length)
+    return ModelScale(parameters, parameters, trained, flops, padded)
 
 
 def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
