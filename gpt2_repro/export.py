@@ -46,7 +46,10 @@ def main(argv: list[str]) -> None:
 
     checkpoint = resolve_checkpoint(args.checkpoint)
     model = load_model(checkpoint)
-    with tempfile.TemporaryDirectory(prefix="export-", dir=_beside(args.out)) as scratch:
+    beside = None if args.out is None else args.out.parent  # a rename within a disk is whole or not at all
+    if beside:
+        beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="export-", dir=beside) as scratch:
         staged = Path(scratch) / "staged"
         if args.format == "llmc":
             from gpt2_repro.model.llmc import read_llmc, write_llmc
@@ -64,25 +67,12 @@ def main(argv: list[str]) -> None:
             push(args.out or staged, args.push_to_hub, private=args.private)
 
 
-def _beside(out: Path | None) -> Path | None:
-    """The folder that `out` will be in, made if need be: a rename within a disk is whole or not at all."""
-    if out is None:
-        return None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return out.parent
-
-
 def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *, dtype: str, name: str) -> None:
-    import torch
-
-    plain = model
-    if dtype != "float32":
-        model = copy.deepcopy(model).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
+    _converted(model, dtype).save_pretrained(folder)
     readable(folder)
     tokenizer.save_pretrained(folder)
     if record := training_record(checkpoint):
-        results = _results(checkpoint.parent, fingerprint(plain, tokenizer))
+        results = _results(checkpoint.parent, fingerprint(model, tokenizer))
         (folder / "README.md").write_text(model_card(name, record, *results))
 
 
@@ -101,14 +91,16 @@ def require_same(model: Any, again: Any, dtype: str) -> None:
 
     ids = torch.arange(min(64, model.config.max_position_embeddings))[None] % model.config.vocab_size
     with torch.inference_mode():
-        expected = model if dtype == "float32" else _rounded(model, getattr(torch, dtype))
-        same = torch.equal(expected(input_ids=ids).logits, again.float()(input_ids=ids).logits)
+        expected, found = (its.float()(input_ids=ids).logits for its in (_converted(model, dtype), again))
+        same = torch.equal(expected, found)
     if not same:
         raise RunFailed("what was written does not read back to the same logits, nothing is exported: report it")
 
 
-def _rounded(model: Any, dtype: Any) -> Any:
-    return copy.deepcopy(model).to(dtype).float()
+def _converted(model: Any, dtype: str) -> Any:
+    import torch
+
+    return model if dtype == "float32" else copy.deepcopy(model).to(getattr(torch, dtype))
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:
