@@ -25,10 +25,9 @@ def main(argv: list[str]) -> None:
 
     import torch
 
-    from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, start_ids
+    from gpt2_repro.model.export import load_pair, resolve_checkpoint, start_ids
 
-    checkpoint = resolve_checkpoint(args.checkpoint)
-    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
+    model, tokenizer = load_pair(resolve_checkpoint(args.checkpoint))
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     window = model.config.max_position_embeddings
     start = start_ids(tokenizer, args.prompt, window=window)

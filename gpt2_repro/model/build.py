@@ -84,16 +84,11 @@ def _flash_obstacle(*, cuda: bool, bf16: bool, document_mask: bool) -> str | Non
     if torch.cuda.get_device_capability() < (8, 0):
         return "this GPU is older than Ampere"
     try:
-        difference = _flash_difference(document_mask=document_mask)
+        difference = attention_difference("flash_attention_2", "sdpa", device="cuda", document_mask=document_mask)
     except (ImportError, RuntimeError) as error:
         return f"it fails on this machine ({str(error).splitlines()[0]})"
     # bf16 keeps 8 bits: outputs and gradients of unit scale agree to a few parts in a hundred, wrong ones do not.
     return None if difference < 0.05 else f"it differs from SDPA by {difference:.3f}"
-
-
-def _flash_difference(*, document_mask: bool) -> float:
-    """Of flash_attention_2 and SDPA on the GPU: see `attention_difference`."""
-    return attention_difference("flash_attention_2", "sdpa", device="cuda", document_mask=document_mask)
 
 
 def attention_difference(one: str, other: str, *, device: str, document_mask: bool = False) -> float:
@@ -101,9 +96,8 @@ def attention_difference(one: str, other: str, *, device: str, document_mask: bo
 
     With `document_mask`, inside documents of 37 ids. Sets the global seed: choose an attention before seeding a run.
     """
-    no_dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
-    no_special = {"bos_token_id": None, "eos_token_id": None}
-    config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **no_dropout, **no_special)
+    none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **none)
     ids = torch.arange(256, device=device).view(2, 128) % (37 if document_mask else 512)
     results: list[list[torch.Tensor]] = []
     for implementation in (one, other):

@@ -4,13 +4,12 @@ Only `summed_loss` is compiled, inside whatever wraps the model: sampling and sc
 the stock forward, and DDP and DeepSpeed see an ordinary module.
 """
 
-import dataclasses
 import logging
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -26,8 +25,7 @@ CACHE = ".cache/inductor"
 FLASH = re.compile("_flash_attn_(varlen_)?forward")
 
 
-@dataclasses.dataclass(frozen=True)
-class Graph:
+class Graph(NamedTuple):
     """One compiled graph of the loss."""
 
     training: bool

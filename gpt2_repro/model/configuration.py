@@ -5,13 +5,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.compute import padded_size
 from gpt2_repro.errors import UserError, did_you_mean
@@ -26,6 +20,8 @@ OWNED = {
     "use_cache": "training has no cache",
     "sliding_window": "training attends to all earlier tokens of a row",
 }
+# How weights are loaded, whoever wrote them: no pickles, no code of theirs.
+SAFELY = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 # transformers raises these for configurations that it cannot build or run.
 FAILURES = (
     *(StrictDataclassError, TypeError, ValueError, AttributeError, LookupError),

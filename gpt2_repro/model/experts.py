@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, MixtralForCausalLM, PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+from gpt2_repro.model.configuration import SAFELY
 
 
 def idle_parameters(model: PreTrainedModel) -> int:
@@ -38,8 +39,5 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
     """
     if not isinstance(model, MixtralForCausalLM):
         return False
-    saved = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-    )
-    model.load_state_dict(saved.state_dict())
+    model.load_state_dict(AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY).state_dict())
     return True

@@ -16,7 +16,7 @@ from transformers import (
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
-from gpt2_repro.model.configuration import FAILURES, in_a_line
+from gpt2_repro.model.configuration import FAILURES, SAFELY, in_a_line
 from gpt2_repro.model.pretraining import plain_config, plain_model
 
 
@@ -53,12 +53,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
         if Path(checkpoint).is_dir():
             _check_size(Path(checkpoint), config)
         model, loading = AutoModelForCausalLM.from_pretrained(
-            checkpoint,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
+            checkpoint, config=config, output_loading_info=True, **SAFELY
         )
     except (OSError, SafetensorError, *FAILURES) as error:
         raise UserError(f"cannot load {checkpoint}: {in_a_line(error)}") from None

@@ -14,16 +14,16 @@ from gpt2_repro.model.pretraining import plain_config
 
 # Keys in which the checkpoint's configuration may differ. They do not change what the model computes at evaluation.
 FREE = {
+    *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "n_positions", "max_position_embeddings"),
     *(
-        "vocab_size",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "n_positions",
-        "max_position_embeddings",
         "use_cache",
+        "embd_pdrop",
+        "resid_pdrop",
+        "attn_pdrop",
+        "attention_dropout",
+        "initializer_range",
+        "reorder_and_upcast_attn",
     ),
-    *("embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range", "reorder_and_upcast_attn"),
     *("pretraining_tp", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
 }
@@ -53,11 +53,12 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
             "--model_type that agree"
         )
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
-    asked = {option: getattr(ours, key) for option, key in options.items()}
-    found = {option: getattr(theirs, key) for option, key in options.items()}
-    if found != asked:
-        mend = " ".join(f"--{option} {value}" for option, value in found.items() if value != asked[option])
-        raise UserError(f"{name} has another shape than this recipe: type {mend}")
+    found = {
+        option: getattr(theirs, key) for option, key in options.items() if getattr(theirs, key) != getattr(ours, key)
+    }
+    if found:
+        mend = " ".join(f"--{option} {value}" for option, value in found.items())
+        raise UserError(f"{name} has another shape than this recipe: pass {mend}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
     compared = sorted(own_keys(ours) - shaped - FREE)
@@ -68,7 +69,7 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
         one, other = getattr(theirs, key), getattr(plain, key)
         if one != other:
             raise UserError(
-                f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}; type "
+                f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}; pass "
                 f"--config_overrides '{json.dumps(whole)}', or name another checkpoint"
             )
     if theirs.vocab_size != ours.true_vocab_size:

@@ -28,10 +28,8 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
         )
     padded = -(-config.vocab_size // PADDED_TO) * PADDED_TO
     header = np.zeros(256, dtype=np.int32)
-    header[:8] = (
-        *(MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size),
-        *(config.n_layer, config.n_head, config.n_embd, padded),
-    )
+    shape = (config.n_layer, config.n_head, config.n_embd, padded)
+    header[:8] = (MAGIC, DTYPES[dtype], config.n_positions, config.vocab_size, *shape)
     weights = model.transformer.state_dict()
     with path.open("wb") as file:
         file.write(header.tobytes())
@@ -39,11 +37,8 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
             tensor = weights[name].detach().float()
             if name == "wte.weight":
                 tensor = torch.nn.functional.pad(tensor, (0, 0, 0, padded - config.vocab_size))
-            tensor = tensor.t() if _is_transposed(name) else tensor
-            if dtype == "bfloat16":
-                file.write(tensor.contiguous().to(torch.bfloat16).view(torch.int16).numpy().tobytes())
-            else:
-                file.write(tensor.contiguous().numpy().tobytes())
+            tensor = (tensor.t() if _is_transposed(name) else tensor).to(getattr(torch, dtype))
+            file.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def read_llmc(path: Path) -> PreTrainedModel:

@@ -77,9 +77,7 @@ def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
     return probabilities.scatter_add_(1, target, torch.full_like(target, -1, dtype=probabilities.dtype))
 
 
-def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int, chunk: int | None = None
-) -> Tensor:
+def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int) -> Tensor:
     """Sum over targets of -log p(label), without ever holding all logits.
 
     Matrix products run in the dtype of `hidden` (under autocast, in autocast's), softmax and sums in fp32.
@@ -89,7 +87,6 @@ def chunked_cross_entropy(
         weight: [padded vocabulary, width]; ids from `vocab_size` up take no part in the softmax.
         labels: [tokens]; -100 is no target.
         vocab_size: ids that exist.
-        chunk: tokens at a time; by default the largest power of two that makes at most 2**28 logits.
 
     Returns an fp32 scalar in nats.
     """
@@ -98,13 +95,14 @@ def chunked_cross_entropy(
     if not torch.is_grad_enabled():
         # A parameter still says that it wants a gradient, and the loss would compute one.
         hidden, weight = hidden.detach(), weight.detach()
-    return _ChunkedCrossEntropy.apply(
-        hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk or chunk_size(weight)
-    )
+    return _ChunkedCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk_size(weight))
 
 
 def chunk_size(weight: Tensor) -> int:
-    """Tokens whose logits are held at a time. A power of two: products of odd heights leave part of a GPU idle."""
+    """Tokens whose logits are held at a time: at most 2**28 logits.
+
+    A power of two: products of odd heights leave part of a GPU idle.
+    """
     return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
 

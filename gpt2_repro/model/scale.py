@@ -16,13 +16,8 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
     Raises UserError for overrides that the architecture does not accept.
     """
     if args.model_type == GPT2 and not args.config_overrides:
-        return gpt2_scale(
-            n_layer=args.n_layer,
-            n_embd=args.n_embd,
-            sequence_length=sequence_length,
-            vocab_size=vocab_size,
-            pad_to_multiple_of=args.pad_vocab_to_multiple_of,
-        )
+        shape = {"n_layer": args.n_layer, "n_embd": args.n_embd, "pad_to_multiple_of": args.pad_vocab_to_multiple_of}
+        return gpt2_scale(**shape, sequence_length=sequence_length, vocab_size=vocab_size)
     import torch
 
     from gpt2_repro.model.configuration import build_config, stock_model
@@ -45,15 +40,10 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
     padding = (config.vocab_size - config.true_vocab_size) * head.shape[1]
     parameters = trained - padding * (1 if model.get_input_embeddings().weight is head else 2)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return ModelScale(
-        parameters=parameters,
-        active=parameters - idle,
-        trained=trained,
-        flops_per_token=flops_per_token(
-            parameters=trained - looked_up - idle,
-            n_layer=config.num_hidden_layers,
-            n_embd=width * config.num_attention_heads,
-            sequence_length=sequence_length,
-        ),
-        padded_vocab_size=config.vocab_size,
+    flops = flops_per_token(
+        parameters=trained - looked_up - idle,
+        n_layer=config.num_hidden_layers,
+        n_embd=width * config.num_attention_heads,
+        sequence_length=sequence_length,
     )
+    return ModelScale(parameters, parameters - idle, trained, flops, padded_vocab_size=config.vocab_size)

@@ -65,7 +65,7 @@ def test_flash_attention_is_taken_where_it_works_and_refused_with_a_reason(
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name if installed else None)
     monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "2.8.3")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(build, "_flash_difference", lambda *, document_mask: differences[document_mask])
+    monkeypatch.setattr(build, "attention_difference", lambda *_, document_mask, **__: differences[document_mask])
     chosen, reason = choose_attention("auto", **device)
     assert choose_attention("eager", **device)[0] == "eager"
     if obstacle is None:
