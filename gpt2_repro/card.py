@@ -108,13 +108,8 @@ def _results(rows: list[Mapping[str, Any]], column: str | None) -> list[dict[str
             for row in rows
             if row["task"] == task
         ]
-        results.append(
-            {
-                "task": {"type": "text-generation"},
-                "dataset": {"name": title, "type": dataset, "split": split},
-                "metrics": metrics,
-            }
-        )
+        of = {"name": title, "type": dataset, "split": split}
+        results.append({"task": {"type": "text-generation"}, "dataset": of, "metrics": metrics})
     return results
 
 
@@ -159,17 +154,16 @@ def _deviations(found: list[Mapping[str, str]] | None) -> list[str]:
     """How the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. A run of before did not say."""
     if found is None:
         return []
-    keys = ("field", "run", "recipe")
+    there = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
+    if not found:
+        return [f"In what is learned it does not deviate from {there}."]
     lines = [
-        "| " + " | ".join(its[key].replace("|", "/") for key in keys) + " |"
+        "| " + " | ".join(its[key].replace("|", "/") for key in ("field", "run", "recipe")) + " |"
         for its in found
         if its["field"] != "data.data_files"  # paths of one machine
     ]
     table = "\n".join(["| field | here | there |", "| --- | --- | --- |", *lines])
-    there = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
-    return [
-        f"## Deviations from {there}\n\n{table}" if found else f"In what is learned it does not deviate from {there}."
-    ]
+    return [f"## Deviations from {there}\n\n{table}"]
 
 
 def _table(facts: Mapping[str, Any]) -> str:

@@ -29,49 +29,43 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
     check_strategy(training, packing=data_args.packing)
     vocabulary = expected_vocab_size(data_args.tokenizer)
     if vocabulary is None:
-        vocabulary = read_manifest(data_args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")[
-            "vocab_size"
-        ]
+        manifest = read_manifest(data_args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")
+        vocabulary = manifest["vocab_size"]
     length = data_args.sequence_length
     scale = scale_of(model_args, sequence_length=length, vocab_size=vocabulary)
 
     print(recipe.to_yaml())
-    print(
-        f"parameters        {scale.parameters:,} ({scale.trained:,} while training, vocabulary {vocabulary:,} padded to {scale.padded_vocab_size:,})"
-    )
+    padded = f"vocabulary {vocabulary:,} padded to {scale.padded_vocab_size:,}"
+    print(f"parameters        {scale.parameters:,} ({scale.trained:,} while training, {padded})")
     if scale.active < scale.parameters:
         print(f"  active          {scale.active:,} for a token")
     by_length = training["train_sampling_strategy"] == BY_LENGTH
     tokens_per_step = training["tokens_per_step"]
     rows = "targets, without padding" if by_length else f"{tokens_per_step // length:,} rows x {length:,}"
     print(f"tokens per step   {tokens_per_step:,} {'' if by_length else '= '}{rows}")
+    form: dict[str, Any] = {
+        "sequence_length": length,
+        "packing": data_args.packing,
+        "min_length": data_args.min_length,
+    }
     for processes in (1, 2, 4, 8):
         try:
-            plan = plan_run(
-                training,
-                sequence_length=length,
-                packing=data_args.packing,
-                min_length=data_args.min_length,
-                num_processes=processes,
-            )
+            plan = plan_run(training, **form, num_processes=processes)
         except UserError as error:
             print(f"  on {processes} GPUs       {error}")
             continue
-        a_pass = f"{plan.positions_per_pass:,} positions" if by_length else f"{plan.micro_batch_size} rows"
-        print(
-            f"  on {processes} GPUs       {'at most ' if by_length else ''}{a_pass} x {processes} x "
-            f"{plan.gradient_accumulation_steps} accumulation steps"
-        )
-    steps = training["max_steps"] or training["total_tokens"] // training["tokens_per_step"]
-    tokens = steps * training["tokens_per_step"]
+        a_pass = f"at most {plan.positions_per_pass:,} positions" if by_length else f"{plan.micro_batch_size} rows"
+        steps = f"{plan.gradient_accumulation_steps} accumulation steps"
+        print(f"  on {processes} GPUs       {a_pass} x {processes} x {steps}")
+    max_steps = training["max_steps"] or training["total_tokens"] // tokens_per_step
+    tokens = max_steps * tokens_per_step
     bound = "at most " if data_args.packing == "wrap" and not by_length else ""
-    print(f"steps             {steps:,} = {bound}{tokens:,} tokens")
+    print(f"steps             {max_steps:,} = {bound}{tokens:,} tokens")
     if training["eval_strategy"] != "no" and (between := _between(training)):
         print(f"between steps     {', '.join(between)} of their time: a third of their FLOPs a token")
-    print(
-        f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M a token (6N + 12LCT), {scale.flops_per_token * tokens:.3g} in all"
-    )
-    hours = scale.flops_per_token * tokens / (0.5 * PEAK_FLOPS["H100"]) / 3600
+    flops = scale.flops_per_token * tokens
+    print(f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M a token (6N + 12LCT), {flops:.3g} in all")
+    hours = flops / (0.5 * PEAK_FLOPS["H100"]) / 3600
     print(f"                  {hours:.1f} hours on one H100 at 50 % of its peak: arithmetic, not a measurement")
     print(f"checkpoint        {checkpoint_bytes(scale.trained, bf16=training['bf16']) / 1e9:.2f} GB each")
     print(f"final             {scale.parameters * 4 / 1e9:.2f} GB in fp32")
@@ -79,15 +73,11 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
 
 def _between(training: Mapping[str, Any]) -> list[str]:
     """What is measured between steps, with its share in their time."""
-    forward = functools.partial(forward_share, tokens_per_step=training["tokens_per_step"])
-    shares = {"validation": (training["eval_tokens"], training["eval_steps"])}
-    # With a validation, so never more often than one.
-    shares["HellaSwag"] = (
-        HELLASWAG_TOKENS,
-        training["hellaswag_steps"] and max(training["hellaswag_steps"], training["eval_steps"]),
+    often, scored = training["eval_steps"], training["hellaswag_steps"]
+    # HellaSwag is scored with a validation, so never more often than one.
+    work = (
+        ("validation", training["eval_tokens"], often),
+        ("HellaSwag", HELLASWAG_TOKENS, scored and max(scored, often)),
     )
-    return [
-        f"{name} {forward(tokens, every_steps=steps):.2%}"
-        for name, (tokens, steps) in shares.items()
-        if tokens and steps
-    ]
+    forward = functools.partial(forward_share, tokens_per_step=training["tokens_per_step"])
+    return [f"{name} {forward(tokens, every_steps=steps):.2%}" for name, tokens, steps in work if tokens and steps]

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import logging
 import math
 
 import torch
@@ -14,9 +13,6 @@ from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
-
-
-logger = logging.getLogger(__name__)
 
 
 def build_model(

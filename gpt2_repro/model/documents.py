@@ -76,5 +76,4 @@ def _lengths(starts: Tensor) -> dict[str, Any]:
     torch._dynamo.mark_dynamic(cumulative, 0)
     # A bound, not the longest: that would be another number, and another graph, in each pass.
     longest = starts.shape[1]
-    lengths = {"cu_seq_lens_q": cumulative, "cu_seq_lens_k": cumulative}
-    return lengths | {"max_length_q": longest, "max_length_k": longest}
+    return {"cu_seq_lens_q": cumulative, "cu_seq_lens_k": cumulative, "max_length_q": longest, "max_length_k": longest}
