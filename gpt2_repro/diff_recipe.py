@@ -84,10 +84,8 @@ def beside_default(run: ParsedRecipe) -> dict[str, Any]:
     """
     found = deviations(run, parse_recipe([str(DEFAULT_RECIPE)], sections=run.sections))
     moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE
-    if (
-        run.values["data"]["source"] == "fineweb-10bt-tokens"
-    ):  # the same text; its validation shard is the default's head
-        moving -= {"source", "split"}
+    if run.values["data"]["source"] == "fineweb-10bt-tokens":
+        moving -= {"source", "split"}  # the same text; its validation shard is the default's head
     return {
         "reference": None if moving else reference_band.NAME,
         "deviations": [its.as_text() for its in found if its.group == "learned"],

@@ -43,11 +43,7 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
     tokens_per_step = training["tokens_per_step"]
     rows = "targets, without padding" if by_length else f"{tokens_per_step // length:,} rows x {length:,}"
     print(f"tokens per step   {tokens_per_step:,} {'' if by_length else '= '}{rows}")
-    form: dict[str, Any] = {
-        "sequence_length": length,
-        "packing": data_args.packing,
-        "min_length": data_args.min_length,
-    }
+    form = {key: recipe.values["data"][key] for key in ("sequence_length", "packing", "min_length")}
     for processes in (1, 2, 4, 8):
         try:
             plan = plan_run(training, **form, num_processes=processes)

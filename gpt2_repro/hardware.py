@@ -169,8 +169,7 @@ def cpu_multiplies_bf16() -> bool:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
-    words = set(flags.split())
-    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())
 
 
 def demo_processes() -> int:

@@ -19,6 +19,7 @@ from transformers.hf_argparser import HfArgumentParser
 from gpt2_repro.errors import UserError, did_you_mean
 
 
+DEFAULT = Path("recipes/gpt2_124m.yaml")  # where no recipe is named
 SECTIONS = ("data", "model", "training", "evaluation")
 PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # change no run
 
@@ -84,7 +85,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     """Read a recipe's sections as they are written. Raises UserError for a missing file or an unknown section."""
     if not path.is_file():
         shipped = sorted(str(recipe) for recipe in Path("recipes").glob("*.yaml"))
-        raise UserError(f"there is no recipe {path}: {did_you_mean(str(path), shipped or ['recipes/gpt2_124m.yaml'])}")
+        raise UserError(f"there is no recipe {path}: {did_you_mean(str(path), shipped or [str(DEFAULT)])}")
     try:
         document = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as error:
@@ -104,7 +105,6 @@ def parse_recipe(
     *,
     sections: Mapping[str, type],
     options: Sequence[str] | None = None,
-    default: Path = Path("recipes/gpt2_124m.yaml"),
     description: str | None = None,
     prog: str | None = None,
     extras: Mapping[str, dict[str, Any]] | None = None,
@@ -117,7 +117,6 @@ def parse_recipe(
         sections: the dataclass of each section that is checked; a section of the file that is not named here is
             left to the commands that own it.
         options: the sections whose fields are also flags of this command; all of `sections` by default.
-        default: the recipe where none is named.
         description: shown by --help, usually the command's docstring.
         prog: how the command is typed, where that is not the name of its file.
         extras: further flags of the command itself, by name, with the keywords of `add_argument`.
@@ -126,9 +125,9 @@ def parse_recipe(
     Raises UserError for a missing recipe and for unknown or refused sections, keys, flags and choices.
     """
     named = bool(argv) and not argv[0].startswith("-")
-    path, flags = (Path(argv[0]), list(argv[1:])) if named else (default, list(argv))
+    path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
     offered = {name: sections[name] for name in (sections if options is None else options)}
-    parser = _build_parser(offered, description, extras or {}, default)
+    parser = _build_parser(offered, description, extras or {})
     parser.prog = prog or parser.prog
     if "--help" in flags or "-h" in flags:
         parser.parse_args(["--help"])
@@ -204,20 +203,20 @@ def _typed_fields(flags: Sequence[str], offered: Mapping[str, type], parser: arg
         if field in refused:
             raise UserError(f"{name} has another owner: {refused[field]}")
         if name not in known:
-            shown = [option for option, action in known.items() if action.help != argparse.SUPPRESS]
-            raise UserError(
-                f"there is no option {name}: {did_you_mean(name, [o for o in shown if '_' in o or '-' not in o[2:]])}"
-            )
+            # Each option is also known with hyphens.
+            spelled = [word for word in known if "_" in word or "-" not in word[2:]]
+            shown = [word for word in spelled if known[word].help != argparse.SUPPRESS]
+            raise UserError(f"there is no option {name}: {did_you_mean(name, shown)}")
         typed.add(known[name].dest)
     return typed
 
 
 def _build_parser(
-    offered: Mapping[str, type], description: str | None, extras: Mapping[str, Mapping[str, Any]], default: Path
+    offered: Mapping[str, type], description: str | None, extras: Mapping[str, Mapping[str, Any]]
 ) -> _Parser:
     parser = _Parser(
         [],
-        usage=f"%(prog)s [RECIPE] [--key value ...]     RECIPE: {default} where none is named",
+        usage=f"%(prog)s [RECIPE] [--key value ...]     RECIPE: {DEFAULT} where none is named",
         description=description,
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
