@@ -98,10 +98,6 @@ def test_a_key_that_cannot_be(refused, tiny_recipe: Path, tmp_path: Path, sectio
     assert section in message and key in message and told in message
 
 
-def test_missing_recipe(refused) -> None:
-    assert "'recipes/demo.yaml'" in refused(recipe=Path("recipes/demos.yaml"))
-
-
 def test_a_source_that_does_not_fit_unless_the_folder_was_typed(refused, tiny_recipe: Path, tmp_path: Path) -> None:
     document = yaml.safe_load(tiny_recipe.read_text())
     document["data"] |= {"source": "embedded", "data_files": []}
@@ -155,19 +151,17 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["diagnose", "evaluation.__main__", "generate", "report.__main__"])
 def test_a_folder_that_is_neither_run_nor_checkpoint(tmp_path: Path, command: str) -> None:
-    (tmp_path / "some").mkdir()
-    with pytest.raises(UserError, match=str(tmp_path / "some")) as error:
-        importlib.import_module(f"gpt2_repro.{command}").main([str(tmp_path / "some")])
-    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        importlib.import_module(f"gpt2_repro.{command}").main([str(tmp_path)])
 
 
 def test_as_typed_it_is_one_line_and_exit_code_2_and_the_launcher_quotes_it(type_command, tmp_path: Path) -> None:
-    words = ("python", "train.py", "recipes/nothing.yaml", "--output_dir", tmp_path / "run")
+    words = ("python", "train.py", "recipes/demos.yaml", "--output_dir", tmp_path / "run")
     for rank, lines in (("0", 1), ("1", 0)):
         done = type_command(*words, LOCAL_RANK=rank, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
         assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == lines
         told = json.loads((tmp_path / "error.json").read_text())["message"]
-        assert told.startswith("error: ") and "recipes/nothing.yaml" in told and done.stderr.strip() in told
+        assert told.startswith("error: ") and "'recipes/demo.yaml'" in told and done.stderr.strip() in told
     assert not (tmp_path / "run").exists()
 
 

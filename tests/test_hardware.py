@@ -10,27 +10,23 @@ from gpt2_repro.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"),
+    ("peak", "names"),
     [
-        ("NVIDIA H200", 989.4e12),
-        ("NVIDIA H100 80GB HBM3", 989.4e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA A100-SXM4-40GB", 312e12),
-        ("NVIDIA GeForce RTX 4090", 165.2e12),
-        ("NVIDIA H200 NVL", 835.5e12),
-        ("NVIDIA A40", 149.7e12),
-        ("NVIDIA L40S", 362.05e12),
-        ("NVIDIA RTX A4000", None),
-        ("NVIDIA L40", None),
-        ("NVIDIA GB200", None),
-        ("NVIDIA RTX 9999", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        (989.4e12, ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]),
+        (835.5e12, ["NVIDIA H200 NVL"]),
+        (756e12, ["NVIDIA H100 PCIe"]),
+        (312e12, ["NVIDIA A100-SXM4-40GB"]),
+        (165.2e12, ["NVIDIA GeForce RTX 4090"]),
+        (149.7e12, ["NVIDIA A40"]),
+        (None, ["NVIDIA RTX A4000", "NVIDIA L40", "NVIDIA GB200", "NVIDIA RTX 9999"]),
+        (
+            None,
+            ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"],
+        ),
     ],
 )
-def test_an_unknown_gpu_has_no_peak(name: str, peak: float | None) -> None:
-    assert hardware.peak_flops(name) == peak
+def test_an_unknown_gpu_has_no_peak(peak: float | None, names: list[str]) -> None:
+    assert {hardware.peak_flops(name) for name in names} == {peak}
 
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -38,36 +34,27 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "driver", "use_cpu", "any_hardware", "on_cpu"),
-    [
-        (0, "470.57", False, False, None),  # a GPU that CUDA cannot use is never passed over
-        (0, "470.57", False, True, None),
-        (0, "470.57", True, False, True),
-        (0, None, False, False, None),
-        (0, None, False, True, True),
-        (2, "570.0", False, True, False),
-    ],
-)
-def test_the_cpu_is_used_where_it_was_chosen(
-    gpus: int, driver: str | None, use_cpu: bool, any_hardware: bool, on_cpu: bool | None, monkeypatch
-) -> None:
-    fake_gpus(monkeypatch, gpus)
+def test_any_hardware_will_do_except_a_gpu_that_cuda_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(hardware, "nvidia_driver", lambda: driver)
-    if on_cpu is None:
-        with pytest.raises(UserError, match=f"{driver or ''}.*--use_cpu"):
-            hardware.choose_device(use_cpu=use_cpu, accept_any_hardware=any_hardware)
-    else:
-        assert hardware.choose_device(use_cpu=use_cpu, accept_any_hardware=any_hardware) is on_cpu
+    for gpus, driver, use_cpu, expected in (
+        (0, None, False, True),
+        (0, "470.57", True, True),
+        (2, "570", False, False),
+    ):
+        fake_gpus(monkeypatch, gpus)
+        monkeypatch.setattr(hardware, "nvidia_driver", lambda driver=driver: driver)
+        assert hardware.choose_device(use_cpu=use_cpu, accept_any_hardware=True) is expected
+    fake_gpus(monkeypatch, 0)
+    with pytest.raises(UserError, match="570.*--use_cpu"):
+        hardware.choose_device(use_cpu=False, accept_any_hardware=True)
 
 
-@pytest.mark.parametrize(("gpus", "processes"), [(1, 1), (2, 2), (3, 2), (6, 4), (8, 8), (16, 8)])
-def test_the_demo_takes_the_largest_power_of_two(monkeypatch: pytest.MonkeyPatch, gpus: int, processes: int) -> None:
-    fake_gpus(monkeypatch, gpus)
+def test_the_demo_takes_the_largest_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H200", total_memory=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert hardware.demo_processes() == processes
+    for gpus, processes in ((1, 1), (2, 2), (3, 2), (6, 4), (8, 8), (16, 8)):
+        fake_gpus(monkeypatch, gpus)
+        assert hardware.demo_processes() == processes
 
 
 @pytest.fixture
@@ -78,15 +65,11 @@ def gpu_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
 
 
-@pytest.mark.parametrize(
-    ("asked", "use_cpu", "compiles"),
-    [(None, False, True), (None, True, False), (True, True, True), (True, False, True), (False, False, False)],
-)
 @pytest.mark.usefixtures("gpu_that_compiles")
-def test_gpus_compile_unless_told_not_to(asked: bool | None, use_cpu: bool, compiles: bool) -> None:
-    for any_hardware in (False, True):
-        chosen = hardware.choose_compile(asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
-        assert chosen is compiles
+def test_gpus_compile_unless_told_not_to() -> None:
+    for asked, on_gpu, on_cpu in ((None, True, False), (True, True, True), (False, False, False)):
+        for use_cpu, compiles in ((False, on_gpu), (True, on_cpu)):
+            assert hardware.choose_compile(asked, use_cpu=use_cpu, accept_any_hardware=False) is compiles
 
 
 @pytest.mark.parametrize(

@@ -144,10 +144,9 @@ def test_each_size_is_llmc_s_script(size: str) -> None:
 @pytest.mark.parametrize("path", OTHER_ARCHITECTURES, ids=lambda path: path.stem)
 def test_another_architecture_is_matched_to_gpt2_and_changes_nothing_else(path: Path) -> None:
     values, default = values_of(path), values_of(ROOT / "recipes" / "gpt2_124m.yaml")
-    scales = {}
-    for model_type, section in (("gpt2", default["model"]), (values["model"]["model_type"], values["model"])):
-        scales[model_type] = scale_of(ModelArguments(**section), sequence_length=1024, vocab_size=50_257)
-    gpt2, other = scales["gpt2"], scales[values["model"]["model_type"]]
+    gpt2, other = (
+        scale_of(ModelArguments(**its["model"]), sequence_length=1024, vocab_size=50_257) for its in (default, values)
+    )
     assert other.active == pytest.approx(gpt2.active, rel=0.01)
     assert other.flops_per_token == pytest.approx(gpt2.flops_per_token, rel=0.001)
     header = header_of(path)
@@ -157,15 +156,10 @@ def test_another_architecture_is_matched_to_gpt2_and_changes_nothing_else(path: 
     assert f"{round(checkpoint_bytes(other.trained, bf16=True) / 1e9, 1):g} GB" in header
     changed = {key for name, keys in values.items() for key, value in keys.items() if value != default[name][key]}
     assert changed == {"model_type", "config_overrides"}
-
-
-def test_grouped_query_attention_as_the_header_types_it() -> None:
-    path = ROOT / "recipes" / "llama_124m.yaml"
-    typed = re.search(r"--config_overrides '(\{.*?\})'", header_of(path))
-    assert typed
-    model = values_of(path)["model"] | {"config_overrides": Overrides(typed[1])}
-    parameters = scale_of(ModelArguments(**model), sequence_length=1024, vocab_size=50_257).parameters
-    assert f"{parameters:,} parameters" in header_of(path)
+    for typed in re.findall(r"--config_overrides '(\{.*?\})'", header):
+        model = ModelArguments(**values["model"] | {"config_overrides": Overrides(typed)})
+        parameters = scale_of(model, sequence_length=1024, vocab_size=50_257).parameters
+        assert f"{parameters:,} parameters" in header
 
 
 @pytest.mark.parametrize("path", ESTIMATED, ids=lambda path: path.stem)
