@@ -91,17 +91,6 @@ def test_upstream_libraries_stay_in_their_rooms() -> None:
     assert all(path.startswith("gpt2_repro/training/") for path in importers("transformers.Trainer"))
 
 
-def test_deepspeed_is_imported_in_one_function() -> None:
-    tree = ast.parse((PACKAGE / "training" / "engine.py").read_text())
-    functions = [
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        and any(isinstance(child, ast.Import) and "deepspeed" in child.names[0].name for child in ast.walk(node))
-    ]
-    assert functions == ["prepare_deepspeed"]
-
-
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_use_no_torch_network_or_environment(name: str) -> None:
     path = PACKAGE / f"{name}.py"

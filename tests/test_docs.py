@@ -23,13 +23,6 @@ LLMC_FLAGS = (
     "-i -j -e -o -lg -n -nk -nm -y -b -t -d -x -k -l -u -q -c -sl -sg -v -m -s -g -h -a -f -w -r -z -ge "
     "-pn -pr -pg -pm -ps -pf -pi"
 )
-NANOGPT_TRAIN_KEYS = """
-    out_dir eval_interval log_interval eval_iters eval_only always_save_checkpoint init_from wandb_log wandb_project
-    wandb_run_name dataset gradient_accumulation_steps batch_size block_size n_layer n_head n_embd dropout bias
-    learning_rate max_iters weight_decay beta1 beta2 grad_clip decay_lr warmup_iters lr_decay_iters min_lr backend
-    device dtype compile
-"""
-NANOGPT_SAMPLE_KEYS = "init_from out_dir start num_samples max_new_tokens temperature top_k seed device dtype compile"
 # Commands of the projects that users come from, by their first words, with the options they may be shown with.
 FOREIGN = {
     "mpirun -np 8 ./train_gpt2cu": {"-np", *LLMC_FLAGS.split()},
@@ -157,34 +150,6 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def table(page: str, heading: str) -> list[list[str]]:
-    """The cells of the rows of the first table under a heading; `\\|` is no border."""
-    section = (ROOT / "docs" / page).read_text().partition(f"## {heading}\n")[2]
-    lines = section.partition("\n## ")[0].splitlines()
-    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
-    rows = []
-    for line in lines[first + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("page", "heading", "names", "columns"),
-    [
-        ("from-llmc.md", "Every flag", LLMC_FLAGS, 4),
-        ("from-nanogpt.md", "Every key of train.py", NANOGPT_TRAIN_KEYS, 4),
-        ("from-nanogpt.md", "Every key of sample.py", NANOGPT_SAMPLE_KEYS, 3),
-    ],
-)
-def test_the_tables_have_every_name_once(page: str, heading: str, names: str, columns: int) -> None:
-    rows = table(page, heading)
-    assert [row[0] for row in rows] == [f"`{name}`" for name in names.split()]
-    for row in rows:
-        assert len(row) == columns and all(row), row
-
-
 def test_the_numbers_of_from_llmc() -> None:
     page = (ROOT / "docs" / "from-llmc.md").read_text()
     assert f"blocks of {EpochSampler.BLOCK} rows" in page and f"windows of {EpochSampler.WINDOW:,} rows" in page
@@ -197,8 +162,9 @@ def test_the_numbers_of_from_llmc() -> None:
 
 
 def test_every_promise_names_tests_that_are_there() -> None:
-    promises = table("reliability.md", "Promises")
-    assert [row[0] for row in promises] == [f"P{number}" for number in range(1, 15)]
+    page = (ROOT / "docs" / "reliability.md").read_text().partition("## Promises\n")[2].partition("\n## ")[0]
+    promises = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| P")]
+    assert [row[0].strip() for row in promises] == [f"P{number}" for number in range(1, 15)]
     for *_, shown in promises:
         named = re.findall(r"`([\w/]+(?:\.py|/))`", shown)
         assert named and all((ROOT / "tests" / name).exists() for name in named), shown

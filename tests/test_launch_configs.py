@@ -8,22 +8,14 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.training.arguments import PretrainingArguments
+from tests.sections import RECIPES, ROOT, values_of
 
 
-ROOT = Path(__file__).parents[1]
 ACCELERATE = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 DEEPSPEED = sorted((ROOT / "ds_configs").glob("*.json"))
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 # What these would say belongs to the recipe or to the DeepSpeed JSON; accelerate refuses some of them beside a JSON.
 FORBIDDEN = {"mixed_precision", "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "use_cpu"}
-AUTO = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-)
 
 
 @pytest.mark.parametrize("path", ACCELERATE, ids=lambda path: path.stem)
@@ -40,23 +32,17 @@ def test_accelerate_config_holds_launcher_facts_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
-def test_deepspeed_json_leaves_the_recipe_its_numbers(path: Path) -> None:
-    config = json.loads(path.read_text())
-    assert all(config[key] == "auto" for key in AUTO)
-    assert config["bf16"]["enabled"] == "auto"
-    assert "optimizer" not in config and "scheduler" not in config
-    assert config["data_types"]["grad_accum_dtype"] == "fp32"
-    assert isinstance(config["zero_optimization"]["reduce_bucket_size"], int)
-    assert config["timers"]["throughput"]["enabled"] is False
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
-def test_deepspeed_json_agrees_with_recipe(path: Path, recipe: Path, tmp_path: Path) -> None:
-    values = parse_recipe([str(recipe)], sections={"training": PretrainingArguments}).values["training"]
-    values |= {"output_dir": str(tmp_path), "use_cpu": True, "max_steps": 10, "gradient_accumulation_steps": 2}
-    config = HfTrainerDeepSpeedConfig(str(path))
-    config.trainer_config_process(PretrainingArguments(**values))
-    assert config.mismatches == []
-    assert config.config["gradient_clipping"] == values["max_grad_norm"]
-    assert config.config["bf16"]["enabled"] == values["bf16"]
+def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: Path) -> None:
+    """tests/training/test_launcher.py checks what has to be "auto"."""
+    written = json.loads(path.read_text())
+    assert written["data_types"]["grad_accum_dtype"] == "fp32"
+    assert isinstance(written["zero_optimization"]["reduce_bucket_size"], int)
+    assert written["timers"]["throughput"]["enabled"] is False
+    for recipe in RECIPES:
+        values = values_of(recipe)["training"]
+        values |= {"output_dir": str(tmp_path), "use_cpu": True, "max_steps": 10, "gradient_accumulation_steps": 2}
+        config = HfTrainerDeepSpeedConfig(str(path))
+        config.trainer_config_process(PretrainingArguments(**values))
+        assert config.mismatches == []
+        assert config.config["gradient_clipping"] == values["max_grad_norm"]
+        assert config.config["bf16"]["enabled"] == values["bf16"]
