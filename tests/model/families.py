@@ -3,7 +3,6 @@
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedModel
 
-from gpt2_repro.model.documents import Documents
 from gpt2_repro.model.pretraining import make_pretraining
 
 
@@ -21,13 +20,7 @@ CONFIGS = {
 }
 
 
-def build(
-    family: str,
-    attention: str = "causal_sdpa",
-    *,
-    dtype: torch.dtype = torch.float32,
-    documents: Documents | None = None,
-) -> PreTrainedModel:
+def build(family: str, attention="causal_sdpa", *, dtype=torch.float32, documents=None) -> PreTrainedModel:
     """The model of a family with the pre-training forward and always the same weights."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=dtype, attn_implementation="causal_sdpa")
