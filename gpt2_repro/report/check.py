@@ -1,44 +1,44 @@
-"""Is this run healthy? A line for each sign, from what the run has written."""
+"""Check whether a run is healthy, from the files it has written."""
 
 import datetime
 import statistics
 from typing import Literal, NamedTuple
 
 from gpt2_repro.reference_band import explained, verdict
-from gpt2_repro.report.facts import facts, progress
-from gpt2_repro.report.read import Run, is_number, values
+from gpt2_repro.report.facts import facts
+from gpt2_repro.report.read import Run, is_number, reading, values
 from gpt2_repro.report.trend import risen_training_loss, rising_validation
 from gpt2_repro.units import duration
 
 
-SILENT_SECONDS = 900  # without a word from a run that says it goes on
+SILENT_SECONDS = 900  # without an update of the status of a running run
 RECENT = 20  # lines of the log
-MUCH_WAITING = 0.05  # of the time of training, for rows
+MUCH_WAITING = 0.05  # of the training time, for rows
 
 
 class Sign(NamedTuple):
-    """What one look at a run says: ✓ as it should be, ! to be looked at, ✗ not healthy."""
+    """One line of the check: ✓ good, ! worth a look, ✗ not healthy."""
 
     mark: Literal["✓", "!", "✗"]
     words: str
 
 
 def signs(run: Run, now: datetime.datetime) -> list[Sign]:
-    """Everything that its files tell of a run's health; `now` is aware of its time zone."""
+    """Return the signs of a run's health. `now` has a time zone."""
     return [_state(run, now), *_losses(run), *_reference(run), *_speed(run)]
 
 
 def _state(run: Run, now: datetime.datetime) -> Sign:
-    numbers = facts(run)
-    said = f"{run.name}: {numbers.state}, {progress(numbers)}"
-    if numbers.state in ("failed", "diverged"):
-        return Sign("✗", f"{said}: {numbers.reason or 'no reason is written down'}")
-    if numbers.state == "running" and numbers.updated:
-        silent = (now - datetime.datetime.fromisoformat(numbers.updated)).total_seconds()
+    its = facts(run)
+    said = f"{run.name}: {its.state}, {its.progress}"
+    if its.state in ("failed", "diverged"):
+        return Sign("✗", f"{said}: {its.reason or 'no reason is recorded'}")
+    if its.state == "running" and its.updated:
+        with reading(run.path / "run_status.json"):
+            silent = (now - datetime.datetime.fromisoformat(its.updated)).total_seconds()
         if silent > SILENT_SECONDS:
-            return Sign("✗", f"{said}, but has not said so for {duration(silent)}: it hangs or was killed")
-    left = f", {duration(numbers.seconds_left)} left at its speed" if numbers.seconds_left is not None else ""
-    return Sign("✓" if numbers.state in ("running", "complete") else "!", said + left)
+            return Sign("✗", f"{said}, last update {duration(silent)} ago: it hangs or was killed")
+    return Sign("✓" if its.state in ("running", "complete") else "!", said)
 
 
 def _losses(run: Run) -> list[Sign]:
@@ -55,7 +55,7 @@ def _losses(run: Run) -> list[Sign]:
 
 
 def _reference(run: Run) -> list[Sign]:
-    """The last validation that has a band."""
+    """Judge the last validation that has a band."""
     if run.environment.get("reference") is None:
         return []
     measured = [(int(row["step"]), row["eval_loss"]) for row in run.validation if is_number(row.get("eval_loss"))]
@@ -64,17 +64,11 @@ def _reference(run: Run) -> list[Sign]:
 
 
 def _speed(run: Run) -> list[Sign]:
-    recent = run.training[-RECENT:]
-    waits, speeds = (values(recent, key) for key in ("data_wait", "tokens_per_second"))
+    speeds, waits = (values(run.training[-RECENT:], key) for key in ("tokens_per_second", "data_wait"))
     if not speeds:
         return []
     said = f"{statistics.median(speeds):,.0f} tokens/s"
-    wait = statistics.median(waits) if waits else 0.0
-    if wait > MUCH_WAITING:
-        return [
-            Sign(
-                "!",
-                f"{said}, {wait:.0%} of the time waiting for rows: more --dataloader_num_workers, or a faster disk",
-            )
-        ]
+    if waits and (wait := statistics.median(waits)) > MUCH_WAITING:
+        fix = "use more --dataloader_num_workers, or a faster disk"
+        return [Sign("!", f"{said}, {wait:.0%} of the time waiting for rows: {fix}")]
     return [Sign("✓", said)]

@@ -1,24 +1,22 @@
-"""The key numbers of a run, and numbers as a person reads them, with their units."""
+"""The key numbers of a run, formatted with their units."""
 
 import dataclasses
-import datetime
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt2_repro.baselines import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Run, is_number, mapping, values
+from gpt2_repro.units import duration
 
 
-# What the manifest's reference models are called in full.
-REFERENCE_NAMES = {"bigram": "interpolated bigram"}
 OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The numbers that stand at the head of a report; None where the run has not said."""
+    """State and progress of a run; None if the run has not recorded it."""
 
     state: str
     reason: str | None
@@ -27,77 +25,91 @@ class Facts:
     max_steps: int | None
     tokens: int | None
     total_tokens: int | None
-    validation_loss: float | None  # nats per token, the last one
-    best_loss: float | None  # of all validations
-    further_losses: dict[str, float]  # the same of each further validation set, by its name
-    tokens_per_second: float | None  # median over the steps
-    mfu: float | None  # median, a fraction of the peak
-    padding: float | None  # median, a fraction of the positions; None where rows are full
-    seconds: float | None
-    parameters: int | None
-    hellaswag: float | None  # accuracy, the last one
-    hellaswag_items: int | None
-    usd: float | None
+    seconds_left: float | None  # at the median speed, while the run is running
 
     @property
-    def seconds_left(self) -> float | None:
-        """How long the rest takes at the median speed; None unless the run goes on."""
-        if self.state != "running" or not self.tokens_per_second or self.total_tokens is None or self.tokens is None:
-            return None
-        return max(0, self.total_tokens - self.tokens) / self.tokens_per_second
+    def progress(self) -> str:
+        """`step 200 of 300, 1.6 M tokens, 45 s left`."""
+        if self.step is None:
+            return "no step logged"
+        of = f" of {self.max_steps:,}" if self.max_steps else ""
+        left = f", {duration(self.seconds_left)} left" if self.seconds_left is not None else ""
+        return f"step {self.step:,}{of}, {count(self.tokens)} tokens{left}"
+
+
+class KeyNumber(NamedTuple):
+    """A number with its label, formatted, and a note to compare it with."""
+
+    label: str
+    text: str
+    note: str = ""
 
 
 def facts(run: Run) -> Facts:
-    """Gather the key numbers, from run_status.json where it has them, otherwise from the last events."""
+    """Return state and progress, from run_status.json or else from the last event."""
     plan = mapping(run.environment.get("plan"))
     last = run.training[-1] if run.training else {}
+    state = str(run.status.get("state", "unknown"))
+    tokens = _number(run.status.get("tokens"), last.get("tokens"))
     max_steps = _number(run.status.get("max_steps"), plan.get("max_steps"))
     tokens_per_step = _number(plan.get("tokens_per_step"))
-    losses = values([run.status, *run.validation], "eval_loss")
-    speeds, mfus, paddings = (values(run.training, key) for key in ("tokens_per_second", "mfu", "padding"))
-    further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
-    seconds = _number(run.status.get("seconds"))
-    scored = run.hellaswag[-1] if run.hellaswag else {}
+    total_tokens = max_steps * tokens_per_step if max_steps and tokens_per_step else None
+    speed = _median(run, "tokens_per_second")
+    is_predictable = state == "running" and speed and tokens is not None and total_tokens is not None
     return Facts(
-        state=str(run.status.get("state", "unknown")),
+        state=state,
         reason=run.status.get("reason"),
-        updated=_date(run.status.get("updated")),
+        updated=run.status.get("updated"),
         step=_number(run.status.get("step"), last.get("step")),
         max_steps=max_steps,
-        tokens=_number(run.status.get("tokens"), last.get("tokens")),
-        total_tokens=max_steps * tokens_per_step if max_steps and tokens_per_step else None,
-        validation_loss=losses[-1] if losses else None,
-        best_loss=min(losses, default=None),
-        further_losses={name: found[-1] for name, found in further.items() if found},
-        tokens_per_second=statistics.median(speeds) if speeds else None,
-        mfu=statistics.median(mfus) if mfus else None,
-        padding=statistics.median(paddings) if paddings else None,
-        seconds=seconds,
-        parameters=_number(run.environment.get("parameters")),
-        hellaswag=scored.get("hellaswag_acc"),
-        hellaswag_items=_number(scored.get("hellaswag_items")),
-        usd=seconds / 3600 * run.usd_per_hour if seconds is not None and run.usd_per_hour else None,
+        tokens=tokens,
+        total_tokens=total_tokens,
+        seconds_left=max(0, total_tokens - tokens) / speed if is_predictable else None,
     )
 
 
+def key_numbers(run: Run) -> list[KeyNumber]:
+    """Return the numbers at the head of a report, without those that are unknown."""
+    progress, usd_per_hour = facts(run), run.usd_per_hour
+    losses = values([run.status, *run.validation], "eval_loss")
+    references = ", ".join(f"{name} {loss:.3f}" for name, loss in run.reference_losses.items())
+    further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
+    hellaswag = run.hellaswag[-1] if run.hellaswag else {}
+    beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
+    items = f"of {count(_number(hellaswag.get('hellaswag_items')))} items"
+    seconds = _number(run.status.get("seconds"))
+    usd = seconds / 3600 * usd_per_hour if seconds is not None and usd_per_hour else None
+    planned = f"of {count(progress.total_tokens)} planned" if progress.total_tokens else ""
+    numbers = [
+        ("validation loss (nats/token)", losses[-1] if losses else None, "{:.3f}".format, references),
+        ("its best", min(losses, default=None), "{:.3f}".format, ""),
+        *((f"loss of {name}", found[-1] if found else None, "{:.3f}".format, "") for name, found in further.items()),
+        ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, beside or items),
+        ("parameters", _number(run.environment.get("parameters")), count, ""),
+        ("tokens", progress.tokens, count, planned),
+        ("tokens/s (median)", _median(run, "tokens_per_second"), "{:,.0f}".format, ""),
+        ("MFU (median)", _median(run, "mfu"), "{:.1%}".format, "of the peak FLOP/s"),
+        ("padding (median)", _median(run, "padding"), "{:.1%}".format, "of the computed positions"),
+        ("time", seconds, duration, ""),
+        ("cost", usd, "${:,.2f}".format, f"at ${usd_per_hour:,.2f} an hour"),
+    ]
+    return [KeyNumber(label, form(value), note) for label, value, form, note in numbers if value is not None]
+
+
 def _number(*candidates: object) -> Any:
-    """The first that is a number, None where none is."""
+    """Return the first candidate that is a number, or None."""
     return next((value for value in candidates if is_number(value)), None)
 
 
-def _date(value: object) -> str | None:
-    """A date in ISO form as it is written; None for anything else."""
-    try:
-        datetime.datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return str(value)
+def _median(run: Run, key: str) -> float | None:
+    found = values(run.training, key)
+    return statistics.median(found) if found else None
 
 
 def baseline_losses(run: Run) -> dict[str, float]:
-    """The loss of the baseline on the run's validation set: measured where there is a diagnosis, else as published.
+    """Return the baseline's loss on the run's validation set: measured if there is a diagnosis, else as published.
 
-    A diagnosis scores both models on the same tokens of the set: their difference there, from the run's own loss.
+    A diagnosis scores both models on the same tokens of the set. Its difference is added to the run's own loss.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:
@@ -112,13 +124,12 @@ def baseline_losses(run: Run) -> dict[str, float]:
 
 
 def _baseline(run: Run) -> Baseline:
-    """The GPT-2 of the size that works on a token."""
-    active = _number(run.environment.get("active_parameters"))
-    return baseline_of(active or _number(run.environment.get("parameters")))
+    """Return the GPT-2 with the nearest number of parameters that work on a token."""
+    return baseline_of(_number(run.environment.get("active_parameters"), run.environment.get("parameters")))
 
 
 def hellaswag_lines(run: Run) -> dict[str, float]:
-    """What GPT-2 and GPT-3 of the nearest size have, where the whole validation split was scored."""
+    """Return the scores of GPT-2 and GPT-3 of the nearest size, if the run scored the whole validation split."""
     baseline = _baseline(run)
     whole = run.hellaswag and run.hellaswag[-1].get("hellaswag_items") == HELLASWAG_ITEMS
     of_gpt3 = baseline.name.replace("GPT-2", "GPT-3")
@@ -126,23 +137,23 @@ def hellaswag_lines(run: Run) -> dict[str, float]:
 
 
 def why_not_comparable(runs: Sequence[Run]) -> list[str]:
-    """Sentences on what makes numbers of these runs numbers of different things; as far as the runs say."""
+    """Return sentences on recorded differences that make the numbers of the runs incomparable."""
     data = [mapping(run.environment.get("data")) for run in runs]
     reasons = []
     if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
         reasons.append(
-            "The runs have different tokenizers: their losses per token do not compare. Bits per byte do: bash evaluate.sh "
-            "with all of them."
+            "The runs have different tokenizers: their losses per token do not compare. Bits per byte do: run "
+            "bash evaluate.sh with all of them."
         )
     elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
         reasons.append("The runs validate on different rows: their losses do not compare, but scores of tasks do.")
-    if len({items for run in runs if (items := facts(run).hellaswag_items)}) > 1:
+    if len({items for run in runs for items in values(run.hellaswag[-1:], "hellaswag_items")}) > 1:
         reasons.append("The runs were scored on different items of HellaSwag: their accuracies do not compare.")
     return reasons
 
 
 def count(number: float | None) -> str:
-    """`9.89 B`, `124.4 M`, `16,384`; a dash for what is unknown."""
+    """Return `9.89 B`, `124.4 M` or `16,384`; a dash if unknown."""
     if number is None:
         return "–"
     if abs(number) >= 1e9:
@@ -152,26 +163,8 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}"
 
 
-def loss_text(loss: float | None) -> str:
-    """A loss in nats per token, without its unit."""
-    return f"{loss:.3f}" if loss is not None and is_number(loss) else "–"
-
-
-def reference_name(name: str) -> str:
-    """A reference model's name in full."""
-    return REFERENCE_NAMES.get(name, name)
-
-
-def progress(numbers: Facts) -> str:
-    """`step 300 of 300, 2.5 M tokens`."""
-    if numbers.step is None:
-        return "no step logged"
-    of = f" of {numbers.max_steps:,}" if numbers.max_steps else ""
-    return f"step {numbers.step:,}{of}, {count(numbers.tokens)} tokens"
-
-
 def where_things_are(run: Run) -> dict[str, Path]:
-    """What a reader wants next beside the report; only what is there."""
+    """Return the paths of the model, the metrics and the evaluation, if they exist."""
     files = {
         "model": run.path / "final",
         "metrics": run.path / "metrics.jsonl",

@@ -17,12 +17,6 @@ from gpt2_repro.report.tables import recipe_differences, run_table
 from gpt2_repro.report.view import view_run
 
 
-HELLASWAG_CAPTION = (
-    "Accuracy while it trained, in llm.c's completion style: the ending of the lowest loss per token. The evaluation's "
-    "hellaswag rewrites the text and has other numbers."
-)
-
-
 def write_page(runs: Sequence[Run], output: Path) -> None:
     """Write the page to `output` and its figures as PNG files to the folder of the same name.
 
@@ -46,7 +40,6 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
         title=", ".join(labels),
         runs=views,
         overlay=overlay,
-        hellaswag_caption=HELLASWAG_CAPTION,
         not_comparable=why_not_comparable(runs),
         run_table=run_table(runs, labels) if several else None,
         differences=recipe_differences(runs, labels) if several else None,

@@ -1,6 +1,7 @@
 """Figures of runs as PNG bytes. The page scales them to its width."""
 
 import io
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import EngFormatter
 
 from gpt2_repro.reference_band import NAME, band
 from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
@@ -20,26 +21,17 @@ from gpt2_repro.report.read import Row, Run, is_number, mapping, points
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#a4262c", "#a0508a", "#56b4e9"
 GREY = "#5a5f66"
 RUN_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
-SET_COLOURS = (GREEN, PURPLE, RED)  # of further validation sets
-DASHED: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (5, 3))}
 STYLE: dict[Any, Any] = {
     "figure.figsize": (5.6, 3.4),  # small enough that its text is readable on a phone
     "figure.dpi": 220,
     "figure.constrained_layout.use": True,
     "font.size": 9,
-    "xtick.labelsize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), GREY),
     "axes.grid": True,
     "grid.color": "#e6e8eb",
-    "axes.axisbelow": True,
     "legend.frameon": False,
-    "legend.handlelength": 1.6,
-    "legend.columnspacing": 1.4,
     "axes.xmargin": 0.02,
 }
 End = tuple[float, str, str]  # where a curve ends, its label, its colour
@@ -50,8 +42,8 @@ def run_figures(run: Run) -> dict[str, bytes]:
     figures: dict[str, bytes] = {}
     if points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]:
         figures["loss"] = render(lambda figure: _draw_loss(figure, run))
-    if compared := _beside_reference(run):
-        figures["reference"] = render(lambda figure: _draw_reference(figure, compared))
+    if differences := _beside_reference(run):
+        figures["reference"] = render(lambda figure: _draw_reference(figure, differences))
     if run.hellaswag:
         figures["hellaswag"] = render(lambda figure: _draw_hellaswag(figure, [run], [run.name]))
     if points(run.training, "learning_rate")[0]:
@@ -91,12 +83,18 @@ def legend(axes: Axes, columns: int = 2) -> None:
 
 def smooth(values: Sequence[float]) -> list[float]:
     """Return the centred mean over a fiftieth of the values; the window shrinks at both ends."""
-    half = max(1, len(values) // 100)
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    reaches = [min(half, i, len(values) - 1 - i) for i in range(len(values))]
-    return [(sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1) for i, reach in enumerate(reaches)]
+    half, last = max(1, len(values) // 100), len(values) - 1
+    reaches = [min(half, place, last - place) for place in range(len(values))]
+    return [statistics.fmean(values[i - reach : i + reach + 1]) for i, reach in enumerate(reaches)]
+
+
+def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> None:
+    """Cut off the steep beginning of long curves, so that the rest is not a flat line."""
+    later = [y for xs, ys in curves for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
+    every = [y for _, ys in curves for y in ys]
+    is_long = max((len(ys) for _, ys in curves), default=0) >= 20
+    if is_long and max(every) - min(every) > 3 * (height := max(later) - min(later)):
+        axes.set_ylim(min(every) - 0.1 * height, max(later) + 0.2 * height)
 
 
 def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> None:
@@ -106,7 +104,7 @@ def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: s
     if axes.dataLim.x1 <= 0:  # validated before the first step only
         axes.set_xlim(0, 1)
     for name, value in references.items():
-        axes.axhline(value, **DASHED)
+        axes.axhline(value, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
         ends = [*ends, (value, f"{name} {number.format(value)}", GREY)]
     bottom, top = axes.get_ylim()
     line_height = 0.06  # of a label, as a fraction of the axes
@@ -114,9 +112,8 @@ def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: s
     for value, text, colour in sorted(end for end in ends if bottom <= end[0] <= top):
         place = max((value - bottom) / (top - bottom), lowest)
         lowest = place + line_height
-        axes.annotate(
-            text, (1, place), (6, 0), "axes fraction", "offset points", va="center", color=colour, fontsize=8
-        )
+        place_text = ("axes fraction", "offset points")
+        axes.annotate(text, (1, place), (6, 0), *place_text, va="center", color=colour, fontsize=8)
 
 
 def _thousands() -> EngFormatter:
@@ -126,51 +123,33 @@ def _thousands() -> EngFormatter:
     return formatter
 
 
-def _marker(values: Sequence[float]) -> str:
-    """Return a dot for a few points, which a line alone would not show."""
-    return "." if len(values) < 10 else ""
+def _plot(axes: Axes, run: Run, key: str, colour: str) -> list[float]:
+    """Draw a thin curve of a key of the training events, and return its values."""
+    tokens, values = points(run.training, key)
+    # A line alone does not show a few points.
+    axes.plot(tokens, values, color=colour, linewidth=0.8, marker="." if len(tokens) < 10 else "")
+    return values
 
 
 def _draw_loss(figure: Figure, run: Run) -> None:
     axes = figure.subplots()
-    tokens, losses = points(run.training, "loss")
-    if tokens:
-        axes.plot(tokens, losses, color=SKY, linewidth=0.8, marker=_marker(tokens), label="training")
-        axes.plot(tokens, smooth(losses), color=BLUE, linewidth=1.8, label="smoothed")
+    training, validation = points(run.training, "loss"), points(run.validation, "eval_loss")
+    if losses := _plot(axes, run, "loss", SKY):
+        axes.plot(training[0], smooth(losses), color=BLUE, linewidth=1.8, label="training, smoothed")
     _draw_band(axes, run)
-    ends = []
-    tokens, losses = points(run.validation, "eval_loss")
-    if tokens:
-        axes.plot(tokens, losses, "o", color=ORANGE, markersize=4, label="validation")
-        ends.append((losses[-1], f"validation {losses[-1]:.3f}", ORANGE))
-    for number, name in enumerate(run.further_sets):
-        colour, label = SET_COLOURS[number % len(SET_COLOURS)], name if len(name) <= 13 else f"{name[:12]}…"
-        tokens, losses = points(run.validation, f"eval_{name}_loss")
-        if tokens:  # labelled at the right edge only
-            axes.plot(tokens, losses, "s", color=colour, markersize=3.5)
-            ends.append((losses[-1], f"{label} {losses[-1]:.3f}", colour))
+    ends: list[End] = []
+    sets = {"validation": "eval_loss"} | {name: f"eval_{name}_loss" for name in run.further_sets}
+    for (name, key), colour in zip(sets.items(), itertools.cycle((ORANGE, GREEN, PURPLE, RED)), strict=False):
+        tokens, losses = points(run.validation, key)
+        if tokens:
+            # The further sets are labelled at the right edge only.
+            label = name if key == "eval_loss" else None
+            axes.plot(tokens, losses, "o", color=colour, markersize=4, label=label)
+            ends.append((losses[-1], f"{name[:13]} {losses[-1]:.3f}", colour))
     axes.set_ylabel("loss (nats per token)")
-    leave_out_beginning(axes, [points(run.training, "loss"), points(run.validation, "eval_loss")])
+    leave_out_beginning(axes, [training, validation])
     _finish(axes, ends, run.reference_losses | baseline_losses(run))
-    legend(axes, columns=4)
-
-
-def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> None:
-    """Cut off the steep beginning of long curves, so that the rest is not a flat line."""
-    later = [y for tokens, losses in curves for x, y in zip(tokens, losses, strict=True) if x >= tokens[-1] / 20]
-    every = [y for _, losses in curves for y in losses]
-    is_long = max((len(losses) for _, losses in curves), default=0) >= 20
-    if is_long and max(every) - min(every) > 3 * (height := max(later) - min(later)):
-        axes.set_ylim(min(every) - 0.1 * height, max(later) + 0.2 * height)
-
-
-def _draw_band(axes: Axes, run: Run) -> bool:
-    """Shade the band of the run's reference. Returns whether there is one."""
-    if not (limits := _band_of(run)):
-        return False
-    tokens, lows, highs = zip(*limits, strict=True)
-    axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
-    return True
+    legend(axes, columns=3)
 
 
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
@@ -181,27 +160,30 @@ def _band_of(run: Run) -> list[tuple[float, float, float]]:
     return [(row["tokens"], *limits) for row in rows if (limits := band(int(row["step"])))]
 
 
+def _draw_band(axes: Axes, run: Run) -> bool:
+    """Shade the band of the run's reference. Returns whether there is one."""
+    limits = _band_of(run)
+    if limits:
+        tokens, lows, highs = zip(*limits, strict=True)
+        axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
+    return bool(limits)
+
+
 def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
     """Return tokens, validation loss minus the middle of the band, and half of the band's width."""
     losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))
-    return [
-        (tokens, losses[tokens] - (low + high) / 2, (high - low) / 2)
-        for tokens, low, high in _band_of(run)
-        if tokens in losses
-    ]
+    return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]
 
 
 def _draw_reference(figure: Figure, compared: Sequence[tuple[float, float, float]]) -> None:
     """Draw the validation losses relative to the published runs."""
     axes = figure.subplots()
     tokens, differences, halves = zip(*compared, strict=True)
-    outline = [-half for half in halves], list(halves)
-    axes.fill_between(tokens, *outline, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
+    lows = [-half for half in halves]
+    axes.fill_between(tokens, lows, halves, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
     axes.plot(tokens, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")
-    axes.axhline(0, color=GREY, linewidth=1)
-    # One loss far outside would make a line of the band.
-    widest = 4 * max(halves)
-    axes.set_ylim(max(min(*differences, -widest / 2), -widest), min(max(*differences, widest / 2), widest))
+    # A single loss far outside must not reduce the band to a line.
+    axes.set_ylim(-4 * max(halves), 4 * max(halves))
     axes.set_ylabel("difference to the band (nats)")
     _finish(axes, [], {})
     legend(axes)
@@ -240,43 +222,32 @@ def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) ->
 
 def _common(lines: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the horizontal lines that all runs share."""
-    return {name: value for name, value in lines[0].items() if all(its.get(name) == value for its in lines)}
+    return dict(set.intersection(*(set(its.items()) for its in lines)))
 
 
 def _draw_learning_rate(figure: Figure, run: Run) -> None:
-    tokens, norms = points(run.training, "grad_norm")
-    upper, *lower = figure.subplots(
-        2 if tokens else 1, sharex=True, height_ratios=[3, 2] if tokens else None, squeeze=False
-    )[:, 0]
-    upper.plot(*points(run.training, "learning_rate"), color=BLUE)
+    norms = points(run.training, "grad_norm")
+    rows = 2 if norms[0] else 1
+    upper, *lower = figure.subplots(rows, sharex=True, height_ratios=[3, 2][:rows], squeeze=False)[:, 0]
+    _plot(upper, run, "learning_rate", BLUE)
     upper.set_ylabel("learning rate")
     upper.set_ylim(bottom=0)
     upper.ticklabel_format(axis="y", scilimits=(0, 0), useMathText=True)
+    clip = mapping(run.recipe.get("training")).get("max_grad_norm")
     for axes in lower:
-        axes.plot(tokens, norms, color=PURPLE, linewidth=0.8, marker=_marker(tokens))
+        _plot(axes, run, "grad_norm", PURPLE)
         axes.set_ylabel("gradient norm")
-        if min(norms) > 0:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            axes.yaxis.set_minor_locator(NullLocator())
-        clip = mapping(run.recipe.get("training")).get("max_grad_norm")
-        if is_number(clip) and clip > 0:
-            axes.axhline(clip, **DASHED)
-            place = {"xycoords": ("axes fraction", "data"), "xytext": (0, 3), "textcoords": "offset points"}
-            axes.annotate(f"clipped at {clip:g}", (1, clip), ha="right", color=GREY, **place)
-    # After the curves: it reads their limits.
-    _finish(lower[0] if lower else upper, [], {})
+        leave_out_beginning(axes, [norms])
+    _finish([upper, *lower][-1], [], {"clipped at": clip} if lower and is_number(clip) and clip > 0 else {}, "{:g}")
 
 
 def _draw_throughput(figure: Figure, run: Run) -> None:
-    tokens, speeds = points(run.training, "tokens_per_second")
-    _, shares = points(run.training, "mfu")
     axes = figure.subplots()
-    axes.plot(tokens, speeds, color=GREEN, linewidth=0.8, marker=_marker(tokens))
+    speeds = _plot(axes, run, "tokens_per_second", GREEN)
     axes.set_ylabel("tokens per second")
     axes.yaxis.set_major_formatter(_thousands())
     axes.set_ylim(0, 1.1 * max(speeds))
     median = statistics.median(speeds)
+    shares = points(run.training, "mfu")[1]
     ends = [(median, f"MFU {statistics.median(shares):.1%}", GREY)] if shares else []
     _finish(axes, ends, {"median": median}, "{:,.0f}")

@@ -1,10 +1,12 @@
-"""The page: what stands on it, and that it needs nothing beside itself."""
+"""The command, the page and its figures: everything that a run can have, and very little."""
 
 import base64
 import html
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,22 +15,42 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
+from gpt2_repro.errors import UserError
 from gpt2_repro.report import plots
-from gpt2_repro.report.page import label_runs, write_page
-from gpt2_repro.report.plots import smooth
+from gpt2_repro.report.__main__ import main
+from gpt2_repro.report.facts import why_not_comparable
+from gpt2_repro.report.page import label_runs
 from gpt2_repro.report.read import read_run
 from gpt2_repro.report.tables import recipe_differences
+from tests.report.conftest import SAMPLE, add, change
+
+
+ROOT = Path(__file__).parents[2]
+BUCKET = {
+    **{"label": "validation text", "tokens": 9, "documents": 2, "ours": 4.0, "theirs": 4.3},
+    "difference": {"value": -0.3, "stderr": 0.01},
+}
+DIAGNOSIS = {
+    "models": [{"name": "final"}, {"name": "openai-community/gpt2"}],
+    "frequencies_of": "the training text",
+    "domains": [BUCKET, BUCKET | {"label": "wikitext", "ours": 5.0}],
+    "positions": [],
+    "frequencies": [],
+    "start_token": None,
+    "conclusion": "Likely cause: the text that it was trained on.",
+}
 
 
 class _Page(HTMLParser):
     """The text of a page and every address that a browser would load."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.text = ""
         self.addresses: list[str] = []
         self.tags: list[str] = []
-        self.feed(source)
+        self.source = path.read_text()
+        self.feed(self.source)
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -38,110 +60,175 @@ class _Page(HTMLParser):
         self.addresses += [value or "" for name, value in attributes if name in ("src", "srcset", "href", "data")]
 
 
-def _page(*folders: Path) -> tuple[str, _Page]:
-    output = folders[0] / "report.html"
-    write_page([read_run(folder) for folder in folders], output)
-    source = output.read_text()
-    return source, _Page(source)
+@pytest.fixture
+def recorded(run_folder: Path) -> Path:
+    """The finished run with everything that a run can have."""
+    scored = {"hellaswag_items": 10_042, "eval_tokens": 10_485_760}
+    for step, loss, accuracy in ((20, 4.6, 0.27), (40, 4.123, 0.3012)):
+        further = {"eval_wikitext_loss": loss + 1, "eval_my_prose_loss": loss - 1}
+        add(run_folder, step=step, eval_loss=loss, hellaswag_acc=accuracy, **scored, **further)
+    add(run_folder, step=40, loss=4.1, padding=0.0625)
+    deviation = {"field": "model.dropout", "run": "0.1", "recipe": "0"}
+    change(run_folder / "environment.json", usd_per_hour=14.0, deviations=[deviation])
+    change(run_folder / "run_status.json", seconds=3600, accounts={"startup": 60, "training": 3300, "saving": 240})
+    (run_folder / "evaluation" / "diagnosis").mkdir()
+    change(run_folder / "evaluation" / "diagnosis" / "diagnosis.json", **DIAGNOSIS)
+    return run_folder
 
 
-def test_the_key_numbers_stand_on_the_page(run_folder: Path) -> None:
-    _, page = _page(run_folder)
-    for words in (
-        "✓ complete",
-        "step 40 of 40",
-        "4.123",  # validation loss
-        "−0.478",  # against the bigram model
-        "interpolated bigram 4.601",
-        "7.4 M",
-        "4 min 12 s",
-        "9,020",  # median tokens per second
-        "25.0%",
-        "2,813,412",
-        "plan.tokens_per_step",
-        "learning_rate: 0.001",
-        "accelerate launch train.py recipes/demo.yaml",
-        "0.2012 ± 0.0055",
-    ):
+def test_the_whole_record_is_on_the_page_and_in_the_summary(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([str(recorded)])
+    page, out = _Page(recorded / "report.html"), capsys.readouterr().out
+    numbers = [
+        *("complete", "step 40 of 40", "4.123", "bigram 4.601", "5.123", "3.123"),  # losses of three sets
+        *("0.3012", "GPT-2 0.2945, GPT-3 0.3370", "7.4 M", "9,020", "25.0%", "6.2%", "1 h 00 min"),
+        *("55 min", "91.7%", "$12.83", "$14.00", "0.2012 ± 0.0055"),
+    ]
+    for words in numbers:
+        assert words in page.text and words in out, words
+    for words in ("2,813,412", "plan.tokens_per_step", "learning_rate: 0.001", "launch train.py", "model.dropout"):
         assert words in page.text, words
-
-
-def test_the_latest_sample_stands_first_and_its_markup_is_inert(run_folder: Path) -> None:
-    sample = json.loads((run_folder / "samples.jsonl").read_text().splitlines()[-1])["text"]
-    assert "<script>" in sample
-    source, page = _page(run_folder)
-    assert sample in page.text
-    assert page.text.index(sample) < page.text.index("Samples through time") < page.text.index("early words")
-    assert "script" not in page.tags
-    assert html.escape("<script>alert(", quote=False) in source
-
-
-def test_nothing_is_loaded_from_elsewhere(run_folder: Path) -> None:
-    source, page = _page(run_folder)
-    assert len(page.addresses) == 3
+    assert "eval_wikitext_loss (nats/token)" in page.text and "5.6000" in page.text  # every validation
+    # The diagnosis measured the baseline's loss on the same tokens: 4.123 + 0.3.
+    assert DIAGNOSIS["conclusion"] in page.text and "Dashed, baseline: openai-community/gpt2" in page.text
+    # The newest sample comes first, and its markup has no effect.
+    assert page.text.index(SAMPLE) < page.text.index("Samples through time") < page.text.index("early words")
+    assert "script" not in page.tags and html.escape("<script>alert(", quote=False) in page.source
+    # The page loads nothing, and its figures lie next to it as files.
+    assert not re.search(r"@import|url\(", page.source)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    assert not re.search(r"@import|url\(", source)
-
-
-def test_the_figures_are_images(run_folder: Path) -> None:
-    _, page = _page(run_folder)
-    files = sorted(path.name for path in (run_folder / "report").iterdir())
-    assert files == ["learning_rate.png", "loss.png", "throughput.png"]
     pictures = [base64.b64decode(address.split(",")[1]) for address in page.addresses]
-    pictures += [path.read_bytes() for path in (run_folder / "report").iterdir()]
+    files = {path.stem: path.read_bytes() for path in (recorded / "report").iterdir()}
+    assert files.keys() == {"diagnosis_domains", "hellaswag", "learning_rate", "loss", "throughput"}
+    assert sorted(files.values()) == sorted(pictures)
     for png in pictures:
         image = matplotlib.image.imread(io.BytesIO(png), format="png")
-        assert image.shape[0] > 500
-        assert image[..., :3].min() < 0.9, "the figure is blank"
+        assert image.shape[0] > 500 and image[..., :3].min() < 0.9, "the figure is blank"
+    places = [recorded / name for name in ("final", "metrics.jsonl", "evaluation/comparison.md", "report.html")]
+    assert [line.split()[-1] for line in out.splitlines()[-4:]] == [str(place) for place in places]
 
 
-def test_a_run_that_has_only_begun(run_folder: Path) -> None:
-    for name in ("metrics.jsonl", "samples.jsonl", "environment.json", "run_status.json"):
+def test_a_run_that_has_only_begun(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (
+        "metrics.jsonl",
+        "samples.jsonl",
+        "environment.json",
+        "run_status.json",
+        "evaluation/comparison.json",
+    ):
         (run_folder / name).unlink()
-    (run_folder / "evaluation" / "comparison.json").unlink()
-    _, page = _page(run_folder)
-    for sentence in read_run(run_folder).missing().values():
-        assert sentence in page.text
+    main([str(run_folder)])
+    page, out = _Page(run_folder / "report.html"), capsys.readouterr().out
+    missing = read_run(run_folder).missing()
+    assert set(missing) == {"training", "validation", "samples", "evaluation", "environment", "status"}
+    assert f"bash evaluate.sh {run_folder}" in missing["evaluation"]
+    assert all(sentence in page.text and sentence in out for sentence in missing.values())
     assert page.addresses == []
 
 
 def test_one_logged_step_is_enough_for_every_figure(run_folder: Path) -> None:
     row = {"step": 1, "tokens": 8192, "loss": 8.0, "learning_rate": 1e-3, "grad_norm": 0.0, "tokens_per_second": 900.0}
     (run_folder / "metrics.jsonl").write_text(json.dumps(row))
-    _, page = _page(run_folder)
-    assert len(page.addresses) == 3
-    assert "No validation loss is logged yet" in page.text
+    assert list(plots.run_figures(read_run(run_folder))) == ["loss", "learning_rate", "throughput"]
 
 
 def test_curves_lie_inside_their_frames(run_folder: Path) -> None:
-    run = read_run(run_folder)
     for draw in (plots._draw_loss, plots._draw_learning_rate, plots._draw_throughput):
         figure = Figure()
-        draw(figure, run)
+        draw(figure, read_run(run_folder))
         for axes in figure.axes:
             left, right = axes.get_xlim()
-            curves = [line for line in axes.lines if line.get_transform() == axes.transData]
-            assert curves, draw.__name__
-            for line in curves:
+            for line in (line for line in axes.lines if line.get_transform() == axes.transData):
                 assert left <= min(line.get_xdata()) <= max(line.get_xdata()) <= right, draw.__name__
 
 
+@pytest.mark.parametrize(
+    ("curves", "is_cut"),
+    [
+        ([[11 / (1 + n) + 3 for n in range(101)], []], True),
+        ([[4 - n / 100 for n in range(101)]], False),
+        ([[11 / (1 + n) + 3 for n in range(101)], [14.0, 9.0, 7.0]], False),  # a short run next to a long one
+    ],
+)
+def test_a_steep_beginning_lies_above_the_frame(curves: list[list[float]], is_cut: bool) -> None:
+    axes = Figure().subplots()
+    points = [([float(n) for n in range(len(losses))], losses) for losses in curves]
+    for curve in points:
+        axes.plot(*curve)
+    plots.leave_out_beginning(axes, points)
+    bottom, top = axes.get_ylim()
+    assert bool(top < max(curves[0])) is is_cut or len(curves[-1]) == 3
+    assert bottom < min(curves[0]) and top > max([curves[0][5], *curves[-1][1:]])
+
+
+def test_smoothing_keeps_a_line_and_its_length() -> None:
+    line = [float(n) for n in range(500)]
+    assert plots.smooth(line) == pytest.approx(line) and plots.smooth([3.0]) == [3.0]
+    assert max(plots.smooth([float(n % 2) for n in range(500)])[50:450]) < 0.6
+
+
 def test_several_runs_are_laid_over_each_other(
-    run_folder: Path, make_run: Callable[..., Path], tmp_path: Path
+    run_folder: Path,
+    make_run: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     other = make_run(tmp_path / "elsewhere" / "demo", learning_rate=2e-3)
-    _, page = _page(run_folder, other)
-    assert len(page.addresses) == 1 + 2 * 3
-    assert "2 runs" in page.text
-    assert "elsewhere/demo" in page.text
+    add(other, step=40, tokens=40 * 8192, eval_loss=4.1, hellaswag_acc=0.3, hellaswag_items=100)
+    change(other / "environment.json", data={"tokenizer_sha256": "b"}, usd_per_hour=14.0)
+    change(run_folder / "environment.json", data={"tokenizer_sha256": "a"})
+    monkeypatch.chdir(tmp_path)
+    main([str(run_folder), str(other)])
+    page, out = _Page(tmp_path / "report.html"), capsys.readouterr().out
+    assert len(page.addresses) == 2 + 3 + 4 and not (run_folder / "report.html").exists()
+    assert "<h2>runs/demo</h2>" in page.source and "<h2>elsewhere/demo</h2>" in page.source
+    assert "HellaSwag of all runs" in page.source and "$0.98" in page.text  # in the table of runs
+    assert all("different tokenizers" in text for text in (page.text, out))
     runs = [read_run(run_folder), read_run(other)]
     assert label_runs(runs) == ["runs/demo", "elsewhere/demo"]
     differences = recipe_differences(runs, ["a", "b"])
     assert [[cell.text for cell in row] for row in differences.rows] == [["training.learning_rate", "0.001", "0.002"]]
 
 
-def test_smoothing_keeps_a_line_and_its_length() -> None:
-    line = [float(n) for n in range(500)]
-    assert smooth(line) == pytest.approx(line)
-    assert max(smooth([float(n % 2) for n in range(500)])[50:450]) < 0.6
-    assert smooth([3.0]) == [3.0]
+@pytest.mark.parametrize(
+    ("ours", "theirs", "reasons"),
+    [
+        ({"tokenizer_sha256": "a"}, {"tokenizer_sha256": "b"}, 1),
+        ({"sha256": {"validation": "a"}}, {"sha256": {"validation": "b"}}, 1),
+        ({"tokenizer_sha256": "a"}, {"tokenizer_sha256": "a"}, 0),
+        ({}, {"tokenizer_sha256": "a"}, 0),
+    ],
+)
+def test_losses_that_do_not_compare_are_named(
+    run_folder: Path, make_run: Callable[..., Path], tmp_path: Path, ours: dict, theirs: dict, reasons: int
+) -> None:
+    other = make_run(tmp_path / "other")
+    for folder, data in ((run_folder, ours), (other, theirs)):
+        change(folder / "environment.json", data=data)
+    assert len(why_not_comparable([read_run(run_folder), read_run(other)])) == reasons
+
+
+def test_the_page_goes_where_it_is_told(run_folder: Path, tmp_path: Path) -> None:
+    (run_folder / "report").write_text("a file")  # nothing can be written next to the run
+    (run_folder / "metrics.jsonl").unlink()
+    main([str(run_folder), "-o", str(tmp_path / "new" / "page.html")])
+    assert (tmp_path / "new" / "page.html").is_file()
+    for wrong in (tmp_path, run_folder / "report" / "page.html"):
+        with pytest.raises(UserError, match=r"-o .*report\.html"):
+            main([str(run_folder), "-o", str(wrong)])
+
+
+def test_a_folder_that_is_not_a_run_ends_in_one_line_and_code_2(run_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpt2_repro.report", str(tmp_path / "runs" / "dmo")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and str(run_folder) in done.stderr
+
+
+def test_reading_a_run_needs_neither_torch_nor_matplotlib() -> None:
+    code = "import sys, gpt2_repro.report.__main__; print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

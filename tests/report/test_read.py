@@ -1,4 +1,4 @@
-"""Reading a run folder, whole, in progress, killed and resumed."""
+"""Reading a run directory: complete, in progress, killed, resumed and damaged."""
 
 import json
 import math
@@ -6,38 +6,32 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.baselines import BASELINES, GPT2, baseline_of, published_loss
 from gpt2_repro.errors import UserError
-from gpt2_repro.report.facts import count, facts
+from gpt2_repro.report.facts import baseline_losses, count, facts, hellaswag_lines
 from gpt2_repro.report.read import points, read_run
 from gpt2_repro.units import duration
+from tests.report.conftest import add, change
 
 
 def test_the_last_value_of_a_step_wins(run_folder: Path) -> None:
-    with (run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 7, "tokens": 57344, "loss": 1.5}\n{"step": 40, "tokens": 327680, "eval_loss": 4.0}\n')
+    add(run_folder, step=7, loss=1.5)
+    add(run_folder, step=40, eval_loss=4.0)
     run = read_run(run_folder)
     tokens, losses = points(run.training, "loss")
-    assert tokens == [8192 * step for step in range(1, 41)]
-    assert losses[6] == 1.5
+    assert tokens == [8192 * step for step in range(1, 41)] and losses[6] == 1.5
     assert points(run.validation, "eval_loss") == ([20 * 8192, 40 * 8192], [4.6, 4.0])
-    assert facts(run).validation_loss == 4.0
 
 
-def test_a_truncated_last_line_is_ignored(run_folder: Path) -> None:
+def test_a_torn_last_line_is_ignored_and_one_that_was_continued_is_counted(run_folder: Path) -> None:
     whole = read_run(run_folder)
     with (run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 41, "tokens": 335')
-    cut = read_run(run_folder)
-    assert cut == whole
-    assert cut.broken_lines == 0
-
-
-def test_a_line_broken_by_a_kill_and_written_on_is_counted(run_folder: Path) -> None:
+        file.write('{"step": 41, "tok')
+    assert read_run(run_folder) == whole and whole.broken_lines == 0
     with (run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 41, "tok{"step": 41, "loss": 4.0}\n{"step": 42, "loss": 3.9}\n')
+        file.write('{"step": 41, "loss": 4.0}\n{"step": 42, "loss": 3.9}\n')
     run = read_run(run_folder)
-    assert run.broken_lines == 1
-    assert run.training[-1] == {"step": 42, "loss": 3.9, "tokens": 42 * 8192}  # by the plan, where it was not said
+    assert run.broken_lines == 1 and run.training[-1] == {"step": 42, "loss": 3.9}
 
 
 def test_a_sample_keeps_its_odd_line_ends(run_folder: Path) -> None:
@@ -47,65 +41,59 @@ def test_a_sample_keeps_its_odd_line_ends(run_folder: Path) -> None:
     assert read_run(run_folder).samples[-1] == sample
 
 
-def test_a_loss_that_is_no_number_is_kept_in_sight(run_folder: Path) -> None:
-    with (run_folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "tokens": 40960, "loss": NaN}\n{"step": 6, "tokens": 49152, "loss": null}\n')
+def test_a_loss_that_is_not_finite_is_counted_and_not_drawn(run_folder: Path) -> None:
+    add(run_folder, step=5, loss=math.nan)
+    add(run_folder, step=6, loss=None)
     run = read_run(run_folder)
     assert run.non_finite_steps == [5, 6]
     assert all(math.isfinite(loss) for loss in points(run.training, "loss")[1])
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("data:\n  source: embedded\n")
-    run = read_run(tmp_path)
-    assert run.recipe == {"data": {"source": "embedded"}}
-    missing = run.missing()
-    assert set(missing) == {"training", "validation", "samples", "evaluation", "environment", "status"}
-    assert "samples.jsonl" in missing["samples"]
-    assert "no final/" in missing["evaluation"]
-
-
-def test_the_missing_evaluation_comes_with_its_command(run_folder: Path) -> None:
-    (run_folder / "evaluation" / "comparison.json").unlink()
-    assert read_run(run_folder).missing() == {"evaluation": f"Not evaluated yet: bash evaluate.sh {run_folder}/final"}
-
-
-@pytest.mark.parametrize(
-    ("typed", "advice"),
-    [
-        ("runs/dmo", "did you mean '{root}/runs/demo'"),
-        ("runs", "runs/demo"),
-        ("runs/demo/final", "report {root}/runs/demo"),
-    ],
-)
-def test_a_path_that_is_no_run_says_what_to_type(run_folder: Path, tmp_path: Path, typed: str, advice: str) -> None:
+@pytest.mark.parametrize("typed", ["runs/dmo", "runs", "runs/demo/final"])
+def test_a_path_that_is_not_a_run_names_the_nearest(run_folder: Path, tmp_path: Path, typed: str) -> None:
     with pytest.raises(UserError) as error:
         read_run(tmp_path / typed)
-    assert advice.format(root=tmp_path) in str(error.value)
+    assert str(run_folder) in str(error.value)
 
 
-def test_where_there_is_no_run_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_there_is_no_run_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--output_dir"):
         read_run(Path("nothing"))
 
 
-def test_a_damaged_record_is_named(run_folder: Path) -> None:
-    (run_folder / "environment.json").write_text('{"parameters": ')
-    with pytest.raises(UserError, match=r"environment\.json"):
-        read_run(run_folder)
-
-
 def test_facts_of_a_run_in_progress(run_folder: Path) -> None:
-    status = '{"state": "running", "step": 20, "max_steps": 40, "tokens": 163840, "seconds": 10}'
-    (run_folder / "run_status.json").write_text(status)
-    numbers = facts(read_run(run_folder))
-    assert numbers.tokens_per_second == 9020.5
-    assert numbers.total_tokens == 40 * 8192
-    assert numbers.seconds_left == pytest.approx(20 * 8192 / 9020.5)
+    change(run_folder / "run_status.json", state="running", step=20, tokens=163_840)
+    found = facts(read_run(run_folder))
+    assert found.total_tokens == 40 * 8192 and found.seconds_left == pytest.approx(20 * 8192 / 9020.5)
 
 
-def test_numbers_as_a_person_reads_them() -> None:
+def test_published_baselines_are_drawn_on_their_own_data_only(run_folder: Path) -> None:
+    score = {"hellaswag_acc": 0.3, "hellaswag_items": 10_042, "eval_tokens": 10_485_760}
+    add(run_folder, step=40, **score)
+    assert baseline_losses(read_run(run_folder)) == {}
+    fineweb = {"source": "fineweb-10bt", "split": "head", "packing": "concat", "tokenizer": "openai-community/gpt2"}
+    change(run_folder / "environment.json", data={"request": fineweb}, parameters=124_439_808)
+    run = read_run(run_folder)
+    assert baseline_losses(run) == {"GPT-2": 3.424958}
+    assert hellaswag_lines(run) == {"GPT-2": 0.294463, "GPT-3": 0.337}
+    add(run_folder, step=40, eval_loss=4.0, hellaswag_items=100)
+    assert hellaswag_lines(read_run(run_folder)) == {}  # other items have another score
+    edu = fineweb | {"source": "fineweb-edu-10bt-tokens", "split": "source"}
+    assert published_loss(GPT2, edu, 10_485_760) == 3.2924
+    for other in ({"source": "openwebtext"}, {"split": "hash"}, {"packing": "wrap"}, {"tokenizer": "train:300"}):
+        assert published_loss(GPT2, fineweb | other, 10_485_760) is None
+    assert published_loss(GPT2, fineweb, 10_000_000) is None
+
+
+def test_the_baseline_has_the_nearest_size() -> None:
+    names = [baseline_of(parameters).name for parameters in (None, 1e6, 1.3e8, 8e8)]
+    assert names == ["GPT-2", "GPT-2", "GPT-2", "GPT-2 large"]
+    scores = [its.hellaswag for its in BASELINES]
+    assert scores == sorted(scores) and all(its.gpt3_hellaswag > its.hellaswag for its in BASELINES)
+
+
+def test_numbers_are_formatted() -> None:
     assert [count(n) for n in (None, 16_384, 124_439_808, 9_890_693_120)] == ["–", "16,384", "124.4 M", "9.89 B"]
     seconds = (None, 45.2, 252, 11_100, 183_600)
     assert [duration(n) for n in seconds] == ["–", "45 s", "4 min 12 s", "3 h 05 min", "2 d 3 h"]
