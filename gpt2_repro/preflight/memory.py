@@ -3,10 +3,9 @@
 The tokens per step do not change: accumulation is derived.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpt2_repro.preflight.processes import last_words, run_to_end
 
@@ -18,8 +17,7 @@ OUT_OF_MEMORY = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     """A setting to attempt: the micro-batch, and whether activation checkpointing is on."""
 
     micro_batch: int
@@ -32,8 +30,7 @@ class Rung:
         return [*words, "--activation_checkpointing"] if self.checkpointing else words
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The result of an attempt. `said`: the error if it failed for another reason than memory."""
 
     rung: Rung
@@ -83,7 +80,7 @@ def best(outcomes: Sequence[Outcome]) -> Rung | None:
 
 def attempt_command(command: Sequence[str], rung: Rung, *, seconds: float) -> Outcome:
     """Run the command with the options of a rung in a fresh process, which frees all memory at its end."""
-    code, said = run_to_end([*command, *rung.options], too_long=lambda _, elapsed: elapsed > seconds)
+    code, said = run_to_end([*command, *rung.options], seconds=seconds)
     if code is None:
         return Outcome(rung, "failed", f"not done in {seconds:.0f} s")
     if code == 0:
