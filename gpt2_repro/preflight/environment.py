@@ -31,14 +31,11 @@ def check_python(requirements: Path) -> list[Finding]:
     supported = sys.version_info >= (3, 11)
     words = platform.python_version() + ("" if supported else ": install 3.11 or newer")
     found = [Finding("✓" if supported else "✗", "python", words)]
-    for line in requirements.read_text().splitlines() if requirements.is_file() else []:
-        if text := line.partition("#")[0].strip():
-            asked = Requirement(text)
-            finding = _check_package(asked)
-            # Other packages are listed only if something is wrong.
-            if (asked.marker is None or asked.marker.evaluate()) and (finding.mark != "✓" or asked.name in PACKAGES):
-                found.append(finding)
-    return found
+    lines = requirements.read_text().splitlines() if requirements.is_file() else []
+    asked = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    checked = [_check_package(one) for one in asked if one.marker is None or one.marker.evaluate()]
+    # Other packages are listed only if something is wrong.
+    return found + [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
 
 
 def _check_package(asked: "Requirement") -> Finding:
@@ -69,31 +66,29 @@ def check_driver(driver: str | None, cuda: str | None, *, usable: bool = False) 
     if cuda is None:
         return Finding("✗", "driver", f"driver {driver}, but torch is built without CUDA: install a torch with CUDA")
     needed = DRIVERS.get(int(cuda.split(".")[0]))
-    major = int(driver.split(".")[0]) if driver[:1].isdigit() else None
-    if needed is None or major is None:
+    major = driver.split(".")[0]
+    if needed is None or not major.isdecimal():
         return Finding("!", "driver", f"driver {driver} and CUDA {cuda} are not in the table of drivers")
-    if major >= needed:
+    if int(major) >= needed:
         return Finding("✓", "driver", f"{driver} runs CUDA {cuda}")
+    older = f"driver {driver} is older than {needed}, which CUDA {cuda} needs"
     if usable:
-        return Finding(
-            "!", "driver", f"driver {driver} is older than {needed}, which CUDA {cuda} needs; torch can use it"
-        )
+        return Finding("!", "driver", f"{older}; torch can use it")
     fix = "rent a machine with a newer driver, or install a torch built for an older CUDA"
-    return Finding("✗", "driver", f"driver {driver} cannot run CUDA {cuda}, which needs {needed} or newer: {fix}")
+    return Finding("✗", "driver", f"{older}: {fix}")
 
 
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
     """Check shared memory and open files."""
-    found = []
-    if shared_memory.is_dir():
-        size = shutil.disk_usage(shared_memory).total
-        enough = size >= LEAST_SHARED_MEMORY
-        fix = "" if enough else ": NCCL and data loading need 1 GB; start the container with --shm-size 16g"
-        found.append(Finding("✓" if enough else "✗", "shared memory", f"{size / 1e9:.1f} GB{fix}"))
+    size = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0
+    enough = size >= LEAST_SHARED_MEMORY
+    fix = "" if enough else ": NCCL and data loading need 1 GB; start the container with --shm-size 16g"
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = 0 <= files < LEAST_OPEN_FILES
-    found.append(Finding("!" if few else "✓", "open files", f"{files}{': run ulimit -n 65536' if few else ''}"))
-    return found
+    return [
+        Finding("✓" if enough else "✗", "shared memory", f"{size / 1e9:.1f} GB{fix}"),
+        Finding("!" if few else "✓", "open files", f"{files}{': run ulimit -n 65536' if few else ''}"),
+    ]
 
 
 def check_secrets(environment: Mapping[str, str]) -> Finding:

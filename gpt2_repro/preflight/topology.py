@@ -16,13 +16,13 @@ def parse_topology(text: str) -> Links:
 
     One GPU has a link to itself only. Raises UserError if the text is something else.
     """
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
-    header = next((line for line in lines if re.match(r"\s*GPU0(\s|$)", line) and "X" not in line.split()), None)
-    if header is None:
+    lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    header = next((line for line in lines if re.match(r"\s*GPU0(\s|$)", line)), "X")
+    if "X" in header.split():
         raise UserError("this is not the output of `nvidia-smi topo -m`: no line of columns begins with GPU0")
     columns = re.findall(r"\b(?:GPU|NIC)\d+\b|\bmlx\d+_\w+\b", header.partition("CPU Affinity")[0])
     gpus = [name for name in columns if name.startswith("GPU")]
-    rows = {line.split()[0]: line.split()[1:] for line in lines[lines.index(header) + 1 :] if line.strip()}
+    rows = {line.split()[0]: line.split()[1:] for line in lines[lines.index(header) + 1 :]}
     links: Links = {}
     for one, other in itertools.product(gpus, gpus):
         cells = dict(zip(columns, rows.get(one, []), strict=False))
@@ -33,35 +33,25 @@ def parse_topology(text: str) -> Links:
     return links
 
 
-def islands(links: Links) -> list[list[str]]:
-    """Return groups of GPUs that reach each other without the link between processors, the largest first."""
-    groups: list[list[str]] = []
-    for gpu in dict.fromkeys(one for one, _ in links):
-        home = next((group for group in groups if all(links[gpu, member] != "SYS" for member in group)), None)
-        if home is None:
-            groups.append([gpu])
-        else:
-            home.append(gpu)
-    return sorted(groups, key=len, reverse=True)
-
-
 def advice(links: Links) -> tuple[bool, str]:
     """Return whether the links are good, and what they mean for NCCL."""
     found = [name for name in DISTANCES if name in links.values()]
     if not found:
         return True, "one GPU: nothing to connect"
-    number = f"{len({one for one, _ in links})} GPUs"
-    if found == ["NV"]:
-        return True, f"{number}, all by NVLink: set no NCCL variable"
+    gpus = dict.fromkeys(one for one, _ in links)
+    all_of_them = f"{len(gpus)} GPUs by {' and '.join(found)}"
     if "SYS" not in found:
-        return True, f"{number} by {' and '.join(found)}: set no NCCL variable; expect less MFU than with NVLink"
-    groups = islands(links)
+        slower = "" if found == ["NV"] else "; expect less MFU than with NVLink"
+        return True, f"{all_of_them}: set no NCCL variable{slower}"
+    # Groups of GPUs that reach each other without the link between processors, the largest first.
+    near = dict.fromkeys(tuple(other for other in gpus if links[gpu, other] != "SYS") for gpu in gpus)
+    groups = sorted(near, key=len, reverse=True)
     parts = " | ".join(" ".join(group) for group in groups)
     # The largest power of two divides the tokens of a step.
     usable = 1 << (len(groups[0]).bit_length() - 1)
     numbers = ",".join(name.removeprefix("GPU") for name in groups[0][:usable])
+    together = f"; close together: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {usable}" if usable > 1 else ""
     return False, (
-        f"{number} in groups {parts}, connected through the link between processors (SYS): set no NCCL variable first; "
-        "if a run or --dist hangs, set NCCL_P2P_DISABLE=1"
-        + (f"; close together: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {usable}" if usable > 1 else "")
+        f"{all_of_them} in groups {parts}; SYS crosses between processors: set no NCCL variable first; if a run or "
+        f"--dist hangs, set NCCL_P2P_DISABLE=1{together}"
     )

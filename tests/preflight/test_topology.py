@@ -1,9 +1,9 @@
-"""How GPUs hang together, from what nvidia-smi prints."""
+"""Links between GPUs, from what nvidia-smi prints."""
 
 import pytest
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.preflight.topology import advice, islands, parse_topology
+from gpt2_repro.preflight.topology import advice, parse_topology
 
 
 # The reference blog's machine, as its screenshot has it.
@@ -24,41 +24,29 @@ NVLINK = (
     "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe\n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
 )
 ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\tN/A\t\tN/A\n"
+LAST_TWO_TOGETHER = """\
+GPU0 GPU1 GPU2
+GPU0 X SYS SYS
+GPU1 SYS X PIX
+GPU2 SYS PIX X
+"""
 
 
-def test_the_blog_s_machine() -> None:
-    found = parse_topology(BLOG)
-    assert found["GPU0", "GPU1"] == "PIX" and found["GPU3", "GPU0"] == "SYS"
-    assert islands(found) == [["GPU0", "GPU1", "GPU2"], ["GPU3"]]
-    good, sentence = advice(found)
-    assert not good and "GPU0 GPU1 GPU2 | GPU3" in sentence and "NCCL_P2P_DISABLE=1" in sentence
-    assert "CUDA_VISIBLE_DEVICES=0,1 and --num_processes 2" in sentence
-
-
-def test_colours_network_cards_and_the_legend_are_skipped() -> None:
-    found = parse_topology(NVLINK)
-    assert {pair: link for pair, link in found.items() if link != "X"} == {
-        ("GPU0", "GPU1"): "NV",
-        ("GPU1", "GPU0"): "NV",
-    }
-    assert advice(found)[0]
-
-
-def test_one_gpu_and_gpus_by_pcie() -> None:
-    assert advice(parse_topology(ONE))[0]
-    near = BLOG.replace("SYS", "NODE").replace("PXB", "PHB")
-    sound, sentence = advice(parse_topology(near))
-    assert sound and "PIX and PHB and NODE" in sentence
-
-
-def test_the_largest_group_comes_first() -> None:
-    rows = BLOG.splitlines()
-    turned = "\n".join([rows[0], *(row.replace("PIX", "PXB").replace("PXB", "SYS") for row in rows[1:])])
-    lone = turned.replace("GPU2    SYS   SYS    X    SYS", "GPU2    SYS   SYS    X    PIX")
-    lone = lone.replace("GPU3     SYS   SYS   SYS", "GPU3     SYS   SYS   PIX").replace(
-        "GPU3    SYS   SYS   SYS", "GPU3    SYS   SYS   PIX"
-    )
-    assert islands(parse_topology(lone)) == [["GPU2", "GPU3"], ["GPU0"], ["GPU1"]]
+@pytest.mark.parametrize(
+    ("text", "good", "words"),
+    [
+        (BLOG, False, "GPU0 GPU1 GPU2 | GPU3"),
+        (BLOG, False, "CUDA_VISIBLE_DEVICES=0,1 and --num_processes 2"),
+        (BLOG, False, "NCCL_P2P_DISABLE=1"),
+        (BLOG.replace("SYS", "NODE").replace("PXB", "PHB"), True, "PIX and PHB and NODE"),
+        (LAST_TWO_TOGETHER, False, "GPU1 GPU2 | GPU0"),  # the largest group comes first
+        (NVLINK, True, "2 GPUs by NV"),
+        (ONE, True, "one GPU"),
+    ],
+)
+def test_advice(text: str, good: bool, words: str) -> None:
+    is_good, sentence = advice(parse_topology(text))
+    assert is_good is good and words in sentence
 
 
 @pytest.mark.parametrize(
