@@ -33,24 +33,12 @@ def _positive(text: str) -> float:
     return number
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cards")
-    return int(text)
-
-
 EXTRAS: dict[str, dict[str, Any]] = {
-    "gpu": {
-        "metavar": "CARD",
-        "help": "Plan for this card, named by words of its name, without checking this machine.",
-    },
-    "n": {"type": _count, "metavar": "N", "help": "Number of cards. (default: those of this machine)"},
+    "gpu": {"metavar": "CARD", "help": "Plan for this card (words of its name) without checking this machine."},
+    "n": {"type": int, "metavar": "N", "help": "Number of cards. (default: those of this machine)"},
     "tokens_per_second": {"type": _positive, "help": "Measured speed of all cards. (default: published speeds)"},
     "dist": {"action": "store_true", "help": "Time and check a sum over all cards; ends a hang after 30 s."},
-    "memory": {
-        "action": "store_true",
-        "help": "Find the largest micro-batch that fits, with the real command: 2 to 3 minutes per attempt.",
-    },
+    "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits; minutes per attempt."},
     "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from a file."},
     "volume_gb": {"type": _positive, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print everything as one JSON object."},
@@ -64,10 +52,9 @@ def main(argv: list[str]) -> None:
         _print(packages)
         sys.exit(1)
 
-    from gpt2_repro import hardware, machine
     from gpt2_repro.data.arguments import DataArguments
     from gpt2_repro.model.arguments import ModelArguments, check_documents, follow_checkpoint
-    from gpt2_repro.preflight.cost import is_as_published, plan_lines, plan_on
+    from gpt2_repro.preflight.cost import plan_lines
     from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.training.arguments import PretrainingArguments
 
@@ -75,54 +62,60 @@ def main(argv: list[str]) -> None:
     recipe = parse_recipe(
         argv, sections=sections, description=__doc__, prog="python -m gpt2_repro.preflight", extras=EXTRAS
     )
-    options, training = recipe.extras, recipe.values["training"]
+    options = recipe.extras
+    if options.n is not None and options.n < 1:
+        raise UserError(f"--n {options.n} must be at least 1")
     of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and of_a_machine:
-        raise UserError(f"--{of_a_machine[0]} checks this machine, and --gpu plans for another: leave out one")
+        raise UserError(f"--{of_a_machine[0]} checks this machine, but --gpu plans for another: leave out one")
     follow_checkpoint(recipe)
-    data, model = recipe.values["data"], ModelArguments(**recipe.values["model"])
-    check_documents(model, packing=data["packing"], separator=data["separator"])
-    here = hardware.find_accelerator(use_cpu=training["use_cpu"])
-    name = here.name if options.gpu is None else options.gpu
-    cards = options.n or (here.count if here.kind == "cuda" and options.gpu is None else 1)
-    work, data_bytes, missing_bytes = _work(recipe)
-    planned = plan_on(
-        work,
-        name,
-        cards,
-        usd_per_hour=training["usd_per_hour"],
-        tokens_per_second=options.tokens_per_second,
-        as_published=is_as_published(training, model_type=model.model_type),
-    )
-    planned["data_bytes"] = data_bytes
-    findings = [machine.check_division(recipe, cards)]
-    if options.gpu is not None:
-        findings += _check_name(name, measured=bool(options.tokens_per_second))
-    else:
-        needs = [
-            disks.Need("data", Path(data["dataset_dir"]), missing_bytes),
-            disks.Need("the run", Path(training["output_dir"] or "runs"), work.run_bytes),
-        ]
-        findings = [
-            *packages,
-            *machine.check_devices(training, attention=model.attn_implementation, document_mask=model.document_mask),
-            *findings,
-            *environment.check_limits(),
-            machine.check_data(recipe),
-            *disks.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
-            environment.check_secrets(os.environ),
-            *machine.check_links(options.topology),
-        ]
-        if options.dist:
-            findings.append(machine.check_sum(options.n))
-        if options.memory:
-            findings.append(machine.find_micro_batch(recipe, name, cards))
+    data = recipe.values["data"]
+    check_documents(ModelArguments(**recipe.values["model"]), packing=data["packing"], separator=data["separator"])
+    findings, planned = _look(recipe, packages)
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
     else:
         _print(findings)
         print("\n".join(plan_lines(planned)))
     sys.exit(any(finding.mark == "✗" for finding in findings))
+
+
+def _look(recipe: "ParsedRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
+    """Return what is found on this machine, or about the card of --gpu, and the plan of the run on it."""
+    from gpt2_repro import hardware, machine
+    from gpt2_repro.model.arguments import ModelArguments
+    from gpt2_repro.preflight.cost import plan_on
+
+    options, training, data = recipe.extras, recipe.values["training"], recipe.values["data"]
+    model = ModelArguments(**recipe.values["model"])
+    here = hardware.find_accelerator(use_cpu=training["use_cpu"])
+    name = here.name if options.gpu is None else options.gpu
+    cards = options.n or (here.count if here.kind == "cuda" and options.gpu is None else 1)
+    work, data_bytes, missing_bytes = _work(recipe)
+    planned = plan_on(work, name, cards, training, model.model_type, options.tokens_per_second)
+    planned["data_bytes"] = data_bytes
+    division = machine.check_division(recipe, cards)
+    if options.gpu is not None:
+        return [division, *_check_name(name, measured=bool(options.tokens_per_second))], planned
+    needs = [
+        disks.Need("data", Path(data["dataset_dir"]), missing_bytes),
+        disks.Need("the run", Path(training["output_dir"] or "runs"), work.run_bytes),
+    ]
+    findings = [
+        *packages,
+        *machine.check_devices(training, attention=model.attn_implementation, document_mask=model.document_mask),
+        division,
+        *environment.check_limits(),
+        machine.check_data(recipe),
+        *disks.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
+        environment.check_secrets(os.environ),
+        *machine.check_links(options.topology),
+    ]
+    if options.dist:
+        findings.append(machine.check_sum(options.n))
+    if options.memory:
+        findings.append(machine.find_micro_batch(recipe, name, cards))
+    return findings, planned
 
 
 def _print(findings: Sequence[Finding]) -> None:
@@ -153,9 +146,8 @@ def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
 
     data, model, training = (recipe.values[section] for section in ("data", "model", "training"))
     preset = None if data["data_files"] else PRESETS.get(data["source"])
-    manifest: dict[str, Any] = {}
-    if Path(data["dataset_dir"], "manifest.json").is_file():
-        manifest = read_manifest(data["dataset_dir"], prepare="python prepare_data.py")
+    is_prepared = Path(data["dataset_dir"], "manifest.json").is_file()
+    manifest = read_manifest(data["dataset_dir"], prepare="python prepare_data.py") if is_prepared else {}
     counts = manifest.get("counts", {})
     tokens = sum(split["tokens"] for split in counts.values())
     # If the data is not prepared: the tokens of the source, or those of the run.

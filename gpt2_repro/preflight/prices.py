@@ -1,19 +1,17 @@
-"""What a card costs an hour, and how fast it is: tables in YAML, each row with its source."""
+"""Prices and speeds of cards: tables in YAML, each row with its source."""
 
-import dataclasses
 import datetime
 import functools
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from gpt2_repro.hardware import is_named
 
 
-@dataclasses.dataclass(frozen=True)
-class Price:
+class Price(NamedTuple):
     """A list price of one card of the table of cards."""
 
     card: str
@@ -26,16 +24,14 @@ class Price:
         return f"{self.provider}'s list price of {self.date}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """What one card is known to do with GPT-2 124M.
+class Card(NamedTuple):
+    """The performance of one card with GPT-2 124M.
 
     Args:
-        name: a part of what the driver calls it.
+        name: a part of its name in the driver.
         tokens_per_second: of training, rows of 1,024 tokens.
-        speed: whose measurement that is.
-        micro_batch: rows of a pass to start from.
-        micro_batch_is: measured or estimated.
+        speed: the source of that measurement, or how it is estimated.
+        micro_batch: rows of a pass to start from, estimated.
     """
 
     card: str
@@ -44,39 +40,33 @@ class Card:
     tokens_per_second: float
     speed: str
     micro_batch: int
-    micro_batch_is: str = "estimated"
-
-    @property
-    def is_estimated(self) -> bool:
-        """Whether nobody has measured its speed."""
-        return self.speed.startswith("estimated")
 
 
 @functools.cache
 def price_table() -> tuple[Price, ...]:
-    """All rows, in the order in which they count."""
+    """Return all prices; the first of a card counts."""
     return tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
 @functools.cache
 def card_table() -> tuple[Card, ...]:
-    """All rows, in the order in which they count."""
+    """Return all cards; the first that fits a name counts."""
     return tuple(Card(**row) for row in _rows("cards.yaml"))
 
 
 def price_of(name: str) -> Price | None:
-    """The price of a card by its name, the driver's or the table's; None for one that has none."""
+    """Return the price of a card by its name in the driver or the table, or None."""
     card = card_of(name)
     return next((row for row in price_table() if card and row.card == card.card), None)
 
 
 def card_of(name: str) -> Card | None:
-    """What is known of a card by its name, the driver's or the table's; None for one that is not in the table."""
+    """Return a card by its name in the driver or the table, or None."""
     return next(iter(cards_named(name)), None)
 
 
 def cards_named(name: str) -> list[Card]:
-    """The cards that a name can mean: the driver's for one of them, or some words of the table's name in their order."""
+    """Return the cards that a name can mean: the driver's name, or words of the table's name in order."""
     if found := [row for row in card_table() if is_named(row.name, name)]:
         return found[:1]
     asked = _words(name)
@@ -84,7 +74,7 @@ def cards_named(name: str) -> list[Card]:
 
 
 def _words(name: str) -> str:
-    """`A100 SXM 40GB` as ` a100 sxm 40 gb `, so that whole words are found in whole words."""
+    """Return `A100 SXM 40GB` as ` a100 sxm 40 gb `, to find whole words only."""
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
     return f" {' '.join(words)} " if words else ""
 

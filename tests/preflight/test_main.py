@@ -1,4 +1,4 @@
-"""`python -m gpt2_repro.preflight`: lines, exit codes, JSON, and the probe of memory with the real command."""
+"""`python -m gpt2_repro.preflight`: lines, exit codes, JSON, and every mistake."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.preflight.test_topology import BLOG
 
 @pytest.fixture
 def look(capsys: pytest.CaptureFixture[str]):
-    """Runs the command; returns its exit code and what it printed."""
+    """Run the command; return its exit code and what it printed."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as end:
@@ -30,22 +30,15 @@ def look(capsys: pytest.CaptureFixture[str]):
 def test_a_machine_that_is_not_there_yet(look) -> None:
     code, out = look("--gpu", "A100 SXM", "--n", 8, "--usd_per_hour", 14)
     assert code == 0
-    # No machine is looked at: what is said is of the recipe and of the name.
-    marked = [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")]
-    assert marked == ["step", "card"]
-    for number in (
-        "18,865",
-        "9.89B",
-        "A100 SXM 80 GB",
-        "94.3 min",
-        "$14.00",
-        "8.46e+18",
-        "2.0 GB",
-        "20.7 GB",
-        "8.5 GB",
-    ):
+    # No machine is checked: the findings are about the recipe and the name.
+    assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")] == ["step", "card"]
+    for number in ("18,865", "9.89B", "A100 SXM 80 GB", "94.3 min", "$14.00", "8.46e+18", "20.7 GB", "8.5 GB"):
         assert number in out, number
     assert "--per_device_train_batch_size 64 on 80 GB" in out
+    code, out = look("--gpu", "TPU v9", "--tokens_per_second", 2e5, "--usd_per_hour", 1)
+    assert code == 0 and "on 1 x TPU v9" in out and "at $1.00 an hour" in out
+    code, out = look("--gpu", "H100 SXM", "--n", 3)
+    assert code == 1 and "✗ step" in out
 
 
 def test_json_has_the_same(look) -> None:
@@ -53,18 +46,10 @@ def test_json_has_the_same(look) -> None:
     document = json.loads(out, parse_constant=pytest.fail)  # no NaN, no Infinity
     assert code == 0 and [finding["about"] for finding in document["findings"]] == ["step"]
     assert document["machine"]["tokens_per_second"] == 1.59e6 and document["speed"] == "as typed"
-    assert document["machine"]["usd_per_hour"] == pytest.approx(8 * 3.99)
-    assert [entry["name"] for entry in document["budget"]][:2] == ["boot", "environment"]
-    assert document["minutes"] == pytest.approx(sum(entry["minutes"] for entry in document["budget"]))
     assert document["usd"] == pytest.approx(document["minutes"] / 60 * 8 * 3.99)
     assert document["data_bytes"] > 20e9 and document["run_bytes"] > 8e9
     dollars = [offer["usd"] for offer in document["ranking"]]
     assert dollars == sorted(dollars) and len(dollars) > 10
-
-
-def test_a_number_of_cards_that_does_not_divide_is_in_the_way(look) -> None:
-    code, out = look("--gpu", "H100 SXM", "--n", 3)
-    assert code == 1 and "✗ step" in out
 
 
 @pytest.mark.parametrize(
@@ -74,7 +59,7 @@ def test_a_number_of_cards_that_does_not_divide_is_in_the_way(look) -> None:
         (["--gpu", ""], "card"),
         (["--gpu", "H100", "--dist"], "--dist"),
         (["--gpu", "H100", "--volume_gb", "50"], "--volume_gb"),
-        (["--n", "0"], "'0'"),
+        (["--n", "0"], "--n 0"),
         (["--tokens_per_second", "nan"], "nan"),
         (["--volume_gb", "-5"], "-5"),
         (["--usd_per_hour", "nan"], "--usd_per_hour nan"),
@@ -88,11 +73,6 @@ def test_a_mistake_is_named(words: list[str], named: str) -> None:
         preflight.main(words)
 
 
-def test_a_card_of_no_table_can_be_planned_by_its_speed(look) -> None:
-    code, out = look("--gpu", "TPU v9", "--tokens_per_second", 2e5, "--usd_per_hour", 1)
-    assert code == 0 and "on 1 x TPU v9" in out and "at $1.00 an hour" in out
-
-
 def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     links = tmp_path / "topo.txt"
@@ -103,9 +83,11 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
     assert lines["data"].startswith("✓") and "0 MB of data" in lines["disk"]
     assert "HF_TOKEN set" in out and "hf_secret" not in out
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
+    code, out = look(tiny_recipe, "--sequence_length", 16)
+    assert code == 1 and "✗ data" in out and "sequence_length 32" in out
 
 
-def test_a_machine_on_which_the_run_would_be_refused(look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out = look("--dataset_dir", "data/none")
@@ -113,69 +95,53 @@ def test_a_machine_on_which_the_run_would_be_refused(look, monkeypatch: pytest.M
     assert "! data  " in out and "42.3 GB of data in data/none" in out
 
 
-def test_data_that_was_prepared_otherwise_is_in_the_way(look, tiny_recipe: Path) -> None:
-    code, out = look(tiny_recipe, "--sequence_length", 16)
-    assert code == 1 and "✗ data" in out and "sequence_length 32" in out
-
-
 @pytest.fixture
 def faked_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A T4 of 16 GB, which cannot multiply in bf16."""
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: "570.1")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda: Accelerator("cuda", "Tesla T4", 1, None, 16))
+    for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", "Tesla T4")):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda: Accelerator("cuda", "Tesla T4", 1, None, 16))
 
 
 @pytest.mark.parametrize(
-    ("changed", "mark", "words"),
-    [
-        ({"bf16": True, "accept_any_hardware": False}, "✗", "type --bf16 false"),
-        ({"bf16": True, "accept_any_hardware": True}, "✓", "fp32: this GPU cannot"),
-        ({"bf16": False, "accept_any_hardware": False}, "✓", "fp32, as the recipe says"),
-    ],
+    ("bf16", "accept_any_hardware", "mark", "words"),
+    [(True, False, "✗", "--bf16 false"), (True, True, "✓", "fp32"), (False, False, "✓", "fp32")],
 )
 def test_precision_is_judged_as_train_py_does(
-    faked_gpu: None, changed: dict[str, bool], mark: str, words: str
+    faked_gpu: None, bf16: bool, accept_any_hardware: bool, mark: str, words: str
 ) -> None:
-    training = {"use_cpu": False, "torch_compile": False} | changed
+    training = {"use_cpu": False, "torch_compile": False, "bf16": bf16, "accept_any_hardware": accept_any_hardware}
     found = {finding.about: finding for finding in machine.check_devices(training, attention="auto")}
-    assert found["driver"].mark == "!" and "torch can use it" in found["driver"].words
+    assert found["driver"].mark == found["attention"].mark == "!" and "1 x Tesla T4" in found["device"].words
     assert found["precision"].mark == mark and words in found["precision"].words
-    assert found["device"].words.startswith("1 x Tesla T4") and found["attention"].mark == "!"
     refused = machine.check_devices(training, attention="flash_attention_2")[-1]
-    assert refused.mark == "✗" and "flash_attention_2 cannot be used" in refused.words
+    assert refused.mark == "✗" and "flash_attention_2" in refused.words
 
 
 def test_a_missing_package_is_told_before_anything_is_imported(look, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Finding("✗", "transformers", "is not installed: pip install -r requirements.txt")
     monkeypatch.setattr(preflight.environment, "check_python", lambda path: [missing])
-    assert look("--no_such_option") == (1, "✗ transformers     is not installed: pip install -r requirements.txt\n")
+    code, out = look("--no_such_option")
+    assert code == 1 and out.startswith("✗ transformers") and out.count("\n") == 1
 
 
-def test_data_that_is_not_there_is_no_probe() -> None:
+def test_checks_that_cannot_be_done_are_told_without_waiting(
+    faked_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     recipe = SimpleNamespace(values={"data": {"dataset_dir": "data/none"}, "training": {}})
     found = machine.find_micro_batch(recipe, "H200", 1)  # type: ignore[arg-type]
-    assert found.mark == "!" and "data/none is not prepared yet" in found.words
-
-
-def test_a_container_whose_nvidia_smi_says_nothing_is_no_mistake(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    assert found.mark == "!" and "data/none" in found.words
+    found = machine.check_sum(8)
+    assert found.mark == "✗" and "--n 1" in found.words
+    # A container whose nvidia-smi says nothing; a file that says the same is a mistake.
     stub = tmp_path / "nvidia-smi"
     stub.write_text("#!/bin/sh\necho Failed to initialize NVML\n")
     stub.chmod(0o755)
     monkeypatch.setattr(machine.shutil, "which", lambda name: str(stub))
-    (found,) = machine.check_links(None)
-    assert found.mark == "!" and "does not say" in found.words
+    assert [found.mark for found in machine.check_links(None)] == ["!"]
     with pytest.raises(UserError, match="nvidia-smi topo -m"):
         machine.check_links(str(stub))
-
-
-def test_more_cards_than_there_are_is_told_without_waiting(faked_gpu: None) -> None:
-    found = machine.check_sum(8)
-    assert found.mark == "✗" and "1 GPUs are here: type --n 1" in found.words

@@ -1,6 +1,7 @@
-"""Hours and dollars: the figures of the published runs come out."""
+"""Hours and dollars: the figures of the published runs come out, and every number has its source."""
 
 import dataclasses
+import datetime
 import math
 import re
 from pathlib import Path
@@ -10,164 +11,158 @@ import pytest
 
 from gpt2_repro.compute import gpt2_scale
 from gpt2_repro.errors import UserError
-from gpt2_repro.preflight.cost import Work, budget, is_as_published, plan_lines, plan_on, ranking, work_of
-from gpt2_repro.preflight.prices import card_of, card_table, price_table
+from gpt2_repro.hardware import peak_flops
+from gpt2_repro.preflight.cost import Work, plan_on, ranking, work_of
+from gpt2_repro.preflight.prices import card_of, card_table, cards_named, price_of, price_table
 from gpt2_repro.training.arguments import PretrainingArguments
 
 
-STEPS, TOKENS = 18_865, 524_288
-WORK = Work(
-    tokens=STEPS * TOKENS,
-    steps=STEPS,
-    flops=8.46e18,
-    eval_tokens=10_485_760,
-    validations=77,
-    hellaswag_tokens=3_034_080,
-    hellaswag_passes=20,
-    samples=20,
-    save_steps=2000,
-    save_minutes=15,
-    checkpoint_bytes=1_991_614_464,
-    final_bytes=497_759_232,
-    keep_checkpoints=2,
-    keep_every_steps=0,
-)
-
-
-def test_a_budget_has_everything_that_is_paid() -> None:
-    entries = {entry.name: entry for entry in budget(WORK, 8 * 218_500, basis="published")}
-    assert entries["training steps"].minutes == pytest.approx(94.3, abs=0.1)
-    assert entries["training steps"].basis == "published" and entries["boot"].basis == "assumed"
-    # 77 validations of a third of 10,485,760 tokens each; 20 passes over HellaSwag.
-    assert entries["validation"].minutes == pytest.approx(77 * 10_485_760 / 3 / (8 * 218_500) / 60)
-    assert entries["HellaSwag"].minutes == pytest.approx(20 * 3_034_080 / 3 / (8 * 218_500) / 60)
-    # Ten checkpoints by steps of 9.4 minutes in all; twenty samples; one checkpoint and the model at 50 MB/s.
-    assert entries["saving"].minutes == pytest.approx(10 * 2 / 60) and entries["samples"].minutes == pytest.approx(0.2)
-    assert entries["sync"].minutes == pytest.approx((1_991_614_464 + 497_759_232) / 50e6 / 60)
-
-
-def test_a_slow_machine_saves_by_minutes() -> None:
-    # 20 h on one card: 2,000 steps take 126 minutes, and a checkpoint is due after 15.
-    assert WORK.saves(60 * 19.8) == 1 + 79 and WORK.saves(94) == 10
-    assert dataclasses.replace(WORK, save_steps=0).saves(94) == 0
-    assert dataclasses.replace(WORK, save_minutes=0).saves(60 * 19.8) == 10
-
-
-def test_the_disk_holds_what_is_kept() -> None:
-    a, final = WORK.checkpoint_bytes, WORK.final_bytes
-    assert WORK.run_bytes == 4 * a + final
-    assert dataclasses.replace(WORK, keep_checkpoints=0).run_bytes == 12 * a + final  # all ten
-    assert dataclasses.replace(WORK, keep_every_steps=5000).run_bytes == (4 + 3) * a + final
+TOKENS = 18_865 * 524_288
 
 
 def training(**changed: Any) -> dict[str, Any]:
     fields = dataclasses.fields(PretrainingArguments)
-    return {field.name: field.default for field in fields} | {"stop_at_step": 0} | changed
+    return {field.name: field.default for field in fields} | {"stop_at_step": 0, "hellaswag_steps": 1000} | changed
 
 
-def work(**changed: Any) -> Work:
-    scale = gpt2_scale(n_layer=12, n_embd=768, sequence_length=1024, vocab_size=50_257, pad_to_multiple_of=128)
+def work(n_layer: int = 12, **changed: Any) -> Work:
+    scale = gpt2_scale(n_layer=n_layer, n_embd=768, sequence_length=1024, vocab_size=50_257, pad_to_multiple_of=128)
     return work_of(training(**changed), scale, validation_tokens=100_000_000, hellaswag_tokens=3_034_080)
 
 
+def minutes(planned: dict[str, Any]) -> dict[str, float]:
+    return {entry["name"]: entry["minutes"] for entry in planned["budget"]}
+
+
 def test_the_work_of_a_recipe() -> None:
-    found = work(hellaswag_steps=1000)
-    assert (found.steps, found.tokens, found.validations, found.hellaswag_passes, found.samples) == (
-        *(18_865, STEPS * TOKENS, 77, 20, 20),
-    )
+    found = work()
+    assert (found.steps, found.tokens, found.samples, found.saves) == (18_865, TOKENS, 20, 10)
+    assert (found.eval_tokens, found.hellaswag_tokens) == (77 * 10_485_760, 20 * 3_034_080)
     assert found.flops == pytest.approx(8.46e18, rel=0.01) and found.final_bytes == 4 * 124_439_808
     assert found.checkpoint_bytes == pytest.approx(16 * 124_475_904, rel=0.001)
-    # A run that is stopped takes what it takes to there.
-    assert work(stop_at_step=1000).tokens == 1000 * TOKENS and work(stop_at_step=1000).validations == 5
+    stopped = work(stop_at_step=1000)
+    assert (stopped.tokens, stopped.eval_tokens) == (1000 * 524_288, 5 * 10_485_760)
     # Samples and HellaSwag come with validations, never more often.
-    assert work(sample_steps=10).samples == 77 and work(hellaswag_steps=10).hellaswag_passes == 77
-    assert work(sample_tokens=0).samples == work(eval_strategy="no", hellaswag_steps=10).hellaswag_passes == 0
+    assert work(sample_steps=10).samples == 77 and work(hellaswag_steps=10).hellaswag_tokens == 77 * 3_034_080
+    assert work(sample_tokens=0).samples == work(eval_strategy="no", hellaswag_steps=10).hellaswag_tokens == 0
     # The whole split, and no more than there is.
-    assert work(eval_tokens=0).eval_tokens == 100_000_000 and work(eval_tokens=10**12).eval_tokens == 100_000_000
-    assert work(save_strategy="no").save_steps == 0
+    assert work(eval_tokens=0).eval_tokens == work(eval_tokens=10**12).eval_tokens == 77 * 100_000_000
+
+
+def test_the_disk_holds_what_is_kept() -> None:
+    one, final = work().checkpoint_bytes, work().final_bytes
+    for changed, kept in (({}, 2), ({"keep_checkpoints": 0}, 10), ({"keep_every_steps": 5000}, 2 + 3)):
+        # Also the best one, and the one being written.
+        assert work(**changed).run_bytes == (kept + 2) * one + final
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"eval_steps": -5},
-        {"save_steps": 0},
-        {"tokens_per_step": 0},
-        {"total_tokens": 100},
-        {"max_steps": -1},
-        {"keep_checkpoints": -3},
-        {"per_device_train_batch_size": -1},
-        {"save_minutes": float("nan")},
+        *(("eval_steps", -5), ("save_steps", 0), ("tokens_per_step", 0), ("total_tokens", 100), ("max_steps", -1)),
+        *(("keep_checkpoints", -3), ("per_device_train_batch_size", -1), ("save_minutes", math.nan)),
     ],
 )
-def test_counts_that_make_no_run_are_mistakes(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
-        work(**wrong)
+def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=name):
+        work(**{name: value})
 
 
-def test_another_way_of_computing_has_no_published_speed() -> None:
-    for same in ({}, {"torch_compile": True}):
-        assert is_as_published(training(**same), model_type="gpt2")
-        assert not is_as_published(training(**same), model_type="llama")
-    for changed in ({"bf16": False}, {"activation_checkpointing": True}, {"torch_compile": False}):
-        assert not is_as_published(training(**changed), model_type="gpt2")
-    slower = plan_on(WORK, "RTX 4090", 1, usd_per_hour=0, tokens_per_second=None, as_published=False)
-    assert slower["budget"] == [] and slower["usd"] is None
-    typed = plan_on(WORK, "RTX 4090", 1, usd_per_hour=0, tokens_per_second=1e5, as_published=False)
-    assert typed["minutes"] == pytest.approx(sum(entry["minutes"] for entry in typed["budget"]))
-    assert typed["usd"] == pytest.approx(typed["minutes"] / 60 * 0.69)
+def test_a_budget_has_everything_that_is_paid() -> None:
+    planned = plan_on(work(), "A100 SXM 80 GB", 8, training(), "gpt2", None)
+    speed, spent = 8 * 218_500, minutes(planned)
+    assert spent["training steps"] == pytest.approx(94.3, abs=0.1)  # llm.c: 300 ms a step
+    assert spent["validation"] == pytest.approx(77 * 10_485_760 / 3 / speed / 60)
+    assert spent["HellaSwag"] == pytest.approx(20 * 3_034_080 / 3 / speed / 60)
+    # Ten checkpoints of 2 s, twenty samples of 0.6 s, one checkpoint and the model at 50 MB/s.
+    assert (spent["saving"], spent["samples"]) == pytest.approx((10 * 2 / 60, 0.2))
+    assert spent["sync"] == pytest.approx((work().checkpoint_bytes + work().final_bytes) / 50e6 / 60)
+    assert planned["minutes"] == pytest.approx(sum(spent.values()))
+    assert planned["usd"] == pytest.approx(planned["minutes"] / 60 * 8 * 1.79)
+    # On one card, 2,000 steps take longer than the 15 minutes after which a checkpoint is due.
+    slow = minutes(plan_on(work(), "A100 SXM 80 GB", 1, training(), "gpt2", None))
+    assert slow["saving"] == pytest.approx((1 + slow["training steps"] // 15) * 2 / 60)
+    for changed, saves in (({"save_minutes": 0}, 10), ({"save_strategy": "no"}, 0)):
+        spent = minutes(plan_on(work(**changed), "A100 SXM 80 GB", 1, training(), "gpt2", None))
+        assert spent.get("saving", 0) == pytest.approx(saves * 2 / 60)
 
 
-def lines(planned: dict[str, Any]) -> str:
-    return "\n".join(plan_lines(planned | {"data_bytes": 1e9}))
+@pytest.mark.parametrize(
+    ("card", "typed", "changed", "model_type", "speed", "basis"),
+    [
+        ("H100 SXM", None, {}, "gpt2", 468_000, "published"),
+        ("H100 SXM", None, {"torch_compile": True}, "gpt2", 468_000, "published"),
+        ("H100 PCIe", None, {}, "gpt2", 354_000, "estimated"),
+        ("H100 SXM", 1e5, {"bf16": False}, "llama", 1e5, "typed"),
+        ("Tesla T4", 2e4, {}, "gpt2", 2e4, "typed"),
+        ("Tesla T4", None, {}, "gpt2", None, None),
+        ("H100 SXM", None, {}, "llama", None, None),
+        ("H100 SXM", None, {"bf16": False}, "gpt2", None, None),
+        ("H100 SXM", None, {"activation_checkpointing": True}, "gpt2", None, None),
+        ("H100 SXM", None, {"torch_compile": False}, "gpt2", None, None),
+    ],
+)
+def test_where_a_speed_comes_from(card, typed, changed, model_type, speed, basis) -> None:
+    planned = plan_on(work(), card, 1, training(**changed), model_type, typed)
+    assert planned["machine"]["tokens_per_second"] == speed
+    assert {entry["basis"] for entry in planned["budget"]} == ({basis, "assumed"} if basis else set())
+    assert (planned["usd"] is None) is (basis is None or card == "Tesla T4")  # which has no price
 
 
-def test_a_card_that_nobody_has_measured_has_no_hours() -> None:
-    planned = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.0, tokens_per_second=None)
-    assert planned["budget"] == [] and "--tokens_per_second" in lines(planned)
-    typed = plan_on(WORK, "Tesla T4", 1, usd_per_hour=0.5, tokens_per_second=20_000.0)
-    assert typed["speed"] == "as typed" and {entry["basis"] for entry in typed["budget"]} == {"typed", "assumed"}
-
-
-def test_what_nobody_measured_is_called_an_estimate() -> None:
-    def plan(work: Work, card: str) -> dict:
-        return plan_on(work, card, 1, usd_per_hour=0, tokens_per_second=None)
-
-    def basis(planned: dict) -> str:
-        return next(entry["basis"] for entry in planned["budget"] if entry["name"] == "training steps")
-
-    assert basis(plan(WORK, "H100 SXM")) == "published" and basis(plan(WORK, "H100 PCIe")) == "estimated"
-    # A model of three times the FLOPs a token trains a third of the tokens in the same time.
-    larger = plan(dataclasses.replace(WORK, flops=3 * 855e6 * WORK.tokens), "H100 SXM")
-    assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 / 3) and basis(larger) == "estimated"
-    assert larger["speed"].endswith("by this model's FLOPs a token")
-    assert larger["machine"]["micro_batch"] is None  # the table's are of 124M
+def test_a_larger_model_is_slower_by_its_flops() -> None:
+    larger, small = (plan_on(work(n_layer), "H100 SXM", 1, training(), "gpt2", None) for n_layer in (24, 12))
+    ratio = work(24).flops / TOKENS / 855e6
+    assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 / ratio)
+    assert "estimated" in {entry["basis"] for entry in larger["budget"]}
+    # The table's micro-batches are of 124M.
+    assert (larger["machine"]["micro_batch"], small["machine"]["micro_batch"]) == (None, 64)
 
 
 def test_every_card_has_its_source_and_every_price_its_card() -> None:
     for card in card_table():
-        assert card.speed and card.micro_batch_is in ("measured", "estimated")
         # Rows that fit in half of the memory beside 4 GB of weights and optimizer, at 329 KiB a token (benchmarks/RESULTS.md).
         rows = (card.memory_gb / 2 - 4) * 1e9 / (329 * 1024 * 1024)
         assert card.micro_batch == min(64, 2 ** int(math.log2(rows)))
-        assert 50_000 < card.tokens_per_second < 2e6 and card.memory_gb >= 24
-    assert all(card_of(price.card) is not None for price in price_table())
+        assert card.speed and 50_000 < card.tokens_per_second < 2e6 and peak_flops(card.name) is not None
+    assert len(price_table()) > 10
+    for price in price_table():
+        assert card_of(price.card) is not None and price.source and price.provider
+        assert isinstance(price.date, datetime.date) and 0.1 < price.usd_per_hour < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "cards"),
+    [
+        *((f"NVIDIA {name}", [name]) for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")),
+        ("NVIDIA H100 80GB HBM3", ["H100 SXM"]),
+        ("NVIDIA A100-SXM4-80GB", ["A100 SXM 80 GB"]),
+        ("NVIDIA A100-SXM4-40GB", ["A100 SXM 40 GB"]),
+        ("NVIDIA A100 80GB PCIe", ["A100 PCIe 80 GB"]),
+        ("NVIDIA A100-PCIE-40GB", ["A100 PCIe 40 GB"]),
+        ("A100 SXM", ["A100 SXM 80 GB", "A100 SXM 40 GB"]),
+        ("a100 sxm 40gb", ["A100 SXM 40 GB"]),
+        ("H100", ["H100 SXM", "H100 NVL", "H100 PCIe"]),
+        ("4090", ["RTX 4090"]),
+        *((name, []) for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "a", "")),
+    ],
+)
+def test_a_card_is_found_by_whole_words(name: str, cards: list[str]) -> None:
+    assert [card.card for card in cards_named(name)] == cards
+    price = price_of(name)
+    assert price is None or price.card == cards[0]
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
-    rows = re.findall(
-        r"^\| ([\w ]+?)( \*)? \| ([\d.]+) \| ([\w ]+), \$([\d.]+)[\w ]* \| ([\d.]+) \| (.+) \|$",
-        page,
-        flags=re.MULTILINE,
-    )
+    row = r"^\| ([\w ]+?)( \*)? \| ([\d.]+) \| ([\w ]+), \$([\d.]+)[\w ]* \| ([\d.]+) \| (.+) \|$"
     best: dict[str, dict] = {}
     for offer in ranking():
         best.setdefault(offer["card"], offer)
-    assert [row[0] for row in rows] == list(best)
-    for card, star, hours_of_one, provider, price, dollars, source in rows:
+    found = re.findall(row, page, flags=re.MULTILINE)
+    assert [row[0] for row in found] == list(best)
+    for card, star, hours, provider, price, dollars, source in found:
         offer = best[card]
         assert bool(star) is offer["speed"].startswith("estimated")
-        assert (float(hours_of_one), float(dollars)) == (round(offer["hours"], 1), round(offer["usd"], 2))
-        assert provider == offer["provider"] and float(price) == offer["usd_per_hour"]
+        assert (float(hours), float(dollars)) == (round(offer["hours"], 1), round(offer["usd"], 2))
+        assert (provider, float(price)) == (offer["provider"], offer["usd_per_hour"])
         assert source in (str(offer["date"]), offer["source"])
