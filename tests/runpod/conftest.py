@@ -1,4 +1,4 @@
-"""A rented pod of stubs: everything that costs money or needs a network only writes down that it was called."""
+"""A rented pod of stubs: everything that costs money or needs a network only records that it was called."""
 
 import contextlib
 import os
@@ -20,21 +20,25 @@ echo "$name $*" >>"$CALLS"
 if [[ $name == curl && $* == *--config* ]]; then read -r given; [[ $given == *"Bearer $OUR_KEY\\"" ]] && echo "curl has the key" >>"$CALLS.keys"; fi
 code=STUB_${name//-/_} output=OUT_${name//-/_}
 [[ -n ${!output:-} ]] && echo "${!output}"
-if [[ $name == "${HANGS:-}" ]]; then sleep 60; fi
 exit "${!code:-0}"
+"""
+# Time passes when a test says so: every sleep ends once Pod.wake was called.
+SLEEP = """#!/usr/bin/env bash
+echo "$1" >>"$CALLS.sleeps"
+until [[ $1 == 0 || -e $TMPDIR/wake ]]; do /bin/sleep 0.02; done
 """
 # Stands for every python: makes environments that hold itself, trains, tells its run folder, reports.
 PYTHON = """#!/usr/bin/env bash
 echo "python $*" >>"$CALLS"
 case "$*" in
-  "-m venv"*) [[ -n ${NO_VENV:-} ]] && exit 1; sleep "${VENV_SECONDS:-0}"; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
+  "-m venv"*) [[ -n ${NO_VENV:-} ]] && exit 1; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
   *"--requirement"*/requirements.txt) exit "${INSTALL:-0}" ;;
   *flash_attn_wheel*) echo "https://example.org/flash_attn.whl" ;;
   *"import flash_attn"*) exit "${FLASH_ATTN:-1}" ;;
   *"-m pip install"*flash_attn.whl*) exit "${WHEEL:-0}" ;;
   *"sys.version_info"*) printf py312-torch ;;
   *"importlib.metadata"*) echo 2.9.1+cu128 ;;
-  "-m gpt2_repro.preflight") sleep "${PREFLIGHT_SECONDS:-0}" ;;
+  "-m gpt2_repro.preflight") [[ -z ${SLOW_PREFLIGHT:-} ]] || sleep 600 ;;
   "-m gpt2_repro.evaluation"*) exit "${EVALUATION:-0}" ;;
   "-m gpt2_repro.supervise"*)
     if [[ -n ${RUN:-} ]]; then
@@ -48,8 +52,8 @@ exit 0
 """
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
@@ -63,10 +67,9 @@ class Pod:
         self.stubs, self._calls = folder / "bin", folder / "calls"
         self.stubs.mkdir()
         for name in ("runpodctl", "curl", "hf", "rsync", "tmux", "nvidia-smi"):
-            (self.stubs / name).write_text(STUB)
-        (self.stubs / "python").write_text(PYTHON)
-        for path in self.stubs.iterdir():
-            path.chmod(0o755)
+            self.stub(name, STUB)
+        self.stub("python", PYTHON)
+        self.stub("sleep", SLEEP)
         self.environment = {
             "PATH": f"{self.stubs}:{os.environ['PATH']}",
             "HOME": str(folder),
@@ -83,8 +86,22 @@ class Pod:
             "SYNC_PAUSE": "0",
         }
 
+    def stub(self, name: str, script: str) -> None:
+        """Replace a command."""
+        (self.stubs / name).write_text(script)
+        (self.stubs / name).chmod(0o755)
+
+    def wake(self) -> None:
+        """End all sleeps, now and later."""
+        (self.folder / "wake").touch()
+
+    def sleeps(self) -> list[int | str]:
+        path = Path(f"{self._calls}.sleeps")
+        words = path.read_text().split() if path.exists() else []
+        return [int(word) if word.isdecimal() else word for word in words]
+
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
-        """Variables that are None are taken away."""
+        """Start a script. Variables that are None are removed."""
         environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
         return subprocess.Popen(
             ["bash", str(ROOT / "runpod" / script), *map(str, words)],
@@ -97,14 +114,14 @@ class Pod:
         )
 
     def run(self, script: str, *words: object, **variables: str | None) -> tuple[int, str]:
-        """Its exit code and what it said."""
+        """Run a script; return its exit code and output."""
         with self.start(script, *words, **variables) as process:
             output, _ = process.communicate(timeout=60)
         assert KEY not in output
         return process.returncode, output
 
     def train(self, *words: object, **variables: str | None) -> tuple[int, str]:
-        """run_and_stop.sh with these options and a run in the workspace: its exit code and its log."""
+        """Run run_and_stop.sh with a run in the workspace; return its exit code and log."""
         variables = {"RUN": str(self.workspace / "runs" / "mine")} | variables
         code, said = self.run("run_and_stop.sh", *words, "--", "accelerate", "launch", "train.py", **variables)
         return code, said + self.log("run-*.log")
@@ -117,7 +134,7 @@ class Pod:
         return "".join(path.read_text() for path in sorted((self.workspace / "logs").glob(name)))
 
     def processes(self, words: str = "") -> list[int]:
-        """What runs with this pod's variables and was started with these words, wherever it has gone."""
+        """Return the processes with this pod's variables whose command line has these words."""
         mark, found = f"CALLS={self._calls}\0".encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.runpod.conftest import KEY, ROOT, wait_for
+from tests.runpod.conftest import KEY, PYTHON, ROOT, wait_for
 
 
 def blocks(page: str) -> list[str]:
@@ -57,18 +57,19 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
 
 
 def stage(pod, name: str, **variables: str) -> int:
-    """Run a stage of SkyPilot with its bucket in the test's folder."""
-    documents = {
-        document["name"]: document for document in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text())
-    }
-    command = documents[name]["run"].replace("/bucket", str(pod.folder / "bucket"))
-    (pod.folder / "bucket").mkdir(exist_ok=True)
-    (pod.folder / "here").mkdir(exist_ok=True)
+    """Run a stage of SkyPilot with its bucket in the test's folder; return its exit code."""
+    stages = {its["name"]: its for its in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text())}
+    command = stages[name]["run"].replace("/bucket", str(pod.folder / "bucket"))
+    for folder in ("bucket", "here"):
+        (pod.folder / folder).mkdir(exist_ok=True)
     return subprocess.run(["bash", "-c", command], cwd=pod.folder / "here", env=pod.environment | variables).returncode
 
 
 def test_the_stages_of_skypilot_share_a_bucket(pod) -> None:
     (pod.folder / "here" / "data" / "fineweb-10bt").mkdir(parents=True)
+    pod.stub("python", "#!/bin/bash\nexit 5\n")
+    assert stage(pod, "prepare") == 5 and not (pod.folder / "bucket" / "fineweb-10bt").exists()
+    pod.stub("python", PYTHON)
     assert stage(pod, "prepare") == 0 and (pod.folder / "bucket" / "fineweb-10bt").is_dir()
     (pod.folder / "here").rename(pod.folder / "elsewhere")  # the next stage is another machine
     checkpoint = "mkdir -p runs/gpt2_124m; touch runs/gpt2_124m/checkpoint-"
@@ -80,27 +81,21 @@ def test_the_stages_of_skypilot_share_a_bucket(pod) -> None:
     assert "--max_hours 4" in pod.calls("python -m gpt2_repro.supervise")[0]
 
 
-def test_a_stage_that_fails_fails(pod) -> None:
-    (pod.stubs / "python").write_text("#!/bin/bash\nexit 5\n")
-    (pod.folder / "here" / "data" / "fineweb-10bt").mkdir(parents=True)
-    assert stage(pod, "prepare") == 5 and not (pod.folder / "bucket" / "fineweb-10bt").exists()
-
-
 def test_the_deadline_of_lambda_comes_first_and_tries_again(pod) -> None:
     deadline = blocks("cloud/lambda.md")[0]
     assert "setsid" in deadline and "run_and_stop.sh" in blocks("cloud/lambda.md")[1]
-    (pod.stubs / "sleep").write_text('#!/bin/bash\necho "sleep $1" >>"$CALLS"\n')
-    (pod.stubs / "sleep").chmod(0o755)
-    (pod.stubs / "curl").write_text(
-        '#!/bin/bash\nread -r given\n[[ $given == "user = \\"$LAMBDA_API_KEY:\\"" ]] && echo "curl $*" >>"$CALLS"\nexit 22\n'
+    pod.stub(
+        "curl",
+        '#!/bin/bash\nread -r given\n[[ $given == "user = \\"$LAMBDA_API_KEY:\\"" ]] && echo "curl $*" >>"$CALLS"\nexit 22\n',
     )
     given = {"LAMBDA_API_KEY": KEY, "LAMBDA_INSTANCE_ID": "machine"}
     for missing in given:
         left = {name: value for name, value in given.items() if name != missing}
         subprocess.run(["bash", "-c", deadline], env=pod.environment | left, stderr=subprocess.DEVNULL)
-    assert pod.calls() == [] and not pod.processes("sleep 4h")
+    assert pod.calls() == [] and pod.sleeps() == []
+    pod.wake()
     subprocess.run(["bash", "-c", deadline], env=pod.environment | given, check=True)
     wait_for(lambda: len(pod.calls("curl")) > 1)
-    calls = pod.calls()
-    assert calls[0] == "sleep 4h" and calls[2] == "sleep 60"
-    assert '{"instance_ids":["machine"]}' in calls[1] and calls[1].endswith("/instance-operations/terminate")
+    assert pod.sleeps()[:2] == ["4h", 60]
+    (call, *_) = pod.calls()
+    assert '{"instance_ids":["machine"]}' in call and call.endswith("/instance-operations/terminate")

@@ -1,11 +1,9 @@
 """A pod is set up on every start, within a deadline, and never fails its container."""
 
-import json
 import os
 import re
 import stat
 import subprocess
-import time
 
 import pytest
 
@@ -18,67 +16,37 @@ def log(pod) -> str:
 
 
 def settings(pod, name: str) -> str:
-    """What a shell that reads the settings has in this variable."""
+    """Return a variable of a shell that reads the settings."""
     words = ["bash", "-uc", f'. "$HOME/gpt2.env" && printf %s "${name}"']
     environment = {"PATH": os.environ["PATH"], "HOME": str(pod.folder)}
     return subprocess.run(words, env=environment, text=True, capture_output=True, check=True).stdout
 
 
-def test_a_second_start_installs_nothing_and_takes_seconds(pod) -> None:
+def test_a_second_start_installs_nothing(pod) -> None:
+    """In a workspace with a space; HOME is the container's, because the next pod may have another image."""
     assert pod.run("on_start.sh") == (0, "")
+    wait_for(lambda: pod.calls("python -m gpt2_repro.preflight"))
     first = pod.calls()
-    assert any(call.startswith("python -m venv --system-site-packages") for call in first)
-    assert "no wheel fits, attention is SDPA" in log(pod) and "ready: ." in log(pod)
-    began = time.monotonic()
-    assert pod.run("on_start.sh") == (0, "")
-    assert time.monotonic() - began < 5
-    again = pod.calls()[len(first) :]
-    assert not any(word in call for call in again for word in ("pip install", "-m venv"))
-
-
-def test_the_images_torch_is_kept(pod) -> None:
-    pod.run("on_start.sh")
+    assert any(call.startswith("python -m venv --system-site-packages") for call in first) and "ready: ." in log(pod)
+    # The image's torch is kept.
     (constraints,) = (pod.workspace / "venvs").glob("*/constraints.txt")
     assert constraints.read_text() == "torch==2.9.1+cu128\n"
-    (install,) = [call for call in pod.calls() if call.endswith("/requirements.txt")]
+    (install,) = [call for call in first if call.endswith("/requirements.txt")]
     assert f"--constraint {constraints}" in install
-
-
-def test_a_shell_has_the_environment_and_its_caches(pod) -> None:
-    """In a workspace with a space; a HOME of its own, because the next pod on the volume may have another image."""
-    pod.run("on_start.sh")
+    # A flash-attn wheel that cannot be imported is removed again, and nothing is compiled.
+    assert any("pip uninstall" in call and "flash-attn" in call for call in first)
+    installed = [call.rpartition("/")[2] for call in first if "pip install" in call]
+    assert installed == ["requirements.txt", "flash_attn.whl"] and "SDPA" in log(pod)
+    # A shell has the environment and its caches; those of many small files are in the container.
     assert re.match(rf"{pod.workspace}/venvs/py312-torch2\.9\.1\+cu128-\w+/bin:", settings(pod, "PATH"))
     assert settings(pod, "HF_HOME") == f"{pod.workspace}/.cache/huggingface"
     assert settings(pod, "TORCHINDUCTOR_CACHE_DIR") == f"{pod.workspace}/.cache/inductor"
-    # Many small files: in the container.
     assert settings(pod, "HF_DATASETS_CACHE") == f"{pod.folder}/.cache/huggingface/datasets"
-
-
-def test_without_a_home_it_is_that_of_root(pod) -> None:
-    code, said = pod.run("on_start.sh", NO_VENV="1", HOME=None)
-    assert (code, said) == (0, "") and "unbound" not in log(pod) and "COULD NOT BE INSTALLED" in log(pod)
-
-
-def test_each_start_looks_at_its_machine_and_waits_for_nothing(pod) -> None:
-    def looks() -> int:
-        return pod.calls().count("python -m gpt2_repro.preflight")
-
-    for number in (1, 2):
-        began = time.monotonic()
-        assert pod.run("on_start.sh", PREFLIGHT_SECONDS="6")[0] == 0
-        assert number == 1 or time.monotonic() - began < 5
-        wait_for(lambda number=number: looks() == number)
-
-
-def test_a_flash_attn_wheel_is_trusted_once_it_is_imported(pod) -> None:
-    pod.run("on_start.sh")  # installed, and not importable
-    assert any("pip uninstall" in call and "flash-attn" in call for call in pod.calls())
-    # Nothing is compiled: what is installed besides the requirements is that wheel.
-    installed = [call for call in pod.calls() if "pip install" in call]
-    assert [call.rpartition(" ")[2].rpartition("/")[2] for call in installed] == ["requirements.txt", "flash_attn.whl"]
-    before = len(pod.calls())
-    pod.run("on_start.sh")
-    assert not any("flash_attn" in call for call in pod.calls()[before:])
+    # The next start waits for nothing; its preflight, which hangs here, runs next to it.
+    assert pod.run("on_start.sh", SLOW_PREFLIGHT="1") == (0, "")
+    wait_for(lambda: len(pod.calls("python -m gpt2_repro.preflight")) == 3)  # the wheel finder is one of them
+    again = pod.calls()[len(first) :]
+    assert not any(word in call for call in again for word in ("pip install", "-m venv", "flash_attn"))
 
 
 @pytest.mark.parametrize(("answer", "again"), [("22", False), ("6", True)])
@@ -93,47 +61,40 @@ def test_a_wheel_that_the_network_kept_away_is_tried_again(pod, answer: str, aga
 def test_flash_attn_is_compiled_when_that_is_said(pod) -> None:
     pod.run("on_start.sh", WHEEL="1", STUB_curl="22", BUILD_FLASH_ATTN="1")
     (build,) = [call for call in pod.calls() if "--no-build-isolation" in call]
-    assert build.endswith("requirements-gpu.txt") and "flash-attn: was compiled" in log(pod)
+    assert build.endswith("requirements-gpu.txt")
 
 
-@pytest.mark.parametrize("fails", ["NO_VENV", "INSTALL"])
-def test_a_start_that_fails_does_not_fail_the_container(pod, fails: str) -> None:
-    assert pod.run("on_start.sh", **{fails: "1"}) == (0, "")
-    assert "THE ENVIRONMENT COULD NOT BE INSTALLED" in log(pod) and "ready" not in log(pod)
+@pytest.mark.parametrize(
+    ("fails", "home"), [({"NO_VENV": "1"}, {}), ({"INSTALL": "1"}, {}), ({"NO_VENV": "1"}, {"HOME": None})]
+)
+def test_a_start_that_fails_does_not_fail_the_container(pod, fails: dict, home: dict) -> None:
+    assert pod.run("on_start.sh", **fails, **home) == (0, "")
+    assert "COULD NOT BE INSTALLED" in log(pod) and "ready" not in log(pod) and "unbound" not in log(pod)
     assert not any("flash_attn" in call or "preflight" in call for call in pod.calls())
     assert not list((pod.workspace / "venvs").glob("*/.ok")) and not pod.calls("runpodctl")
-    assert pod.run("on_start.sh") == (0, "") and "ready: ." in log(pod)  # and the next start makes it good
+    assert pod.run("on_start.sh") == (0, "") and "ready: ." in log(pod)  # the next start repairs it
 
 
 def test_two_at_once_make_one_environment(pod) -> None:
-    both = [pod.start("on_start.sh", VENV_SECONDS="0.5") for _ in range(2)]
-    assert [process.wait(30) for process in both] == [0, 0]
+    both = [pod.start("on_start.sh") for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
     assert len(pod.calls("python -m venv")) == 1 and log(pod).count("ready: .") == 2
 
 
-def test_the_deadline_is_armed_first_and_once(pod) -> None:
-    variables = {"POD_HOURS": "2", "NO_VENV": "1"}
+@pytest.mark.parametrize("has_workspace", [True, False])
+def test_the_deadline_is_armed_first_and_once(pod, has_workspace: bool) -> None:
+    if not has_workspace:
+        pod.workspace.write_text("a file")
     for _ in range(2):
-        assert pod.run("on_start.sh", **variables)[0] == 0
-    said = log(pod)
-    assert said.count("the pod is stopped in 2 hours at the latest") == 1 and "is armed already" in said
-    assert said.index("at the latest") < said.index("installing the environment")
+        assert pod.run("on_start.sh", POD_HOURS="2", NO_VENV="1") == (0, "")
+    said = log(pod) if has_workspace else (pod.folder / "on_start.log").read_text()
+    assert said.index("2 hours") < said.index("COULD NOT BE INSTALLED")
     assert len(pod.processes("deadline.sh --armed start 7200")) == 1
 
 
-def test_the_deadline_needs_no_volume(pod) -> None:
-    pod.workspace.write_text("a file")
-    assert pod.run("on_start.sh", POD_HOURS="1") == (0, "")
-    said = (pod.folder / "on_start.log").read_text()
-    assert "the pod is stopped in 1 hours" in said and "COULD NOT BE INSTALLED" in said
-    assert pod.processes("deadline.sh --armed start 3600")
-
-
 @pytest.mark.parametrize("variables", [{"POD_HOURS": "four"}, {"AUTO_RUN": "true"}])
-def test_hours_that_are_no_number_are_24(pod, variables: dict[str, str]) -> None:
-    """And so are none, for what runs by itself."""
+def test_without_a_number_of_hours_the_deadline_is_24(pod, variables: dict[str, str]) -> None:
     pod.run("on_start.sh", **variables)
-    assert "WHICH IS NO NUMBER OF HOURS: 24 are taken" in log(pod)
     assert pod.processes("deadline.sh --armed start 86400")
 
 
@@ -143,15 +104,14 @@ COMMAND = "echo 'a b' >>\"$TMPDIR/ran\"; echo secret-of-mine"
 def test_a_command_is_started_in_tmux_once(pod) -> None:
     pod.run("on_start.sh", AUTO_RUN=COMMAND, STUB_tmux="0")
     assert not pod.calls("tmux new-session")  # the session is there
-    (pod.stubs / "tmux").write_text(
-        '#!/bin/bash\necho "tmux $1" >>"$CALLS"\n[[ $1 == new-session ]] && bash -c "${!#}" </dev/null >"$TMPDIR/pane"\n'
+    pod.stub(
+        "tmux",
+        '#!/bin/bash\necho "tmux $1" >>"$CALLS"\n[[ $1 == new-session ]] && bash -c "${!#}" </dev/null >"$TMPDIR/pane"\n',
     )
     pod.run("on_start.sh", AUTO_RUN=COMMAND)
     assert pod.calls("tmux")[-1] == "tmux new-session" and (pod.folder / "ran").read_text() == "a b\n"
-    assert (pod.folder / "pane").read_text() == "secret-of-mine\nAUTO_RUN ended with exit code 0\n"
-    assert "secret-of-mine" not in log(pod) and "tmux attach -t run" in log(pod)
-    script = pod.folder / "auto_run.sh"
-    assert stat.S_IMODE(script.stat().st_mode) == 0o600 and script.read_text().splitlines()[1] == COMMAND
+    assert "exit code 0" in (pod.folder / "pane").read_text() and "secret-of-mine" not in log(pod)
+    assert stat.S_IMODE((pod.folder / "auto_run.sh").stat().st_mode) == 0o600
 
 
 def test_without_tmux_the_command_is_started_all_the_same(pod) -> None:
@@ -159,17 +119,14 @@ def test_without_tmux_the_command_is_started_all_the_same(pod) -> None:
     for _ in range(2):
         pod.run("on_start.sh", AUTO_RUN='echo $$ >>"$TMPDIR/began"; sleep 30', STUB_tmux="1")
         wait_for(lambda: began.exists() and began.read_text())
-    assert log(pod).count("TMUX FAILED") == 2
     wait_for(lambda: len(pod.processes("flock")) == 1)  # the second one has found the first
     (process,) = began.read_text().split()
     assert os.getsid(int(process)) not in (os.getsid(0), int(process))  # that of flock, which nothing else is in
 
 
-def test_where_the_command_cannot_run_the_pod_is_stopped(pod) -> None:
-    began = time.monotonic()
-    pod.run(
-        "on_start.sh", AUTO_RUN="true", NO_VENV="1", START_GRACE="0.02", RUNPOD_VOLUME_ID="volume"
-    )  # 1.2 s, rounded
-    assert time.monotonic() - began > 1 and pod.calls()[-4:] == TERMINATE and not pod.calls("tmux")
-    assert "AUTO_RUN cannot start: the pod is stopped in 0.02 minutes" in log(pod)
-    assert json.loads(TERMINATE[2].split("--data ")[1].split()[0]) == {"action": "terminate"}
+def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:
+    process = pod.start("on_start.sh", AUTO_RUN="true", NO_VENV="1", START_GRACE="0.5", RUNPOD_VOLUME_ID="volume")
+    wait_for(lambda: 30 in pod.sleeps())
+    assert not pod.calls("runpodctl") and not pod.calls("tmux")
+    pod.wake()
+    assert process.wait(60) == 0 and set(TERMINATE) <= set(pod.calls())
