@@ -31,6 +31,7 @@ STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), GREY),
     "axes.grid": True,
     "grid.color": "#e6e8eb",
+    "axes.axisbelow": True,
     "legend.frameon": False,
     "axes.xmargin": 0.02,
 }
@@ -107,11 +108,10 @@ def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: s
         axes.axhline(value, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
         ends = [*ends, (value, f"{name} {number.format(value)}", GREY)]
     bottom, top = axes.get_ylim()
-    line_height = 0.06  # of a label, as a fraction of the axes
     lowest = float("-inf")
     for value, text, colour in sorted(end for end in ends if bottom <= end[0] <= top):
         place = max((value - bottom) / (top - bottom), lowest)
-        lowest = place + line_height
+        lowest = place + 0.06  # the height of a label, as a fraction of the axes
         place_text = ("axes fraction", "offset points")
         axes.annotate(text, (1, place), (6, 0), *place_text, va="center", color=colour, fontsize=8)
 

@@ -103,15 +103,9 @@ class Pod:
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
         """Start a script. Variables that are None are removed."""
         environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
-        return subprocess.Popen(
-            ["bash", str(ROOT / "runpod" / script), *map(str, words)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = ["bash", str(ROOT / "runpod" / script), *map(str, words)]
+        return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
 
     def run(self, script: str, *words: object, **variables: str | None) -> tuple[int, str]:
         """Run a script; return its exit code and output."""
