@@ -36,7 +36,6 @@ DIAGNOSIS = {
     "domains": [BUCKET, BUCKET | {"label": "wikitext", "ours": 5.0}],
     "positions": [],
     "frequencies": [],
-    "start_token": None,
     "conclusion": "Likely cause: the text that it was trained on.",
 }
 
@@ -93,6 +92,7 @@ def test_the_whole_record_is_on_the_page_and_in_the_summary(
     assert "eval_wikitext_loss (nats/token)" in page.text and "5.6000" in page.text  # every validation
     # The diagnosis measured the baseline's loss on the same tokens: 4.123 + 0.3.
     assert DIAGNOSIS["conclusion"] in page.text and "Dashed, baseline: openai-community/gpt2" in page.text
+    assert "Loss by domain" in page.text and "Loss by position" not in page.text
     # The newest sample comes first, and its markup has no effect.
     assert page.text.index(SAMPLE) < page.text.index("Samples through time") < page.text.index("early words")
     assert "script" not in page.tags and html.escape("<script>alert(", quote=False) in page.source
@@ -101,7 +101,7 @@ def test_the_whole_record_is_on_the_page_and_in_the_summary(
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     pictures = [base64.b64decode(address.split(",")[1]) for address in page.addresses]
     files = {path.stem: path.read_bytes() for path in (recorded / "report").iterdir()}
-    assert files.keys() == {"diagnosis_domains", "hellaswag", "learning_rate", "loss", "throughput"}
+    assert files.keys() == {"hellaswag", "learning_rate", "loss", "throughput"}
     assert sorted(files.values()) == sorted(pictures)
     for png in pictures:
         image = matplotlib.image.imread(io.BytesIO(png), format="png")
