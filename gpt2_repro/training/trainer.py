@@ -158,7 +158,11 @@ class PretrainingTrainer(Trainer):
             return
         # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
         self.sampler.set_epoch(epoch)
-        self._take_up_losses()
+        window, self._losses_taken_up = self._losses_taken_up, None
+        if window is not None:
+            sums, process = window["sums"], self.args.process_index
+            self._tr_loss += sums[process] if len(sums) == self.args.world_size else sum(sums) / len(sums)
+            self._globalstep_last_logged = window["since"]
         super()._run_epoch(*args, epoch=epoch, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -169,13 +173,6 @@ class PretrainingTrainer(Trainer):
         """Go on from what transformers' own files do not say of the checkpoint of this manifest."""
         self.guard.load_state(manifest["guard"])
         self._losses_taken_up = manifest["loss_window"]
-
-    def _take_up_losses(self) -> None:
-        window, self._losses_taken_up = self._losses_taken_up, None
-        if window is not None:
-            sums, process = window["sums"], self.args.process_index
-            self._tr_loss += sums[process] if len(sums) == self.args.world_size else sum(sums) / len(sums)
-            self._globalstep_last_logged = window["since"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.trajectory)
@@ -237,17 +234,13 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             self.run.append("metrics.jsonl", {"step": step, **event, "time": round(time.time(), 3)})
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Mean negative log-likelihood per target of each set, exact for any number of processes; HellaSwag where due."""
         with self.meter.on("validation"):
             require_same_weights(self.model, self.ranks, step=self.state.global_step)
             metrics_of_all = self.validation.measure(
                 self.model.eval(),
-                self.validation.sets if eval_dataset is None else {"": eval_dataset},
                 step=self.state.global_step,
-                prefix=metric_key_prefix,
                 # A validation that a signal cuts short is made up for when the run goes on.
                 goes_on=lambda: self.ranks.largest(self.stopping.interruption()) == NOTHING,
                 after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),

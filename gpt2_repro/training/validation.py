@@ -4,7 +4,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,14 +30,7 @@ class Validation:
         accelerator: sums over the processes.
     """
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        args: PretrainingArguments,
-        *,
-        length: int,
-        accelerator: Accelerator,
-    ) -> None:
+    def __init__(self, inputs: Inputs, args: PretrainingArguments, *, length: int, accelerator: Accelerator) -> None:
         self.sets, self.hellaswag, self.args, self.length = inputs.validation, inputs.hellaswag, args, length
         self.accelerator = accelerator
         self._positions = args.per_device_eval_batch_size * length  # what a pass of the losses has room for
@@ -51,23 +44,15 @@ class Validation:
         return losses + -(-len(self.hellaswag.batches(self._positions)) // self.args.world_size)
 
     def measure(
-        self,
-        model: Callable[..., Any],
-        sets: Mapping[str, Rows],
-        *,
-        step: int,
-        prefix: str,
-        goes_on: Callable[[], bool],
-        after_batch: Callable[[], None],
+        self, model: Callable[..., Any], *, step: int, goes_on: Callable[[], bool], after_batch: Callable[[], None]
     ) -> Callable[[], dict[str, float]]:
-        """Measure up to where `goes_on` says no, on all processes at once; the metrics come when they are asked for.
+        """Measure until `goes_on` returns False, on all ranks; return a function that gives the metrics.
 
-        They are asked for on all processes or on none: a part of a validation is no number. `sets`: by name.
+        Call that function on all ranks or on none: a part of a validation is no number.
         """
         sums = functools.partial(sum_losses, model, device=self.args.device, after_batch=after_batch)
-        mine = torch.stack(
-            [sums(itertools.takewhile(lambda batch: goes_on(), self._share(rows))) for rows in sets.values()]
-        )
+        shares = [itertools.takewhile(lambda batch: goes_on(), self._share(rows)) for rows in self.sets.values()]
+        mine = torch.stack([sums(share) for share in shares])
         endings: Tensor | None = None
         if self.hellaswag is not None and due(step, self.args.hellaswag_steps, self.args):
             endings = self.hellaswag.losses(
@@ -82,7 +67,12 @@ class Validation:
 
         def metrics() -> dict[str, float]:
             reduced = self.accelerator.reduce(mine, reduction="sum").tolist()
-            found = mean_losses(dict(zip(sets, reduced, strict=True)), prefix=prefix, step=step)
+            found: dict[str, float] = {}
+            for name, (nll, targets) in zip(self.sets, reduced, strict=True):
+                key = f"eval_{name}" if name else "eval"
+                found |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
+                if not math.isfinite(nll):
+                    logger.warning("the validation loss is not finite at step %d: %s_loss", step, key)
             if endings is not None and self.hellaswag is not None:
                 found |= self.hellaswag.score(self.accelerator.reduce(endings, reduction="sum"))
             return found
@@ -154,20 +144,3 @@ def sum_losses(
         total[1] += targets
         after_batch()
     return total
-
-
-def mean_losses(sums: Mapping[str, Sequence[float]], *, prefix: str, step: int) -> dict[str, float]:
-    """Losses and numbers of targets as they are logged. A loss that is not finite is warned of.
-
-    Args:
-        sums: by set, "" for the main one: what `sum_losses` gives for all processes together.
-        prefix: of the names: `eval_loss`, `eval_<set>_loss`.
-        step: for the warning.
-    """
-    metrics: dict[str, float] = {}
-    for name, (nll, targets) in sums.items():
-        key = f"{prefix}_{name}" if name else prefix
-        metrics |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
-        if not math.isfinite(nll):
-            logger.warning("the validation loss%s is not finite at step %d", f" of {name}" if name else "", step)
-    return metrics

@@ -1,0 +1,37 @@
+"""Losses computed a second time: stock transformers, one row at a time, summed in double precision."""
+
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from datasets import load_from_disk
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
+
+
+def rows_of(folder: Path, split: str) -> list[Tensor]:
+    """The rows of a prepared folder, whatever their lengths."""
+    return [torch.tensor(row) for row in load_from_disk(str(folder / split))["input_ids"][:]]
+
+
+def targets_of(rows: list[Tensor]) -> int:
+    return sum(len(row) - 1 for row in rows)
+
+
+def untrained(run: Path) -> PreTrainedModel:
+    """The fresh weights of a run: the same seed and the same configuration."""
+    config = AutoConfig.from_pretrained(next(run.glob("checkpoint-*")))
+    set_seed(json.loads((run / "environment.json").read_text())["seed"])
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300) -> float:
+    """The sum over the targets of a row, without the ids that pad the vocabulary."""
+    logits = model(row[None, :-1]).logits[0, :, :vocabulary].double()
+    return F.cross_entropy(logits, row[1:], reduction="sum").item()
+
+
+def mean_nll(model: PreTrainedModel, rows: list[Tensor]) -> float:
+    return sum(nll(model, row) for row in rows) / targets_of(rows)

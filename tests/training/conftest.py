@@ -1,0 +1,51 @@
+"""Runs and prepared data that several files look at."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import yaml
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.preparation.prepare import prepare
+
+
+@pytest.fixture(scope="session")
+def data(tiny_recipe: Path) -> Path:
+    """The prepared folder of the tiny recipe."""
+    return tiny_recipe.with_name("data")
+
+
+@pytest.fixture(scope="session")
+def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
+    """Runs train.py on the tiny recipe in one process to its end, however it ends."""
+
+    def run(output: Path, *options: object, **environment: str) -> CompletedProcess[str]:
+        return type_warm("python", "train.py", tiny_recipe, "--output_dir", output, *options, **environment)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def straight(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe's run, with checkpoints 4 and 8. Not to be changed."""
+    return train(tmp_path_factory.mktemp("straight") / "run")
+
+
+@pytest.fixture
+def finished(straight: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to be changed."""
+    return Path(shutil.copytree(straight, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe on windows of single documents, of 8 to 32 targets."""
+    folder = tmp_path_factory.mktemp("wrapped")
+    recipe = yaml.safe_load(tiny_recipe.read_text())
+    recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}
+    prepare(DataArguments(**recipe["data"]))
+    (folder / "wrapped.yaml").write_text(yaml.safe_dump(recipe))
+    return folder / "wrapped.yaml"
