@@ -141,16 +141,13 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
         }
     for key, value in expected.items():
         if facts[key] != value:
-            raise UserError(
-                f"the engine has {key} {facts[key]} and the recipe asks for {value}: use a launcher file of "
-                "accelerate_configs/ as it is, or compare yours with it"
-            )
+            told = f"the engine has {key} {facts[key]} and the recipe asks for {value}"
+            raise UserError(f"{told}: use a launcher file of accelerate_configs/, or compare yours with it")
     if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
-        logger.warning(
-            "gradients of %d passes are summed in bf16, which loses small ones: write "
-            '"data_types": {"grad_accum_dtype": "fp32"} into the DeepSpeed JSON',
-            plan.gradient_accumulation_steps,
+        told = (
+            "gradients of %d passes are summed in bf16: set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON"
         )
+        logger.warning(told, plan.gradient_accumulation_steps)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -20,10 +20,7 @@ FSDP = {
 def check_fsdp() -> None:
     """Raise UserError for one process, and for settings of FSDP that would do nothing or harm."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        raise UserError(
-            "FSDP shards weights over processes, and there is one: launch with --config_file accelerate_configs/single_gpu.yaml, "
-            "or --num_processes 2 and more"
-        )
+        raise UserError("FSDP shards weights over several processes: launch with accelerate_configs/single_gpu.yaml")
     for name, (needed, why) in FSDP.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value != needed:

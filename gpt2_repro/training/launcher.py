@@ -21,8 +21,8 @@ LAUNCHER_DIED = signal.SIGUSR2
 SHARDING = ("zero3", "fsdp2")  # launchers under which no process holds a weight whole
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
-    "gradient_clipping": "and type --max_grad_norm after train.py",
-    "gradient_accumulation_steps": "it is derived from tokens_per_step",
+    "gradient_clipping": "leave it out, and pass --max_grad_norm after train.py",
+    "gradient_accumulation_steps": "leave it out, it is derived from tokens_per_step",
 }
 REFUSED = {
     "optimizer": "the recipe chooses the optimizer",
@@ -31,35 +31,17 @@ REFUSED = {
     "amp": "bf16 is the recipe's",
     "checkpoint": "train.py writes checkpoints, and converts them where it has to",
 }
-# Keys that are read, and inside the blocks that DeepSpeed does not check itself.
-KNOWN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(AUTO, ()),
-    "bf16": (
-        "enabled",
-        "immediate_grad_update",
-        "check_grad_overflow",
-        "bf16_master_weights_and_grads",
-        "bf16_optimizer_states",
-    ),
+# Keys that DeepSpeed reads, and those of the blocks that it does not check itself.
+KEYS = (
+    *(*AUTO, "bf16", "data_types", "timers", "zero_optimization", "communication_data_type", "prescale_gradients"),
+    *("gradient_predivide_factor", "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state"),
+    *("comms_logger", "flops_profiler", "disable_python_gc", "log_level"),
+)
+MASTERS = "bf16_master_weights_and_grads"
+BLOCKS = {
+    "bf16": ("enabled", "immediate_grad_update", "check_grad_overflow", MASTERS, "bf16_optimizer_states"),
     "data_types": ("grad_accum_dtype",),
     "timers": ("throughput",),
-    **dict.fromkeys(
-        (
-            "zero_optimization",
-            "communication_data_type",
-            "prescale_gradients",
-            "gradient_predivide_factor",
-            "steps_per_print",
-            "wall_clock_breakdown",
-            "memory_breakdown",
-            "dump_state",
-            "comms_logger",
-            "flops_profiler",
-            "disable_python_gc",
-            "log_level",
-        ),
-        (),
-    ),
 }
 
 
@@ -68,10 +50,8 @@ def end_with_launcher() -> None:
 
     Linux only; elsewhere they go on until they are ended by hand.
     """
-    launched = {
-        "TORCHELASTIC_RUN_ID",
-        "ACCELERATE_USE_CPU",
-    } & os.environ.keys()  # torch's launcher, accelerate's for one process
+    # Torch's launcher sets the first, accelerate's for one process the second.
+    launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
     if not launched or sys.platform != "linux":
         return
     launcher = os.getppid()
@@ -104,15 +84,12 @@ def check_launcher() -> None:
     """Raise UserError where the launcher would not do what its files and flags say."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError(
-            "`accelerate launch --cpu` drops DeepSpeed and runs one process: leave out --cpu, or use_cpu in its "
-            "file, and type --use_cpu after train.py"
+            "`accelerate launch --cpu` drops DeepSpeed and runs one process: leave it out, and pass --use_cpu after train.py"
         )
     for name, mend in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":
-            raise UserError(
-                f"the launcher's file has {name} {value}, which belongs to the recipe: leave it out, {mend}"
-            )
+            raise UserError(f"the launcher's file has {name} {value}, which belongs to the recipe: {mend}")
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
@@ -131,19 +108,17 @@ def check_deepspeed_json(path: Path) -> None:
     for key, value in config.items():
         if key in REFUSED:
             raise UserError(f"{path}: {key} has another owner: {REFUSED[key]}")
-        if key not in KNOWN:
-            raise UserError(f"{path} has no key {key!r} that does anything: {did_you_mean(key, KNOWN)}")
-        for inner in value if isinstance(value, dict) and KNOWN[key] else ():
-            if inner not in KNOWN[key]:
-                raise UserError(f"{path}: {key} has no key {inner!r}: {did_you_mean(inner, KNOWN[key])}")
-    for key in AUTO:
-        if config.get(key) != "auto":
-            raise UserError(f'{path}: {key} belongs to the recipe: write "{key}": "auto"')
+        if key not in KEYS:
+            raise UserError(f"{path} has no key {key!r} that does anything: {did_you_mean(key, KEYS)}")
+        for inner in value if key in BLOCKS and isinstance(value, dict) else ():
+            if inner not in BLOCKS[key]:
+                raise UserError(f"{path}: {key} has no key {inner!r}: {did_you_mean(inner, BLOCKS[key])}")
     bf16: dict[str, Any] = config.get("bf16", {})
-    if bf16.get("enabled", "auto") != "auto":
-        raise UserError(f'{path}: bf16 belongs to the recipe: write "bf16": {{"enabled": "auto"}}')
-    if bf16.get("bf16_master_weights_and_grads"):
+    owned = {key: config.get(key) for key in AUTO} | {"bf16.enabled": bf16.get("enabled", "auto")}
+    for key, value in owned.items():
+        if value != "auto":
+            raise UserError(f'{path}: {key} belongs to the recipe: set it to "auto"')
+    if bf16.get(MASTERS):
         raise UserError(
-            f"{path}: bf16 weights without fp32 masters do not train (LayerNorm gains never move): leave out "
-            "bf16_master_weights_and_grads"
+            f"{path}: {MASTERS} trains bf16 weights without fp32 masters, which do not learn: leave it out"
         )
