@@ -174,9 +174,9 @@ class UpdateGuard(TrainerCallback):
             in_a_row = self.skipped[-IN_A_ROW:] == list(range(step - IN_A_ROW + 1, step + 1))
             if in_a_row or len(self.skipped) >= few:
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
+                told = f"the gradients were not finite {times} up to step {step}: no such update was applied"
                 raise Diverged(
-                    f"the gradients were not finite {times} up to step {step}: no such update was applied; a smaller "
-                    "--learning_rate or more --warmup_steps is a new run, in another --output_dir"
+                    f"{told}. Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
                 )
 
     def state(self) -> dict[str, Any]:

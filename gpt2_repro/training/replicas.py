@@ -27,10 +27,9 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, *, step: int) -> 
         return
     odd = sorted({rank for rank, _ in differs})
     first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
+    told = f"at step {step} the weights of rank {', '.join(map(str, odd))} are not those of rank 0, first in {first}"
     raise RunFailed(
-        f"at step {step} the weights of rank {', '.join(map(str, odd))} are not those of rank 0, in {first} for one: a GPU, "
-        "its memory or the link to it gives wrong values; start the same command again, it goes on from the newest "
-        "checkpoint, with NCCL_P2P_DISABLE=1 or on another machine if this comes back"
+        f"{told}: a GPU or its link is faulty. Start again with NCCL_P2P_DISABLE=1, or on another machine."
     )
 
 

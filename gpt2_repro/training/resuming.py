@@ -50,11 +50,6 @@ class Start:
         """Updates that were done before, 0 at the beginning."""
         return 0 if self.checkpoint is None else checkpoints.step_of(self.checkpoint)
 
-    @property
-    def extensions(self) -> list[list[int]]:
-        """What the schedule was extended by before."""
-        return self.manifest.get("trajectory", {}).get("extensions", [])
-
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
     """The newest complete checkpoint, or the one of this name; every byte of it is compared with its hash.
@@ -78,8 +73,7 @@ def _look(run: Path, name: str) -> Start:
     chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
     if chosen is None and skipped:
         raise UserError(
-            f"{run} has no complete checkpoint ({'; '.join(skipped)}): to start from the beginning, move them away or "
-            "name another --output_dir"
+            f"{run} has no complete checkpoint ({'; '.join(skipped)}): move them away, or pass another --output_dir"
         )
     if chosen is None:
         return Start()
@@ -110,8 +104,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             named = {f"what cannot be read ({type(error).__name__}: {error})"}
         if named:
             raise UserError(
-                f"{path} is a pickle that names {', '.join(sorted(named))}: loading it would run code, so the checkpoint "
-                "is not resumed; it was not written by this pipeline"
+                f"{path} names {', '.join(sorted(named))}: loading it would run code. Resume from another checkpoint."
             )
 
 
@@ -127,30 +120,25 @@ def choose_start(
     if main_process and run.path.is_dir():
         run.lock()
     start = find_start(run.path, name=args.resume_from, main_process=main_process)
-    plan, trajectory["extensions"] = extend_plan(plan, args.extend_to, extensions=start.extensions, step=start.step)
+    extensions = start.manifest.get("trajectory", {}).get("extensions", [])
+    plan, trajectory["extensions"] = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
     args.max_steps = plan.max_steps
     if start.checkpoint is None:
         if (run.path / "final").exists():
-            raise UserError(
-                f"{run.path}/final is damaged ({run.final_defect()}) and no checkpoint is left to write it again. Restore "
-                "it, or pass another --output_dir to train from the beginning."
-            )
+            told = f"{run.path}/final is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
+            raise UserError(f"{told} Restore it, or pass another --output_dir.")
         return start, plan
     saved, where, by = start.manifest["trajectory"], start.checkpoint, written_under(start.manifest)
     if by in ("zero1", "zero3") and saved.get("bf16") != trajectory.get("bf16"):
-        raise UserError(
-            f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change. Pass --bf16 {saved.get('bf16')} or "
-            "another --output_dir."
-        )
+        told = f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change."
+        raise UserError(f"{told} Pass --bf16 {saved.get('bf16')} or another --output_dir.")
     refuse_another_run(saved, trajectory, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
         raise UserError(
-            f"{where} is beyond --max_steps {plan.max_steps}. Pass --resume_from with an earlier checkpoint, or more steps."
+            f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."
         )
     if by != args.launcher:
-        raise UserError(
-            f"{where} was written {FORMS[by]}: launch with {by}.yaml of accelerate_configs/, or name another --output_dir"
-        )
+        raise UserError(f"{where} was written {FORMS[by]}: launch with {by}.yaml, or pass another --output_dir")
     return start, plan
 
 
