@@ -44,7 +44,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         readable(staged)
         trainer.processing_class.save_pretrained(staged)
         step = trainer.state.global_step
-        facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_at(step)}
+        facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
         seal(staged, {}, **facts, environment=trainer.environment)
         # Not in the manifest: an evaluation adds its results to the card.
         (staged / "README.md").write_text(model_card(run.path.resolve().name, training_record(staged)))

@@ -36,8 +36,9 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         _announce(start, checkpoints.set_aside(run.path, after=start.step))
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
         run.book_redone_steps(start.step, start.manifest.get("accounts", {}))
+        out_of_date = {key: None for key in run.read_status() if key.endswith("_loss")}
         told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
-        run.write_status("running", **told, **run.last_validation())
+        run.write_status("running", **told | out_of_date | run.validation_losses())
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
         if args.resume_from:
@@ -60,7 +61,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             lines = breakdown_lines(run.accounts(), usd_per_hour=args.usd_per_hour)
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
     except BaseException as error:
-        trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=_in_words(error))
+        reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
+        trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)
         raise
 
 
@@ -79,7 +81,3 @@ def _announce(start: Start, aside: list[Any]) -> None:
         logger.info("set aside: %s", path)
     if start.checkpoint is not None:
         logger.info("resuming from %s", start.checkpoint)
-
-
-def _in_words(error: BaseException) -> str:
-    return str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"

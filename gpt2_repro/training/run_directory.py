@@ -37,11 +37,6 @@ CHANGEABLE = {
     *("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm", "skip_loss_z", "skip_grad_z"),
     *("lr_scheduler_type", "decay_fraction"),
 }
-# What is compared since later: of runs that do not name it, what they were.
-LATER = {
-    **{"lr_scheduler_type": "cosine", "decay_fraction": 0.2},
-    **{"model_type": "gpt2", "config_overrides": "", "document_mask": False},
-}
 FRESH = 30.0  # seconds for which a status is left as it is while the run goes on
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
@@ -69,10 +64,8 @@ class RunDirectory:
         with contextlib.suppress(UserError, UnicodeDecodeError):
             proofs.append(recipe.is_file() and load_sections(recipe).get("training"))
         if not any(proofs):
-            raise UserError(
-                f"{self.path} holds files and is not a run directory of train.py. Pass an --output_dir that is new, empty or "
-                "a run to resume."
-            )
+            told = f"{self.path} holds files and is not a run directory of train.py."
+            raise UserError(f"{told} Pass an --output_dir that is new, empty or a run to resume.")
 
     def lock(self) -> None:
         """Hold the directory until this process ends. Raises UserError where another job holds it."""
@@ -98,7 +91,7 @@ class RunDirectory:
     def claim(self, recipe: str) -> None:
         """Hold the directory as `lock` does, and write down what is run in it."""
         self.lock()
-        self.write_text("recipe.yaml", recipe)
+        write_whole(self.path / "recipe.yaml", recipe)
         self.write_status("running", reason=None)
 
     def seconds(self) -> float:
@@ -150,20 +143,11 @@ class RunDirectory:
                 kept = [line for line in read_lines(path) if _stays(parse_event(line), step, validates_again)]
                 write_whole(path, "".join(f"{line}\n" for line in kept))
 
-    def validation_at(self, step: int) -> dict[str, float]:
-        """Return the losses by name of the validation at `step`, {} if there was none."""
-        events = [parse_event(line) or {} for line in read_lines(self.path / EVENTS[0])]
+    def validation_losses(self, step: int | None = None) -> dict[str, float]:
+        """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
         losses: dict[str, float] = {}
-        for event in events:
-            if event.get("step") == step and "eval_loss" in event:
-                losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
-        return losses
-
-    def last_validation(self) -> dict[str, float | None]:
-        """The losses of the last validation in the log, as the status has them; None for those that are out of date."""
-        losses: dict[str, float | None] = {key: None for key in self.read_status() if key.endswith("_loss")}
-        for line in read_lines(self.path / EVENTS[0]):
-            if "eval_loss" in (event := parse_event(line) or {}):
+        for event in (parse_event(line) or {} for line in read_lines(self.path / EVENTS[0])):
+            if "eval_loss" in event and step in (None, event.get("step")):
                 losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
         return losses
 
@@ -195,11 +179,7 @@ class RunDirectory:
 
     def write_json(self, name: str, document: dict[str, Any]) -> None:
         """Write a JSON document whole or not at all."""
-        self.write_text(name, json.dumps(document, indent=2) + "\n")
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
-        write_whole(self.path / name, text)
+        write_whole(self.path / name, json.dumps(document, indent=2) + "\n")
 
     def append(self, name: str, event: dict[str, Any]) -> None:
         """Add one event to a .jsonl file; a disk that is full costs the event, not the run."""
@@ -240,18 +220,17 @@ def refuse_another_run(
 
     How far a run was extended is no difference: that is between --extend_to and the checkpoint.
     """
-    saved, asked = LATER | saved, LATER | json.loads(json.dumps(asked))
+    asked = json.loads(json.dumps(asked))
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:
         return
     changed = "; ".join(f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}" for key in keys)
-    allowable = set(keys) <= CHANGEABLE
-    if allowable and allow_change:
-        logger.warning("%s goes on as another run: %s", where, changed)
-        return
-    mend = "undo the change, name another --output_dir, or go on with the change by --allow_resume_change"
-    if not allowable:
-        mend = "undo the change or name another --output_dir"
+    mend = "undo the change or name another --output_dir"
+    if set(keys) <= CHANGEABLE:
+        if allow_change:
+            logger.warning("%s goes on as another run: %s", where, changed)
+            return
+        mend += ", or go on with the change by --allow_resume_change"
     raise UserError(f"{where} belongs to another run ({changed}): {mend}")
 
 
