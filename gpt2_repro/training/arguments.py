@@ -12,8 +12,8 @@ from gpt2_repro.training.launcher import launcher_name
 MUON = "muon"
 
 
-def _field(default: Any, help: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": help})
+def _field(default: Any, help: str, **parsing: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help} | parsing)
 
 
 @dataclasses.dataclass
@@ -24,9 +24,7 @@ class PretrainingArguments(TrainingArguments):
     """
 
     output_dir: str | None = _field(None, "The run directory. (default: runs/ and the recipe's name)")
-    tokens_per_step: TokenCount = _field(
-        TokenCount(524_288), "Target tokens of one optimizer step, whatever the number of GPUs and the micro-batch."
-    )
+    tokens_per_step: TokenCount = _field(TokenCount(524_288), "Target tokens of one optimizer step, on any layout.")
     total_tokens: TokenCount = _field(TokenCount(9_890_693_120), "Target tokens of the run; steps are derived.")
     max_steps: int = _field(0, "Optimizer steps, in place of total_tokens: for smoke runs. 0 derives them.")
     stop_at_step: int = _field(0, "Stop with a checkpoint after this step; the schedule stays. 0 goes to the end.")
@@ -34,103 +32,58 @@ class PretrainingArguments(TrainingArguments):
     learning_rate: float = _field(6e-4, "Peak learning rate.")
     warmup_steps: int = _field(700, "Steps of linear warm-up; the first step already has 1/warmup_steps of the peak.")
     lr_scheduler_type: Literal["cosine", "warmup_stable_decay", "constant"] = _field(
-        "cosine", "How the learning rate goes on behind the warm-up: all the way down, at the end only, or not at all."
+        "cosine", "Learning-rate schedule after the warm-up."
     )
     final_learning_rate_fraction: float = _field(0.0, "Where the learning rate ends, as a fraction of the peak.")
-    decay_fraction: float = _field(
-        0.2, "warmup_stable_decay: the part of all steps, the last, in which the rate falls (by 1 - sqrt, as llm.c's)."
-    )
+    decay_fraction: float = _field(0.2, "warmup_stable_decay: the last part of all steps, with 1 - sqrt decay.")
     optim: str = _field(
         "adamw_torch_fused",
-        "By transformers' names; muon: torch.optim.Muon on the matrices of the blocks, with AdamW's scale and learning rate, "
-        "AdamW on embeddings, norms and biases. Muon does not run under ZeRO.",
+        "A transformers name, or muon: for the blocks' matrices, AdamW for the rest; not under ZeRO.",
     )
     weight_decay: float = _field(0.1, "AdamW's decay of matrices and embeddings; biases and norms have none.")
     adam_beta2: float = _field(0.95, "AdamW's second beta; transformers' default is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
     bf16: bool = _field(True, "Multiply in bf16 with fp32 master weights; fp32 on CPUs without bf16 instructions.")
-    accept_any_hardware: bool = _field(
-        False, "Take what is there without asking: the CPU where there is no GPU, fp32 where there is no bf16."
-    )
+    accept_any_hardware: bool = _field(False, "Use the CPU if there is no GPU, and fp32 if there is no bf16.")
     eval_strategy: Literal["steps", "no"] = _field("steps", "Validate every eval_steps (steps) or never (no).")
     eval_steps: int = _field(250, "Steps between validations; also before the first and after the last step.")
     eval_on_start: bool = _field(True, "Validate before the first step.")
-    eval_tokens: TokenCount = _field(
-        TokenCount(10_485_760), "Validation tokens, whatever the number of GPUs; 0 takes the whole validation split."
-    )
+    eval_tokens: TokenCount = _field(TokenCount(10_485_760), "Validation tokens; 0 takes the whole validation split.")
     per_device_eval_batch_size: int = _field(64, "Rows of one validation pass on one device.")
-    hellaswag_steps: int = _field(
-        0,
-        "Score HellaSwag, in llm.c's completion style, with the first validation at or behind every so many steps, before "
-        "the first step and after the last; 0 never does.",
-    )
-    hellaswag_data: str = _field(
-        "Rowan/hellaswag", "HellaSwag's validation split: a Hub id, or a file of JSON lines, .gz or not."
-    )
-    sample_steps: int = _field(
-        1000,
-        "Write a sample to the screen, samples.jsonl and wandb, with the first validation at or behind every so many "
-        "steps, before the first step and after the last; 0 never does.",
-    )
+    hellaswag_steps: int = _field(0, "Steps between HellaSwag scores, each with a validation; 0 never scores it.")
+    hellaswag_data: str = _field("Rowan/hellaswag", "HellaSwag's validation split: a Hub id or a .jsonl(.gz) file.")
+    sample_steps: int = _field(1000, "Steps between text samples, each with a validation; 0 writes none.")
     sample_tokens: int = _field(64, "Tokens of a sample; 0 writes none.")
     sample_prompt: str = _field("", "What samples continue; empty starts a document.")
     logging_steps: int = _field(10, "Steps between lines of metrics.jsonl.")
     logging_first_step: bool = _field(True, "Log the first step too.")
     logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; True also syncs every micro-step.")
     save_strategy: Literal["steps", "no"] = _field(
-        "steps", "Save by steps and minutes (steps), or only when the run is stopped (no)."
+        "steps", "Save by steps and minutes (steps), or only on a stop (no)."
     )
     save_steps: int = _field(2000, "Steps between checkpoints.")
-    save_minutes: float = _field(
-        15.0, "Minutes after which a checkpoint is due whatever the step; 0 counts steps only."
-    )
+    save_minutes: float = _field(15.0, "Minutes after which a checkpoint is due at any step; 0 counts steps only.")
     keep_checkpoints: int = _field(2, "Complete checkpoints to keep, the newest ones; 0 keeps all.")
-    keep_best_checkpoint: bool = _field(
-        True, "Keep also the checkpoint of the lowest validation loss, of those saved right after a validation."
-    )
+    keep_best_checkpoint: bool = _field(True, "Also keep the checkpoint with the lowest validation loss at its step.")
     keep_every_steps: int = _field(0, "Keep for good the checkpoints of every so many steps; 0 keeps none.")
-    resume_from: str = _field(
-        "",
-        "Go back, each time this is typed, to this checkpoint of the run, checkpoint-1000 say; newer ones are set aside. "
-        "Empty: the newest.",
-    )
+    resume_from: str = _field("", "Go back to this checkpoint of the run, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = _field(False, "Go on although data, schedule, model or seed are not what they were.")
-    extend_to: TokenCount = _field(
-        TokenCount(0),
-        "Go on to so many target tokens in all: from the newest checkpoint the learning rate rises linearly to its peak "
-        "again, in warmup_steps, and falls along a cosine. 0 extends nothing.",
-    )
-    max_hours: float = _field(
-        0.0, "Stop with a checkpoint when the run has taken so long, in all its attempts; 0: never."
-    )
+    extend_to: TokenCount = _field(TokenCount(0), "Continue to this many tokens, with a new warm-up and cosine fall.")
+    max_hours: float = _field(0.0, "Stop with a checkpoint after so many hours of all attempts; 0: never.")
     max_usd: float = _field(0.0, "Stop with a checkpoint when the run has cost so much at usd_per_hour; 0: never.")
-    usd_per_hour: float = _field(
-        0.0, "What the whole machine costs. 0: by the list price of its cards, where preflight/gpu_prices.yaml has it."
-    )
-    hang_timeout: float = _field(
-        600.0, "Seconds without a sign of life after which each rank prints its stacks and ends; 0: never."
-    )
-    skip_loss_z: float = _field(
-        0.0, "Skip an update whose loss lies more standard deviations above the last 128 than this; 0 skips none."
-    )
-    skip_grad_z: float = _field(0.0, "The same of the gradient norm, before clipping.")
+    usd_per_hour: float = _field(0.0, "Price of the whole machine. 0: the list price of its cards, if it is known.")
+    hang_timeout: float = _field(600.0, "Seconds without progress until all ranks print stacks and exit; 0: never.")
+    skip_loss_z: float = _field(0.0, "Skip updates whose loss is this many deviations above the last 128; 0: none.")
+    skip_grad_z: float = _field(0.0, "The same for the gradient norm, before clipping.")
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = _field(
-        "random",
-        "Rows shuffled by the seed; as they lie in the folder; or shuffled, and those of a step in passes of like length "
-        "(packing wrap: tokens_per_step then counts targets without padding).",
+        "random", "Order of rows: shuffled by the seed, as stored, or in batches of like length (packing wrap)."
     )
     dataloader_num_workers: int = _field(2, "Processes that read rows ahead, per device.")
-    torch_compile: bool | None = dataclasses.field(
-        default=None,
-        metadata={"help": "Compile the loss and its gradient. (default: true on GPUs)", "nargs": "?", "const": True},
+    torch_compile: bool | None = _field(
+        None, "Compile the loss and its gradient. (default: true on GPUs)", nargs="?", const=True
     )
-    activation_checkpointing: bool | None = dataclasses.field(
-        default=None,
-        metadata={
-            "help": "Keep only each block's input for the backward pass and compute the rest again: for small cards.",
-            "nargs": "?",
-            "const": True,
-        },
+    activation_checkpointing: bool | None = _field(
+        None, "Recompute each block in the backward pass: less memory, more time.", nargs="?", const=True
     )
     ddp_find_unused_parameters: bool | None = _field(False, "DDP looks for parameters without gradient: none here.")
     remove_unused_columns: bool = _field(False, "Must stay False: the collator reads its rows itself.")

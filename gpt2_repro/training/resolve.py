@@ -54,8 +54,7 @@ def resolve_arguments(
     )
     if launcher in SHARDING and asked["torch_compile"]:
         raise UserError(
-            f"{launcher} fetches weights between layers, which cuts the compiled loss apart: leave out "
-            "--torch_compile, or launch with --config_file accelerate_configs/zero1.yaml"
+            f"{launcher} cuts the compiled loss apart: leave out --torch_compile, or launch with zero1.yaml"
         )
     compile_asked = False if plan.by_length or launcher in SHARDING else asked["torch_compile"]
     compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
@@ -84,9 +83,8 @@ def resolve_arguments(
     if not 0 <= asked["decay_fraction"] <= 1:
         raise UserError(f"--decay_fraction {asked['decay_fraction']} must be from 0 to 1")
     if asked["optim"] == MUON and launcher != "ddp":
-        by = "FSDP" if launcher == "fsdp2" else "ZeRO"
         raise UserError(
-            f"muon updates whole matrices and {by} cuts them up: launch with --config_file accelerate_configs/ddp.yaml"
+            f"muon updates whole matrices and {launcher} cuts them up: launch with ddp.yaml or single_gpu.yaml"
         )
     prepare_deepspeed(use_cpu=use_cpu)
     try:
@@ -114,13 +112,8 @@ def _list_price(*, use_cpu: bool) -> float:
     if price is None:
         return 0.0
     cards = int(os.environ.get("WORLD_SIZE", "1"))
-    logger.info(
-        "price: $%.2f an hour for %d x %s, %s; --usd_per_hour says what you pay",
-        cards * price.usd_per_hour,
-        cards,
-        price.card,
-        price,
-    )
+    told = "price: $%.2f an hour for %d x %s, %s; pass --usd_per_hour to change it"
+    logger.info(told, cards * price.usd_per_hour, cards, price.card, price)
     return cards * price.usd_per_hour
 
 
