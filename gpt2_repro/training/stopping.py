@@ -72,8 +72,7 @@ class Stopping(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saved_at = time.monotonic()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._saved_at = time.monotonic()
+    on_save = on_train_begin
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -24,15 +22,12 @@ def signals():
         signal.signal(number, handler)
 
 
-ARGS = dict(
-    eval_strategy="steps",
-    save_strategy="steps",
-    max_hours=0.0,
-    max_usd=0.0,
-    usd_per_hour=0.0,
-    save_minutes=0.0,
-    stop_at_step=0,
-)
+def stopping_of(signals: StopSignals | None = None, *, seconds: float = 0.0) -> Stopping:
+    return Stopping(signals or StopSignals(), Ranks(), clock=lambda: seconds)
+
+
+ARGS = {"eval_strategy": "steps", "save_strategy": "steps", "stop_at_step": 0}
+ARGS |= dict.fromkeys(("max_hours", "max_usd", "usd_per_hour", "save_minutes"), 0.0)
 
 
 def ask(stopping: Stopping, step: int = 5, rank: int = 0, validates: bool = True, **options: object) -> TrainerControl:
@@ -45,7 +40,7 @@ def ask(stopping: Stopping, step: int = 5, rank: int = 0, validates: bool = True
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopSignals, number) -> None:
-    stopping = Stopping(signals, Ranks(), clock=lambda: 0.0)
+    stopping = stopping_of(signals)
     assert not ask(stopping).should_training_stop
     os.kill(os.getpid(), number)
     control = ask(stopping, rank=1)
@@ -53,14 +48,13 @@ def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopS
     died = number == signal.SIGUSR2
     assert stopping.reason == ("the launcher died" if died else number.name) and stopping.orphaned is died
     # After the last step there is nothing to stop.
-    last = ask(Stopping(signals, Ranks(), clock=lambda: 0.0), step=10)
+    last = ask(stopping_of(signals), step=10)
     assert last.should_log and last.should_evaluate and not last.should_save
 
 
 def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(signals: StopSignals) -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)  # the terminal's and the launcher's
-    os.kill(os.getpid(), signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # the terminal's and the launcher's
+        os.kill(os.getpid(), number)
     assert signals.received == signal.SIGINT
     forked = StopSignals()
     forked._process = 1
@@ -68,15 +62,11 @@ def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(
     assert forked.received == 0
 
 
-def test_what_is_ignored_stays_so() -> None:
+def test_what_is_ignored_stays_so(signals: StopSignals) -> None:
     """nohup."""
-    code = (
-        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
-        "from gpt2_repro.training.stopping import StopSignals; StopSignals().install();"
-        "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, callable(signal.getsignal(signal.SIGTERM)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.install()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN and callable(signal.getsignal(signal.SIGTERM))
 
 
 @pytest.mark.parametrize(
@@ -89,25 +79,20 @@ def test_what_is_ignored_stays_so() -> None:
     ],
 )
 def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
-    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: seconds)
-    control = ask(stopping, **options)
-    assert stopping.reason == reason and control.should_training_stop is (reason is not None)
-    assert not ask(
-        Stopping(StopSignals(), Ranks(), clock=lambda: seconds), rank=1, **options
-    ).should_training_stop  # rank 0's
+    stopping = stopping_of(seconds=seconds)
+    assert not ask(stopping, rank=1, **options).should_training_stop  # the clock is rank 0's
+    assert ask(stopping, **options).should_training_stop is (reason is not None) and stopping.reason == reason
 
 
-def test_a_run_costs_what_its_machine_does() -> None:
-    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: 5400.0)
-    assert stopping.cost(SimpleNamespace(usd_per_hour=14.0, process_index=0)) == {"usd": 21.0}
-    assert stopping.cost(SimpleNamespace(usd_per_hour=14.0, process_index=1)) == {}  # the clock is rank 0's
-    assert stopping.cost(SimpleNamespace(usd_per_hour=0.0, process_index=0)) == {}
+@pytest.mark.parametrize(("usd_per_hour", "rank", "told"), [(14.0, 0, {"usd": 21.0}), (14.0, 1, {}), (0.0, 0, {})])
+def test_a_run_costs_what_its_machine_does(usd_per_hour: float, rank: int, told: dict) -> None:
+    args = SimpleNamespace(usd_per_hour=usd_per_hour, process_index=rank)
+    assert stopping_of(seconds=5400.0).cost(args) == told
 
 
 def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
+    now, stopping = [1000.0], stopping_of()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: 0.0)
     stopping.on_train_begin(None, None, None)
     for minutes, due in ((14, False), (1, True)):
         now[0] += 60 * minutes
@@ -121,7 +106,7 @@ def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.
 
 
 def test_stop_at_step_logs_and_validates_its_last_step() -> None:
-    stopping = Stopping(StopSignals(), Ranks(), clock=lambda: 0.0)
+    stopping = stopping_of()
     assert not ask(stopping, step=4, stop_at_step=5).should_training_stop
     assert not ask(stopping, step=5, stop_at_step=5, validates=False, eval_strategy="no").should_evaluate
     control = ask(stopping, step=5, stop_at_step=5, validates=False)

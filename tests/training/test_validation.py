@@ -14,16 +14,73 @@ from gpt2_repro.training.trainer import PretrainingTrainer
 from gpt2_repro.training.validation import due, validation_batches
 
 
-def test_what_is_rarer_than_validation_is_due_with_one_at_or_behind_its_multiples() -> None:
-    def steps(every: int, eval_steps: int, last: int) -> list[int]:
-        args = SimpleNamespace(eval_steps=eval_steps, last_step=last)
-        validations = [*range(0, last, eval_steps), last]
-        return [step for step in validations if due(step, every, args)]
+@pytest.mark.parametrize(
+    ("every", "eval_steps", "last", "expected"),
+    [
+        (1000, 250, 3300, [0, 1000, 2000, 3000, 3300]),
+        (250, 250, 1000, [0, 250, 500, 750, 1000]),
+        (1, 250, 1000, [0, 250, 500, 750, 1000]),
+        (1000, 300, 3000, [0, 1200, 2100, 3000]),
+        (0, 250, 1000, []),
+    ],
+)
+def test_what_is_rarer_than_validation_is_due_with_one_at_or_behind_its_multiples(
+    every: int, eval_steps: int, last: int, expected: list[int]
+) -> None:
+    args = SimpleNamespace(eval_steps=eval_steps, last_step=last)
+    assert [step for step in (*range(0, last, eval_steps), last) if due(step, every, args)] == expected
 
-    assert steps(1000, 250, 3300) == [0, 1000, 2000, 3000, 3300]
-    assert steps(250, 250, 1000) == steps(1, 250, 1000) == [0, 250, 500, 750, 1000]
-    assert steps(1000, 300, 3000) == [0, 1200, 2100, 3000]
-    assert steps(0, 250, 1000) == []
+
+@pytest.mark.slow
+def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) -> None:
+    words = ["abc", "de fg", "hij a", "b c d e", "fg"]
+    contexts = [words[n % 5] * (8 if n == 3 else 1) for n in range(9)]
+    items = [
+        {"ctx": context, "endings": words[: n % 5] + words[n % 5 + 1 :], "label": n % 4}
+        for n, context in enumerate(contexts)
+    ]
+    hellaswag = tmp_path / "hellaswag.jsonl"
+    hellaswag.write_text("".join(json.dumps(item) + "\n" for item in items))
+    options = ("--max_steps", 6, "--eval_steps", 2, "--hellaswag_steps", 4, "--hellaswag_data", hellaswag)
+    options += ("--sample_steps", 3, "--learning_rate", 1e-30)
+    one = train(tmp_path / "one", *options)
+    two = train(tmp_path / "two", *options, "--per_device_train_batch_size", 4, launcher=("launch", 2))
+    scored = [
+        {
+            event["step"]: (event.get("hellaswag_acc"), event.get("hellaswag_items"))
+            for event in events(run)
+            if "eval_loss" in event
+        }
+        for run in (one, two)
+    ]
+    due_at = scored[0][0]
+    assert due_at[0] is not None and due_at[1] == 9
+    assert scored[0] == scored[1] == {0: due_at, 2: (None, None), 4: due_at, 6: due_at}  # no weight has moved
+    samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [0, 4, 6]
+    status = json.loads((one / "run_status.json").read_text())
+    assert sum(status["accounts"].values()) == pytest.approx(status["seconds"], abs=0.5)
+    assert all(status["accounts"][name] > 0 for name in ("startup", "training", "data", "validation", "saving"))
+
+
+def test_samples_of_overflown_logits_do_not_end_the_run(typed, tmp_path: Path) -> None:
+    """The sampler met them before the guard: a traceback in place of `diverged`, at the same step at every restart."""
+    run, words = tmp_path / "run", ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0)
+    done = typed(run, *words, "--eval_steps", 1, "--max_steps", 12, "--sample_steps", 1)
+    status = json.loads((run / "run_status.json").read_text())
+    assert (done.returncode, status["state"]) == (1, "diverged")
+    assert done.stdout.count("TextSampler") == FAILURES_ALLOWED and "Traceback" not in done.stderr
+    assert len((run / "samples.jsonl").read_text().splitlines()) == 1  # of step 0
+
+
+def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", ("--hellaswag_steps", 4, "--max_steps", 4)
+    (tmp_path / "bad.jsonl").write_text('{"ctx": "abc", "label": 0}\n')
+    done = typed(run, *options, "--hellaswag_data", tmp_path / "bad.jsonl")
+    assert done.returncode == 2 and "'endings'" in done.stderr and not run.exists()
+    assert typed(run, *options).returncode == 0
+    assert [event["step"] for event in events(run) if "eval_loss" in event] == [0, 4]
+    assert not any("hellaswag_acc" in event for event in events(run))
 
 
 class Table(list):
@@ -33,107 +90,35 @@ class Table(list):
         return {"input_ids": [list.__getitem__(self, number) for number in numbers]}
 
 
-@pytest.fixture(scope="module")
-def hellaswag(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("hellaswag") / "hellaswag.jsonl"
-    words = ["abc", "de fg", "hij a", "b c d e", "fg"]
-    items = [
-        {
-            "ctx": words[n % 5] * 8 if n == 3 else words[n % 5],
-            "endings": words[: n % 5] + words[n % 5 + 1 :],
-            "label": n % 4,
-        }
-        for n in range(9)
-    ]
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return path
-
-
-@pytest.mark.slow
-def test_a_run_scores_and_samples_when_it_is_due(train, events, hellaswag: Path, tmp_path: Path, capfd) -> None:
-    options = ("--max_steps", 6, "--eval_steps", 2, "--hellaswag_steps", 4, "--hellaswag_data", hellaswag)
-    options += ("--sample_steps", 3, "--learning_rate", 1e-30)
-    one = train(tmp_path / "one", *options)
-    two = train(tmp_path / "two", *options, "--per_device_train_batch_size", 4, launcher=("launch", 2))
-    scored = [
-        {event["step"]: event.get("hellaswag_acc") for event in events(run) if "eval_loss" in event}
-        for run in (one, two)
-    ]
-    assert scored[0] == scored[1] and scored[0][0] is not None
-    assert scored[0] == {0: scored[0][0], 2: None, 4: scored[0][0], 6: scored[0][0]}  # no weight has moved
-    assert all(event["hellaswag_items"] == 9 for event in events(one) if "hellaswag_acc" in event)
-    samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
-    assert [sample["step"] for sample in samples] == [0, 4, 6]
-    status = json.loads((one / "run_status.json").read_text())
-    assert sum(status["accounts"].values()) == pytest.approx(status["seconds"], abs=0.5)
-    assert all(status["accounts"][name] > 0 for name in ("startup", "training", "data", "validation", "saving"))
-
-
-def test_samples_of_overflown_logits_do_not_end_the_run(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
-    """The sampler met them before the guard: a traceback in place of `diverged`, at the same step at every restart."""
-    words = ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0, "--eval_steps", 1, "--max_steps", 12)
-    done = type_warm("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", "--sample_steps", 1, *words)
-    status = json.loads((tmp_path / "run" / "run_status.json").read_text())
-    assert (done.returncode, status["state"]) == (1, "diverged")
-    assert done.stdout.count("TextSampler failed") == FAILURES_ALLOWED and "Traceback" not in done.stderr
-    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 1  # of step 0
-
-
-def test_hellaswag_that_is_none_ends_in_a_line_before_anything_is_written(
-    type_warm, tiny_recipe: Path, tmp_path: Path
-) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"ctx": "abc", "label": 0}\n')
-    words = ("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "run", "--hellaswag_steps", 4)
-    done = type_warm(*words, "--hellaswag_data", bad)
-    assert done.returncode == 2 and "item 1 " in done.stderr and "endings" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_training_needs_no_hub(train, events, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", "--hellaswag_steps", 4, "--max_steps", 4)
-    assert [event["step"] for event in events(run) if "eval_loss" in event] == [0, 4]
-    assert not any("hellaswag_acc" in event for event in events(run))
-
-
+@pytest.mark.parametrize("fixed_length", [None, 8])
 @pytest.mark.parametrize("rows", [1, 5, 8, 9])
-def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int) -> None:
+def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int, fixed_length: int | None) -> None:
     """Under sharded weights a process that made a pass by itself would wait for the others for ever."""
-    table = Table([np.arange(number, number + 5) for number in range(rows)])
-    for fixed_length in (None, 8):
-        shares = [
-            list(validation_batches(table, process=process, processes=3, size=2, fixed_length=fixed_length))
-            for process in range(3)
-        ]
-        assert {len(share) for share in shares} == {-(-rows // 6)}
-        counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch, _ in share]
-        assert sorted(torch.cat(counted).tolist()) == sorted(label for row in table for label in row[1:])
-        assert sum(targets for share in shares for _, targets in share) == 4 * rows
+    table, cut = Table([np.arange(n, n + 5) for n in range(rows)]), {"size": 2, "fixed_length": fixed_length}
+    shares = [list(validation_batches(table, process=process, processes=3, **cut)) for process in range(3)]
+    assert {len(share) for share in shares} == {-(-rows // 6)}
+    counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch, _ in share]
+    assert sorted(torch.cat(counted).tolist()) == sorted(label for row in table for label in row[1:])
+    assert sum(targets for share in shares for _, targets in share) == 4 * rows
 
 
 def test_the_wait_for_a_slow_rank_is_validation_and_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes behind the loop over batches, sums over processes say, belongs to the validation."""
     clock = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("gpt2_repro.training.trainer.require_same_weights", lambda *args, **kwargs: None)
     meter = Meter(flops_per_token=1, peak_flops=None)
     clock[0] += 1
     meter.start(0)
-    ranks = SimpleNamespace(largest=lambda number: clock.__setitem__(0, clock[0] + 5) or number)
-    measured = SimpleNamespace(sets={}, measure=lambda *args, **kwargs: lambda: {"eval_loss": 1.0})
     trainer = SimpleNamespace(
-        meter=meter,
-        ranks=ranks,
-        validation=measured,
-        model=torch.nn.Linear(1, 1),
+        **{"meter": meter, "args": None, "control": None, "tokens_trained": 0, "model": torch.nn.Linear(1, 1)},
+        ranks=SimpleNamespace(largest=lambda number: clock.__setitem__(0, clock[0] + 5) or number),
+        validation=SimpleNamespace(measure=lambda *args, **kwargs: lambda: {"eval_loss": 1.0}),
         stopping=SimpleNamespace(interruption=lambda: 0),
         state=SimpleNamespace(global_step=4),
-        args=None,
-        control=None,
-        tokens_trained=0,
         log=lambda logs: clock.__setitem__(0, clock[0] + 2),
         callback_handler=SimpleNamespace(on_evaluate=lambda *args: None),
     )
-    monkeypatch.setattr("gpt2_repro.training.trainer.require_same_weights", lambda *args, **kwargs: None)
     assert PretrainingTrainer.evaluate(trainer) == {"eval_loss": 1.0}
     clock[0] += 3
     assert (meter.seconds("validation"), meter.seconds("training")) == (7, 3)
