@@ -53,45 +53,28 @@ def describe_run(
 
 
 def announce(environment: dict[str, Any]) -> dict[str, Any]:
-    """Say what will be trained, in numbers that a person can check; return the same facts."""
-    plan, data = environment["plan"], environment["data"]
-    counts, by_length = data["counts"]["train"], plan["by_length"]
+    """Log what will be trained, in numbers that a person can check. Returns the same facts."""
+    plan, data, active = environment["plan"], environment["data"], environment["active_parameters"]
+    counts, by_length, step = data["counts"]["train"], plan["by_length"], f"{plan['tokens_per_step']:,}"
+    model = f"{environment['architecture']}, {environment['parameters']:,} parameters"
+    if active < environment["parameters"]:
+        model += f", {active:,} active for a token"
+    mask = ", kept inside documents" if environment["document_mask"] else ""
+    logger.info("model: %s, attention %s%s", model, environment["attention"], mask)
+    layout = f"{plan['num_processes']} processes x {plan['gradient_accumulation_steps']} accumulation steps"
+    rows, length = plan["micro_batch_size"], plan["sequence_length"]
     if by_length:
         epochs = plan["total_tokens"] / max(1, counts["row_tokens"])
+        passes = f"passes of at most {rows} x {length} positions of like length"
+        logger.info("batch: about %s targets a step without padding, in %s x %s", step, passes, layout)
     else:
-        epochs = plan["max_steps"] * (plan["tokens_per_step"] // plan["sequence_length"]) / max(1, counts["rows"])
-    active = environment["active_parameters"]
+        epochs = plan["max_steps"] * (plan["tokens_per_step"] // length) / max(1, counts["rows"])
+        logger.info("batch: %s tokens a step = %s rows x %s tokens x %s", step, rows, length, layout)
+    bound = "at most " if data["request"]["packing"] == "wrap" and not by_length else ""
+    tokens = f"{bound}{plan['total_tokens']:,} tokens"
     logger.info(
-        "model: %s, %s parameters%s, attention %s%s",
-        environment["architecture"],
-        f"{environment['parameters']:,}",
-        f", {active:,} active for a token" if active < environment["parameters"] else "",
-        environment["attention"],
-        ", kept inside documents" if environment["document_mask"] else "",
+        "length: %s steps = %s, %.2f epochs of %s", f"{plan['max_steps']:,}", tokens, epochs, data["source"]["name"]
     )
-    batch = (
-        "batch: %s targets a step without padding, give or take a row's, in passes of at most %s x %s positions of like "
-        "length x %s processes x %s accumulation steps"
-        if by_length
-        else "batch: %s tokens a step = %s rows x %s tokens x %s processes x %s accumulation steps"
-    )
-    logger.info(
-        batch,
-        f"{plan['tokens_per_step']:,}",
-        plan["micro_batch_size"],
-        plan["sequence_length"],
-        plan["num_processes"],
-        plan["gradient_accumulation_steps"],
-    )
-    logger.info(
-        "length: %s steps = %s%s tokens, %.2f epochs of %s",
-        f"{plan['max_steps']:,}",
-        "at most " if data["request"]["packing"] == "wrap" and not by_length else "",
-        f"{plan['total_tokens']:,}",
-        epochs,
-        data["source"]["name"],
-    )
-    further = {name: counts for name, counts in data["counts"].items() if name.startswith("validation_")}
-    if further:
-        logger.info("validation: also on %s", ", ".join(name.removeprefix("validation_") for name in further))
+    if further := [name.removeprefix("validation_") for name in data["counts"] if name.startswith("validation_")]:
+        logger.info("validation: also on %s", ", ".join(further))
     return environment

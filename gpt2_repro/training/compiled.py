@@ -16,11 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) -> list[str]:
-    """What is wrong with the compiled training step, in lines; nothing where all attentions are causal in the kernel,
-    or all are handed a mask of documents where there are to be `masks`.
+    """Return the problems of the compiled training step, one line each.
 
-    One process and DeepSpeed have one graph; under DDP torch cuts it at the buckets of gradients, so that their
-    communication overlaps.
+    Every layer's attention must be causal in the kernel, or be passed a document mask if `masks`. One process and
+    DeepSpeed have one graph; under DDP torch cuts it at the buckets of gradients, so that their communication overlaps.
     """
     training = [graph for graph in graphs if graph.training]
     if not training:
@@ -28,17 +27,10 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) 
             "nothing was compiled (is TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE set?): this run is eager and slow"
         ]
     problems = []
-    causal, masked = sum(graph.causal for graph in training), sum(graph.masked for graph in training)
-    if masks and causal:
-        problems.append(f"{causal} attentions get no mask: they run across documents")
-    if masked and not masks:
-        problems.append(f"{masked} attentions get a mask: the flash kernel is lost")
-    if causal + masked > n_layer:
-        problems.append(f"{causal + masked} attentions were compiled for {n_layer} layers: the shapes change")
-    elif masks and masked < n_layer and not causal:
-        problems.append(f"{masked} of {n_layer} attentions get a mask")
-    elif causal < n_layer and not masked:
-        problems.append(f"{causal} of {n_layer} attentions are known to be causal in the kernel")
+    found = {"causal": sum(graph.causal for graph in training), "masked": sum(graph.masked for graph in training)}
+    expected = {"causal": 0 if masks else n_layer, "masked": n_layer if masks else 0}
+    if found != expected:
+        problems.append(f"the attentions are {found} in place of {expected}: the flash kernel or the mask is lost")
     if any(graph.logits for graph in training):
         problems.append("the logits of the whole batch are returned")
     return problems
@@ -74,15 +66,9 @@ class CompilationReport(TrainerCallback):
         for problem in problems:
             logger.warning("compilation: %s", problem)
         if not problems:
-            seconds = time.perf_counter() - self.began
+            kind, seconds = "masked" if self.masks else "causal", time.perf_counter() - self.began
             graphs = sum(graph.training for graph in self.graphs)
-            logger.info(
-                "compiled: %d graph%s, %d %s attentions, no logits; first step %.0f s",
-                graphs,
-                "" if graphs == 1 else "s",
-                self.n_layer,
-                "masked" if self.masks else "causal",
-                seconds,
-            )
+            told = "compiled: %d graph(s), %d %s attentions, no logits; first step %.0f s"
+            logger.info(told, graphs, self.n_layer, kind, seconds)
         self.record({"compiled": bool(self.graphs), "compilation_problems": problems})
         self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]

@@ -91,10 +91,8 @@ class Meter:
         before, trained, waited = self._since
         seconds = self.seconds(*STEPS) - trained
         speed = (tokens - before) / seconds
-        line = {
-            "tokens_per_second": round(speed, 1),
-            "data_wait": round((self.seconds("data") - waited) / seconds, 4),
-        }
+        waiting = (self.seconds("data") - waited) / seconds
+        line = {"tokens_per_second": round(speed, 1), "data_wait": round(waiting, 4)}
         if self.peak_flops:
             line["mfu"] = round(speed * self.flops_per_token / self.peak_flops, 4)
         if self._positions:

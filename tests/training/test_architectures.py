@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import load_from_disk
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from gpt2_repro.model.export import load_pair
+from tests.training.by_hand import rows_of
 
 
 KINDS = {
@@ -27,7 +27,7 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def straight(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp(kind[1]) / "run", *kind)
 
 
@@ -35,45 +35,41 @@ def losses(events, run: Path) -> list[float]:
     return [event.get("loss", event.get("eval_loss")) for event in events(run) if {"loss", "eval_loss"} & event.keys()]
 
 
-def test_a_run_that_was_stopped_is_the_straight_one(train, events, kind, straight: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_is_the_straight_one(train, events, kind, whole: Path, tmp_path: Path) -> None:
     """Without DeepSpeed, where Trainer takes weights up by name; experts have other names on the disk."""
     run = train(tmp_path / "run", *kind, "--stop_at_step", 4)
     train(run, *kind)
-    assert losses(events, run) == losses(events, straight)
-    assert (run / "final/model.safetensors").read_bytes() == (straight / "final/model.safetensors").read_bytes()
+    assert losses(events, run) == losses(events, whole)
+    assert (run / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_same_run(train, events, kind, straight: Path, tmp_path: Path) -> None:
+def test_two_processes_train_the_same_run(train, events, kind, whole: Path, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *kind, launcher=("launch", 2))
-    assert losses(events, run) == pytest.approx(losses(events, straight), abs=1e-5)
+    assert losses(events, run) == pytest.approx(losses(events, whole), abs=1e-5)
 
 
-def test_stock_transformers_reads_what_comes_out(events, straight: Path, kind, tiny_recipe: Path) -> None:
-    model, tokenizer = load_pair(str(straight / "final"))
-    stock = AutoModelForCausalLM.from_pretrained(straight / "final")
-    config = json.loads((straight / "final/config.json").read_text())
+def test_stock_transformers_reads_what_comes_out(events, whole: Path, kind, data: Path) -> None:
+    model, tokenizer = load_pair(str(whole / "final"))
+    stock = AutoModelForCausalLM.from_pretrained(whole / "final")
+    config = json.loads((whole / "final/config.json").read_text())
     assert type(stock) is type(model) and config["model_type"] == kind[1]
     assert "true_vocab_size" not in config and config["vocab_size"] == len(tokenizer)
-    rows = torch.tensor(load_from_disk(str(tiny_recipe.with_name("data") / "validation"))["input_ids"][:])
+    rows = torch.stack(rows_of(data, "validation"))
     with torch.no_grad():
         nll = cross_entropy(stock(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
-    validated = [event["eval_loss"] for event in events(straight) if "eval_loss" in event]
+    validated = [event["eval_loss"] for event in events(whole) if "eval_loss" in event]
     assert nll.item() == pytest.approx(validated[-1], abs=1e-5)
     assert validated[0] == pytest.approx(math.log(len(tokenizer)), abs=0.1) and validated[-1] < validated[0] - 1
 
 
-def test_the_record_says_what_was_trained(straight: Path, kind) -> None:
-    environment = json.loads((straight / "environment.json").read_text())
+def test_the_record_says_what_was_trained_and_it_goes_on_as_that(whole: Path, typed, kind) -> None:
+    environment = json.loads((whole / "environment.json").read_text())
     assert environment["architecture"] == environment["trajectory"]["model_type"] == kind[1]
     assert json.loads(environment["trajectory"]["config_overrides"]) == json.loads(KINDS[kind[1]])
-    card = (straight / "final/README.md").read_text()
+    card = (whole / "final/README.md").read_text()
     assert f"A {kind[1]} of {environment['parameters']:,} parameters" in card
     assert ("active for a token" in card) == (kind[1] == "mixtral")
-
-
-def test_a_run_goes_on_as_what_it_began(straight: Path, type_warm, tiny_recipe: Path, kind) -> None:
-    words = ("python", "train.py", tiny_recipe, "--output_dir", straight, "--max_steps", 9)
-    done = type_warm(*words)
+    done = typed(whole, "--max_steps", 9)
     assert done.returncode == 2 and f"model_type {kind[1]} -> gpt2" in done.stderr
     assert "config_overrides" in done.stderr

@@ -14,32 +14,29 @@ GOOD = Graph(training=True, causal=12, masked=0, logits=False)
 VALIDATION = Graph(training=False, causal=12, masked=0, logits=False)
 
 
+MASKED = Graph(training=True, causal=0, masked=12, logits=False)
+
+
 @pytest.mark.parametrize(
-    ("graphs", "problem"),
+    ("graphs", "masks", "problem"),
     [
-        ([], "nothing was compiled"),
-        ([VALIDATION], "nothing was compiled"),
-        ([GOOD, GOOD], "24 attentions were compiled for 12 layers"),
-        ([Graph(True, 0, 12, False)], "12 attentions get a mask"),
-        ([Graph(True, 11, 0, False)], "11 of 12 attentions"),
-        ([Graph(True, 12, 0, True)], "logits"),
+        ([VALIDATION, GOOD], False, None),
+        ([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], False, None),  # DDP cuts it at its buckets
+        ([MASKED], True, None),
+        ([], False, "nothing was compiled"),
+        ([VALIDATION], False, "nothing was compiled"),
+        ([GOOD, GOOD], False, "24"),
+        ([MASKED], False, "'masked': 12"),
+        ([Graph(True, 11, 0, False)], False, "11"),
+        ([Graph(True, 12, 0, True)], False, "logits"),
+        ([GOOD], True, "'causal': 12"),
+        ([MASKED, MASKED], True, "24"),
+        ([Graph(True, 0, 11, False)], True, "11"),
     ],
 )
-def test_each_problem_is_named(graphs: list[Graph], problem: str) -> None:
-    assert problem in check_graphs(graphs, n_layer=12)[0]
-
-
-def test_with_a_mask_of_documents_the_one_without_it_is_the_problem() -> None:
-    assert check_graphs([Graph(True, 0, 12, False)], n_layer=12, masks=True) == []
-    assert "12 attentions get no mask" in check_graphs([GOOD], n_layer=12, masks=True)[0]
-    assert "24 attentions" in check_graphs([Graph(True, 0, 12, False)] * 2, n_layer=12, masks=True)[0]
-    assert "11 of 12 attentions get a mask" in check_graphs([Graph(True, 0, 11, False)], n_layer=12, masks=True)[0]
-
-
-def test_a_good_graph_has_no_problem() -> None:
-    assert check_graphs([VALIDATION, GOOD], n_layer=12) == []
-    # DDP cuts it at its buckets.
-    assert check_graphs([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], n_layer=12) == []
+def test_each_problem_is_named(graphs: list[Graph], masks: bool, problem: str | None) -> None:
+    problems = check_graphs(graphs, n_layer=12, masks=masks)
+    assert len(problems) == (problem is not None) and (problem or "") in "".join(problems)
 
 
 @pytest.mark.slow
@@ -56,12 +53,9 @@ def test_a_compiled_run_under_zero1_is_the_eager_one(
     done = type_command("launch", 1, *words, "--output_dir", run, timeout=500, **cache)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"compiling the training step; the cache is {tmp_path}/cache" in done.stdout
-    assert "compiled: 1 graph, 2 causal attentions, no logits; first step" in done.stdout
     assert done.stdout.count("compiling the ") == 2  # one for training, one for validation
     engine = json.loads((run / "environment.json").read_text())["engine"]
     assert engine["compiled"] is True and engine["compilation_problems"] == []
-    accounts = json.loads((run / "run_status.json").read_text())["accounts"]
-    assert accounts["startup"] > 10 * accounts["training"] > 0 and accounts["validation"] < accounts["startup"]
     for ours, theirs in zip(events(run), events(eager), strict=True):
         for key in ("loss", "eval_loss"):
             assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), ours["step"]

@@ -13,14 +13,10 @@ from tests.warm import start_warm
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def port() -> int:
+def test_two_machines_train_the_run_of_one(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def test_two_machines_train_the_run_of_one(train, events, tiny_recipe: Path, port: int, tmp_path: Path) -> None:
+        port = free.getsockname()[1]
     rows = ("--per_device_train_batch_size", 4)
     straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
 
@@ -45,9 +41,5 @@ def test_two_machines_train_the_run_of_one(train, events, tiny_recipe: Path, por
     assert json.loads((run / "run_status.json").read_text())["state"] == "complete"
     environment = json.loads((run / "environment.json").read_text())
     assert environment["engine"]["zero_stage"] == 1 and environment["plan"]["num_processes"] == 2
-    for ours, theirs in zip(
-        (event for event in events(run) if "loss" in event),
-        (event for event in events(straight) if "loss" in event),
-        strict=True,
-    ):
-        assert ours["step"] == theirs["step"] and ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+    losses = [{event["step"]: event["loss"] for event in events(each) if "loss" in event} for each in (run, straight)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)

@@ -21,12 +21,14 @@ def small_model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=8, n_embd=16, n_layer=2, n_head=2, **special))
 
 
+def groups_of(weights: list[nn.Parameter]) -> list[dict]:
+    """The two groups that Trainer makes."""
+    matrices = {"params": [weight for weight in weights if weight.ndim == 2], "weight_decay": 0.1}
+    return [matrices, {"params": [weight for weight in weights if weight.ndim != 2], "weight_decay": 0.0}]
+
+
 def optimizer_of(model: GPT2LMHeadModel) -> MuonWithAdamW:
-    """With the two groups that Trainer makes."""
-    decayed = [weight for weight in model.parameters() if weight.ndim == 2]
-    rest = [weight for weight in model.parameters() if weight.ndim != 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-    return MuonWithAdamW(groups, pieces=count_pieces(model), **RATES)
+    return MuonWithAdamW(groups_of(list(model.parameters())), pieces=count_pieces(model), **RATES)
 
 
 def draw_gradients(model: nn.Module, seed: int) -> None:
@@ -41,15 +43,15 @@ def test_blocks_are_muon_s_and_query_key_and_value_are_three() -> None:
     pieces = {names[weight]: count for weight, count in count_pieces(model).items()}
     inner = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 1, "mlp.c_proj": 1}
     assert pieces == {f"transformer.h.{i}.{name}.weight": count for i in (0, 1) for name, count in inner.items()}
-    llama = LlamaForCausalLM(
-        LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
-    )
-    assert set(count_pieces(llama).values()) == {1} and len(count_pieces(llama)) == 2 * 7
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    assert list(count_pieces(LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes))).values()) == [1] * 2 * 7
 
 
 def test_updates_are_those_of_torch_s_optimizers() -> None:
     ours, theirs = small_model(), small_model()
     optimizer = optimizer_of(ours)
+    for weight in ours.parameters():  # which may have moved, to a device or into a buffer of the launcher's
+        weight.data = weight.data.clone()
     # The reference holds query, key and value as matrices of their own.
     own: dict[str, list[nn.Parameter]] = {}
     for name, weight in theirs.named_parameters():
@@ -59,13 +61,7 @@ def test_updates_are_those_of_torch_s_optimizers() -> None:
     matrices = [part for parts in own.values() for part in parts]
     muon = torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     outside = {name: weight for name, weight in theirs.named_parameters() if name not in own}
-    adamw = torch.optim.AdamW(
-        [
-            {"params": [weight for weight in outside.values() if weight.ndim == 2], "weight_decay": 0.1},
-            {"params": [weight for weight in outside.values() if weight.ndim != 2], "weight_decay": 0.0},
-        ],
-        **RATES,
-    )
+    adamw = torch.optim.AdamW(groups_of(list(outside.values())), **RATES)
     for step, rate in enumerate((3e-3, 1e-3, 0.0)):
         draw_gradients(ours, step)
         for name, weight in ours.named_parameters():
@@ -83,38 +79,29 @@ def test_updates_are_those_of_torch_s_optimizers() -> None:
 def test_a_skipped_update_changes_nothing() -> None:
     model = small_model()
     optimizer = optimizer_of(model)
+
+    def state() -> str:
+        everything = [list(model.parameters()), optimizer.state_dict()]
+        return json.dumps(everything, default=lambda tensor: tensor.tolist())
+
     draw_gradients(model, 0)
     optimizer.step()
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    state = json.dumps(optimizer.state_dict(), default=lambda tensor: tensor.tolist())
+    before = state()
     optimizer.zero_grad()
     optimizer.step()
-    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
-    assert json.dumps(optimizer.state_dict(), default=lambda tensor: tensor.tolist()) == state
-
-
-def test_it_follows_weights_that_have_moved() -> None:
-    stays, moves = small_model(), small_model()
-    optimizers = [optimizer_of(model) for model in (stays, moves)]
-    for weight in moves.parameters():
-        weight.data = weight.data.clone()
-    for model, optimizer in zip((stays, moves), optimizers, strict=True):
-        draw_gradients(model, 1)
-        optimizer.step()
-    for one, other in zip(stays.parameters(), moves.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert state() == before
 
 
 @pytest.mark.slow
 def test_a_run_is_resumed_and_is_the_same_on_two_processes(train, events, tmp_path: Path) -> None:
     options = ("--optim", "muon", "--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", 0.5)
-    rows = ("--per_device_train_batch_size", 4)
-    straight = train(tmp_path / "straight", *options, *rows)
-    resumed = train(tmp_path / "resumed", *options, *rows, "--stop_at_step", 3)
-    train(resumed, *options, *rows)
+    options += ("--per_device_train_batch_size", 4)
+    straight = train(tmp_path / "straight", *options)
+    resumed = train(tmp_path / "resumed", *options, "--stop_at_step", 3)
+    train(resumed, *options)
     finals = [load_file(run / "final" / "model.safetensors") for run in (straight, resumed)]
     assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
-    two = train(tmp_path / "two", *options, *rows, launcher=("torchrun", 2))
+    two = train(tmp_path / "two", *options, launcher=("torchrun", 2))
     losses = [[event["loss"] for event in events(run) if "loss" in event] for run in (straight, two)]
     assert losses[1] == pytest.approx(losses[0], abs=2e-3)  # Muon's products are in bf16
     assert json.loads((two / "environment.json").read_text())["engine"]["optimizer"] == "MuonWithAdamW"
@@ -127,5 +114,6 @@ def test_a_run_is_resumed_and_is_the_same_on_two_processes(train, events, tmp_pa
 def test_under_zero_it_is_refused_with_the_launcher_to_use(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
     words = ("train.py", tiny_recipe, "--optim", "muon", "--output_dir", tmp_path / "run")
     done = type_warm("launch", 2, *words, "--per_device_train_batch_size", 4)
-    assert done.returncode != 0 and "muon updates whole matrices and ZeRO cuts them up" in done.stderr
-    assert "accelerate_configs/ddp.yaml" in done.stderr and not (tmp_path / "run").exists()
+    assert done.returncode != 0 and not (tmp_path / "run").exists()
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "muon" in line and "ddp.yaml" in line
