@@ -35,10 +35,11 @@ def test_a_finished_run_is_extended_and_goes_back(finished: Path, straight: Path
     assert list(rates(events, finished).values()) == pytest.approx([1e-2 * factor for factor in expected])
     notes = finished.with_name("notes")
     notes.mkdir()
-    before = (finished / "run_status.json").read_bytes()
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     assert typed(finished, *options, GPT2_REPRO_SUPERVISED=str(notes)).returncode == 0
     assert (notes / "run").read_text() == str(finished.resolve())  # whoever supervises it may evaluate and copy it
-    assert typed(finished).returncode == 0 and (finished / "run_status.json").read_bytes() == before
+    assert typed(finished).returncode == 0 and typed(finished, "--learning_rate", 0.5).returncode == 2
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()} == before
 
     # Back before the extension, and to the first end once more: the same run as at first, newer checkpoints set aside.
     train(finished, "--keep_checkpoints", 0, "--resume_from", "checkpoint-4")

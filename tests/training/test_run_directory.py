@@ -3,8 +3,7 @@
 import datetime
 import errno
 import json
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
@@ -28,18 +27,15 @@ def steps_of(run: RunDirectory, name: str = "metrics.jsonl") -> list[int]:
     return [json.loads(line)["step"] for line in lines[:-1]]
 
 
-def test_a_second_job_is_kept_out(run: RunDirectory) -> None:
-    code = (
-        "import sys; from gpt2_repro.training.run_directory import RunDirectory; "
-        "run = RunDirectory(sys.argv[1]); run.lock(); print('held', flush=True); sys.stdin.read()"
-    )
-    words = [sys.executable, "-c", code, str(run.path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"process {holder.pid} on .*--output_dir"):
-            run.lock()
-        holder.communicate("")
-    run.lock()  # the end of a process, however it came, frees the folder
+def test_a_second_job_is_kept_out(finished: Path, typed) -> None:
+    """RS9, P12."""
+    run = RunDirectory(str(finished))
+    run.lock()
+    second = typed(finished, "--extend_to", 4096)
+    assert second.returncode == 2 and f"process {os.getpid()} on" in second.stderr
+    assert run._lock is not None
+    run._lock.close()  # as the end of a process does, however it comes
+    RunDirectory(str(finished)).lock()
 
 
 def test_the_status_remembers_what_it_was_told(run: RunDirectory) -> None:
