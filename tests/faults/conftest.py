@@ -12,9 +12,6 @@ from tests.commands import kill_all
 from tests.faults.runs import Started
 
 
-FAULTY = "tests/faults/faulty_train.py"
-
-
 @pytest.fixture(scope="session")
 def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A run of these options that nothing happened to; trained once in a session."""
@@ -28,21 +25,24 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 
 @pytest.fixture
-def start(tiny_recipe: Path) -> Iterator[Callable[..., Started]]:
-    """Starts the tiny recipe in a run directory; whatever is left of it is killed at the end of the test."""
+def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    """Starts the tiny recipe in a run directory, with a fault or without.
+
+    A fault is its name, its step(s) and its rank. Whatever is left of a run is killed at the end of the test.
+    """
     started: list[Started] = []
 
     def begin(
-        run: Path,
-        *options: object,
-        launcher: tuple[object, ...] = ("python",),
-        script: str = "train.py",
-        log: str = "run.log",
-        warm: bool = False,
-        **env: str,
+        run: Path, *options: object, launcher=("python",), fault=None, log: str = "run.log", warm=False, **env: str
     ) -> Started:
+        script, mark = "train.py", tmp_path / "mark"
+        if fault is not None:
+            mark.unlink(missing_ok=True)
+            name, at, rank = fault
+            env |= {"FAULT": name, "FAULT_AT": str(at), "FAULT_RANK": str(rank), "FAULT_MARK": str(mark)}
+            script, warm = "tests/faults/faulty_train.py", True
         words = (*launcher, script, tiny_recipe, "--output_dir", run, "--disable_tqdm", "true", *options)
-        started.append(Started(words, run, log, env, warm=warm))
+        started.append(Started(words, run, log, env, warm=warm, mark=mark))
         return started[-1]
 
     yield begin
@@ -52,29 +52,25 @@ def start(tiny_recipe: Path) -> Iterator[Callable[..., Started]]:
 
 
 @pytest.fixture
-def fault(start, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+def fault(start) -> Callable[..., tuple[int, str]]:
     """Runs train.py with a fault to its end; returns exit code and output. Fails where the fault did not happen."""
 
     def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):
-        mark = tmp_path / "mark"
-        mark.unlink(missing_ok=True)
-        environment = {"FAULT": name, "FAULT_AT": str(at), "FAULT_RANK": str(rank), "FAULT_MARK": str(mark)}
-        command = start(run_directory, *options, script=FAULTY, warm=True, **settings, **environment)
+        command = start(run_directory, *options, fault=(name, at, rank), **settings)
         code = command.end()
-        assert mark.is_file(), f"{name} did not happen: {command.text()[-3000:]}"
+        assert command.mark.is_file(), f"{name} did not happen: {command.text()[-3000:]}"
         return code, command.text()
 
     return run
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path):
-    """A disk of 6 MB."""
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True, text=True
-    )
+    words = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]
+    mounted = subprocess.run(words, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"a small disk needs root: {mounted.stderr.strip()}")
     yield folder

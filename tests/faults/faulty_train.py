@@ -1,5 +1,6 @@
 """train.py with a fault: FAULT names it, FAULT_AT the step(s), FAULT_RANK the rank; FAULT_MARK is written when it happens."""
 
+import math
 import os
 import signal
 import sys
@@ -18,83 +19,66 @@ from gpt2_repro import entry
 
 FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
 STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
-RANK = os.environ.get("FAULT_RANK", "0")
 
 
-def here() -> bool:
-    return os.environ.get("RANK", "0") == RANK
+def saves(*args: Any, **kwargs: Any) -> bool:
+    """Whether a function is called for the checkpoint of such a step."""
+    return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 
-def mark() -> None:
-    Path(os.environ["FAULT_MARK"]).write_text(f"{os.getpid()}")
-
-
-def die(*args: Any, **kwargs: Any) -> None:
-    mark()
+def kill(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def before(owner: Any, name: str, fault: Callable[..., None], when: Callable[..., bool]) -> None:
-    """Put `fault` in front of a function, where `when` says so of its arguments."""
-    original = getattr(owner, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if here() and when(*args, **kwargs):
-            fault(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, call)
+def tear(original: Callable[[], Any], path: Path, **kwargs: Any) -> None:
+    next(path.glob("*.pt")).unlink()
+    kill(original)
 
 
-def flip(self: Any, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-    mark()
+def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> Any:
     model.transformer.wte.weight.data.view(torch.int16)[5, 7] ^= 1
-
-
-def saved_step(path: Any) -> bool:
-    return any(f"checkpoint-{step}" in str(path).split("/") for step in STEPS)
+    return original()
 
 
 def inject(fault: str) -> None:
+    """Replace a function by one with the fault, where its arguments say so, on one rank."""
     from gpt2_repro.training import checkpoints
     from gpt2_repro.training.hashing import _HashedFile
+    from gpt2_repro.training.progress import ProgressBar
     from gpt2_repro.training.saving import CheckpointSaver
     from gpt2_repro.training.stopping import Stopping
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    if fault == "kill_after_the_model":
-        before(PretrainingTrainer, "_save_optimizer_and_scheduler", die, lambda self, output: saved_step(output))
-    elif fault == "kill_before_a_shard":
-        before(_HashedFile, "__init__", die, lambda self, file: "optim_states" in file.name and saved_step(file.name))
-    elif fault == "kill_before_the_manifest":
-        before(checkpoints, "seal", die, lambda folder, *_, **__: saved_step(folder))
-    elif fault == "kill_before_the_rename":
-        before(checkpoints, "publish", die, lambda staged, target: saved_step(target))
-    elif fault == "kill_in_rotation":
-        deleting = lambda path, **_: str(path.name).startswith("trash-") and path.exists()  # noqa: E731
-        before(checkpoints.shutil, "rmtree", lambda path, **_: (next(path.glob("*.pt")).unlink(), die()), deleting)
-    elif fault == "term_while_saving":
-        term = lambda *_: (mark(), os.kill(os.getpid(), signal.SIGTERM))  # noqa: E731
-        before(checkpoints, "publish", term, lambda staged, target: saved_step(target))
-    elif fault == "no_foresight":
-        CheckpointSaver._has_room = lambda self, step, stops: mark() or True
-    elif fault == "flipped_bit":
-        before(Stopping, "on_step_end", flip, lambda self, args, state, control, **_: state.global_step in STEPS)
-    elif fault in ("nan", "hang"):
-        original = PretrainingTrainer.compute_loss
+    always = lambda *_, **__: True  # noqa: E731
+    at_step = lambda self, *_, **__: self.state.global_step + 1 in STEPS  # noqa: E731
+    ends_at = lambda self, args, state, *_, **__: state.global_step in STEPS  # noqa: E731
+    deletes = lambda path, **_: path.name.startswith("trash-") and path.exists()  # noqa: E731
+    is_shard = lambda self, file: "optim_states" in file.name and saves(file.name)  # noqa: E731
+    term = lambda original, *_, **__: (os.kill(os.getpid(), signal.SIGTERM), original())  # noqa: E731
+    slow = lambda original, *_, **__: (time.sleep(0.5), original())  # noqa: E731
+    faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., bool]]] = {
+        "kill_after_the_model": (PretrainingTrainer, "_save_optimizer_and_scheduler", kill, saves),
+        "kill_before_a_shard": (_HashedFile, "__init__", kill, is_shard),
+        "kill_before_the_manifest": (checkpoints, "seal", kill, saves),
+        "kill_before_the_rename": (checkpoints, "publish", kill, saves),
+        "kill_in_rotation": (checkpoints.shutil, "rmtree", tear, deletes),
+        "term_while_saving": (checkpoints, "publish", term, saves),
+        "no_foresight": (CheckpointSaver, "_has_room", always, always),
+        "flipped_bit": (Stopping, "on_step_end", flip, ends_at),
+        "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
+        "hang": (PretrainingTrainer, "compute_loss", lambda *_, **__: time.sleep(3600), at_step),
+        "slow_validation": (ProgressBar, "on_prediction_step", slow, always),
+    }
+    owner, name, replacement, when = faults[fault]
+    original = getattr(owner, name)
 
-        def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-            loss = original(self, *args, **kwargs)
-            if here() and self.state.global_step + 1 in STEPS:
-                mark()
-                if fault == "hang":
-                    time.sleep(3600)
-                loss = loss * float("nan")
-            return loss
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("RANK", "0") != os.environ["FAULT_RANK"] or not when(*args, **kwargs):
+            return original(*args, **kwargs)
+        Path(os.environ["FAULT_MARK"]).touch()
+        return replacement(lambda: original(*args, **kwargs), *args, **kwargs)
 
-        PretrainingTrainer.compute_loss = compute_loss
-    else:
-        raise ValueError(f"there is no fault {fault}")
+    setattr(owner, name, call)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,16 @@ class Started:
     """A command that goes on while the test looks at it, started as typed, or `warm`: forked, which takes a second."""
 
     def __init__(
-        self, words: tuple[object, ...], run: Path, log: str, environment: dict[str, str], *, warm: bool
+        self, words: tuple[object, ...], run: Path, log: str, env: dict[str, str], *, warm: bool, mark: Path
     ) -> None:
-        self.run = run
+        self.run, self.mark = run, mark
         self.output = run.parent / log
         self.process: Any
         if warm:
-            self.process = start_warm(words, environment, self.output)
+            self.process = start_warm(words, env, self.output)
         else:
             with self.output.open("w") as file:
-                self.process = start_command(words, environment, stdout=file, stderr=file)
+                self.process = start_command(words, env, stdout=file, stderr=file)
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")

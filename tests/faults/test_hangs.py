@@ -1,6 +1,5 @@
 """NC4, P10: a hang becomes an exit, with every rank's stack."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ pytestmark = pytest.mark.faults
 
 def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(train, fault, golden, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ("--save_steps", 2, "--per_device_train_batch_size", 4)
-    began = time.monotonic()
     words = (*options, "--hang_timeout", 6)
     code, text = fault("hang", 5, run, *words, rank=1, launcher=("launch", 2))
-    assert code != 0 and time.monotonic() - began < 60
+    assert code != 0
     assert text.count("Timeout (0:00:06)!") == 2, text
     assert "faulty_train.py" in text.split("Timeout (0:00:06)!", 1)[1]  # the line that is stuck
     assert (run / "checkpoint-4" / "manifest.json").is_file()

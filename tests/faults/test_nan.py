@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gpt2_repro.compute import learning_rate_factor
 from tests.faults.runs import status
 
 
@@ -33,7 +34,6 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, launcher, bf16: str, tmp_p
     rank = 0 if launcher == ("python",) else 1
     code, text = fault("nan", 3, run, *SAVES, "--bf16", bf16, rank=rank, launcher=launcher)
     assert code == 0, text
-    assert "step 3: update skipped, gradient norm" in text
     weights = [load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (2, 3, 4)]
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
     assert not all(torch.equal(weight, weights[2][name]) for name, weight in weights[1].items())
@@ -44,8 +44,6 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, launcher, bf16: str, tmp_p
     (skipped,) = [event for event in events(run) if "update_skipped" in event]
     assert skipped["step"] == 3 and skipped["update_skipped"].startswith("gradient norm")
     # The schedule belongs to the step: what was skipped does not stretch it.
-    from gpt2_repro.compute import learning_rate_factor
-
     rates = [learning_rate_factor(step, warmup_steps=3, max_steps=8) * 1e-2 for step in range(8)]
     assert [logged[step]["learning_rate"] for step in range(1, 9)] == pytest.approx(rates)
     final = load_file(run / "final" / "model.safetensors")
@@ -57,10 +55,9 @@ def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -
     run = tmp_path / "run"
     code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, launcher=launcher)
     assert code == 1, text
-    (line,) = {line for line in text.splitlines() if line.startswith("error: ")}
-    assert "not finite 5 times in a row up to step 7" in line
+    assert len({line for line in text.splitlines() if line.startswith("error: ")}) == 1
     told = status(run)
-    assert told["state"] == "diverged" and "not finite 5 times" in told["reason"]
+    assert told["state"] == "diverged" and "5 times in a row up to step 7" in told["reason"]
     good = load_file(run / "checkpoint-2" / "model.safetensors")
     last = load_file(run / "checkpoint-6" / "model.safetensors")
     assert all(torch.equal(weight, last[name]) for name, weight in good.items())

@@ -43,7 +43,7 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
         command.wait_until(lambda: command.step() >= before + 20)  # noqa: B023
         workers = psutil.Process(command.process.pid).children(recursive=True)
         send(command)
-        command.end(30)
+        command.end()
         gone, alive = psutil.wait_procs(workers, timeout=5)
         assert not alive, f"{name}: {alive} still there"
         told = status(run)
@@ -57,31 +57,15 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
     assert losses(run) == losses(golden)
 
 
-def test_a_second_job_is_refused_while_the_first_one_trains(start, tmp_path: Path) -> None:
-    """RS9, P12."""
-    run = tmp_path / "run"
-    first = start(run, *LONG, "--max_steps", 20_000, warm=True)
-    first.wait_until(lambda: first.step() >= 1)
-    began = time.monotonic()
-    second = start(run, *LONG, "--max_steps", 20_000, log="second.log")
-    assert second.end() == 2 and time.monotonic() - began < 30
-    assert f"is being written by process {first.process.pid}" in second.text()
-    first.process.send_signal(signal.SIGTERM)
-    assert first.end() == 0 and status(run)["state"] == "stopped"
-
-
 def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
     """SG4: a hanging step does not have to be waited for."""
-    run = tmp_path / "run"
-    mark = tmp_path / "mark"
-    faulty = {"FAULT": "hang", "FAULT_AT": "3", "FAULT_MARK": str(mark)}
-    command = start(run, *LONG, script="tests/faults/faulty_train.py", warm=True, **faulty)
-    command.wait_until(mark.is_file)
+    command = start(tmp_path / "run", *LONG, fault=("hang", 3, 0))
+    command.wait_until(command.mark.is_file)
     command.process.send_signal(signal.SIGINT)
     time.sleep(1.5)
     assert command.process.poll() is None
     command.process.send_signal(signal.SIGINT)
-    assert command.end(5) == 130
+    assert command.end() == 130
 
 
 @pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
@@ -90,12 +74,11 @@ def test_a_validation_that_a_signal_cuts_short_is_made_up_for(launcher, train, s
     options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
     options += ("--per_device_train_batch_size", 4)
     golden, run = train(tmp_path / "golden", *options, launcher=launcher), tmp_path / "run"
-    fault = {"script": "tests/faults/slow_validation.py", "launcher": launcher, "warm": True}
-    slow = start(run, *options, "--eval_on_start", "false", **fault)
-    slow.wait_until((tmp_path / "validating").is_file)
+    slow = start(run, *options, "--eval_on_start", "false", launcher=launcher, fault=("slow_validation", 0, 0))
+    slow.wait_until(slow.mark.is_file)
     told = slow.ranks()[1] if launcher[0] == "fsdp2" else slow.process
     told.send_signal(signal.SIGTERM)
-    assert slow.end(20) == 0 and status(run)["step"] == 3, slow.text()
+    assert slow.end() == 0 and status(run)["step"] == 3, slow.text()
     assert [kind for _, kind, _ in losses(run)] == ["loss"] * 3
     train(run, *options, launcher=launcher)
     assert losses(run) == losses(golden)[1:] and weights(run) == weights(golden)

@@ -35,17 +35,6 @@ def test_a_service_that_dies_is_left_out_and_the_run_goes_on(start, golden, tmp_
     assert losses(run) == losses(golden(*options))
 
 
-def test_a_restarted_run_goes_on_in_the_same_one(start, tmp_path: Path) -> None:
-    """WB4."""
-    run = tmp_path / "run"
-    environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    for stop in (2, 4):
-        command = start(run, "--stop_at_step", stop, "--report_to", "wandb", warm=True, **environment)
-        assert command.end() == 0, command.text()
-    recorded = {path.name.removesuffix(".wandb") for path in run.glob("wandb/offline-run-*/run-*.wandb")}
-    assert len(list(run.glob("wandb/offline-run-*"))) == 2 and len(recorded) == 1
-
-
 def test_a_full_disk_of_the_service_costs_no_line_of_the_log(start, golden, small_disk: Path, tmp_path: Path) -> None:
     """WB5: wandb says nothing of it; metrics.jsonl is the truth."""
     run = tmp_path / "run"
