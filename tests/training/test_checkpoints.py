@@ -10,18 +10,7 @@ import pytest
 from gpt2_repro.checkpoint import training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.training import checkpoints
-from gpt2_repro.training.checkpoints import (
-    defect,
-    discard,
-    named,
-    newest_complete,
-    publish,
-    read_manifest,
-    rotate,
-    seal,
-    set_aside,
-    sweep,
-)
+from gpt2_repro.training.checkpoints import defect, discard, named, newest_complete, publish, read_manifest, seal
 from gpt2_repro.training.resuming import refuse_code
 
 
@@ -100,8 +89,8 @@ def test_the_newest_complete_one_is_chosen_and_newer_ones_are_named(save, damage
     chosen, skipped = newest_complete(tmp_path)
     assert chosen == good and len(skipped) == 1 and str(bad) in skipped[0]
     if damage is not flip:  # which only a hash shows, and rotation reads none
-        rotate(tmp_path, keep=1, keep_best=True)  # damaged ones are neither counted nor deleted
-    set_aside(tmp_path, after=100)
+        checkpoints.rotate(tmp_path, keep=1, keep_best=True)  # damaged ones are neither counted nor deleted
+    checkpoints.set_aside(tmp_path, after=100)
     assert names(tmp_path) >= {"checkpoint-100", "abandoned-checkpoint-300"}
     assert newest_complete(tmp_path) == (good, []) and newest_complete(tmp_path / "nothing") == (None, [])
 
@@ -132,7 +121,7 @@ def test_rotation_counts_steps_and_keeps_the_best_and_every_so_many(save, tmp_pa
         ({"keep": 2}, {1000, 1250}),
         ({"keep": 1}, {1250}),
     ):
-        rotate(tmp_path, **options)
+        checkpoints.rotate(tmp_path, **options)
         assert names(tmp_path) == {f"checkpoint-{step}" for step in kept}
 
 
@@ -143,7 +132,7 @@ def test_a_kill_while_deleting_leaves_no_half_checkpoint(save, tmp_path: Path, m
         discard(save(3))
         assert seen[-1] == ("trash-checkpoint-3", {"trash-checkpoint-3"})
     (tmp_path / "staging" / "checkpoint-4").mkdir(parents=True)
-    sweep(tmp_path)
+    checkpoints.sweep(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -152,10 +141,10 @@ def test_going_back_names_a_checkpoint_of_the_run_and_sets_newer_ones_aside(save
         save(step)
     for name in ("checkpoint-1000", str(tmp_path / "checkpoint-1000")):
         assert named(tmp_path, name) == tmp_path / "checkpoint-1000"
-    aside = [path.name for path in set_aside(tmp_path, after=1000)]
+    aside = [path.name for path in checkpoints.set_aside(tmp_path, after=1000)]
     assert aside == ["abandoned-checkpoint-2000", "abandoned-checkpoint-1100"]
     save(1100)
-    set_aside(tmp_path, after=1000)  # once more: what was set aside before stays
+    checkpoints.set_aside(tmp_path, after=1000)  # once more: what was set aside before stays
     assert {"abandoned-checkpoint-1100", "abandoned-abandoned-checkpoint-1100"} <= names(tmp_path)
 
     (save(1100) / "model.safetensors").unlink()

@@ -109,9 +109,8 @@ def test_the_record_of_final_is_its_own(finished: Path, typed, tmp_path: Path) -
     assert status(finished)["step"] == 12
     assert trace(str(final)).tokens_trained == 8 * 256
     assert trace(str(finished / "checkpoint-12")).tokens_trained == 12 * 256
-    comparison = {"limit": None, "baseline": None, "rows": []}
     for record in (trace(str(final)).record, {"sha256": "of other weights"}):
-        add_results(final, record, comparison)
+        add_results(final, record, {"limit": None, "baseline": None, "rows": []})
         assert (final / "README.md").read_text() == before
     export([str(final), str(tmp_path / "run2")])
     renamed = before.replace("# run\n", "# run2\n").replace('("run")', '("run2")')

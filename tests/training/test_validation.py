@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
-from gpt2_repro.training.trainer import PretrainingTrainer
 from gpt2_repro.training.validation import due, validation_batches
 
 
@@ -100,25 +98,3 @@ def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int, fi
     counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch, _ in share]
     assert sorted(torch.cat(counted).tolist()) == sorted(label for row in table for label in row[1:])
     assert sum(targets for share in shares for _, targets in share) == 4 * rows
-
-
-def test_the_wait_for_a_slow_rank_is_validation_and_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes behind the loop over batches, sums over processes say, belongs to the validation."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("gpt2_repro.training.trainer.require_same_weights", lambda *args, **kwargs: None)
-    meter = Meter(flops_per_token=1, peak_flops=None)
-    clock[0] += 1
-    meter.start(0)
-    trainer = SimpleNamespace(
-        **{"meter": meter, "args": None, "control": None, "tokens_trained": 0, "model": torch.nn.Linear(1, 1)},
-        ranks=SimpleNamespace(largest=lambda number: clock.__setitem__(0, clock[0] + 5) or number),
-        validation=SimpleNamespace(measure=lambda *args, **kwargs: lambda: {"eval_loss": 1.0}),
-        stopping=SimpleNamespace(interruption=lambda: 0),
-        state=SimpleNamespace(global_step=4),
-        log=lambda logs: clock.__setitem__(0, clock[0] + 2),
-        callback_handler=SimpleNamespace(on_evaluate=lambda *args: None),
-    )
-    assert PretrainingTrainer.evaluate(trainer) == {"eval_loss": 1.0}
-    clock[0] += 3
-    assert (meter.seconds("validation"), meter.seconds("training")) == (7, 3)
