@@ -8,6 +8,8 @@ when updates were not finite too often; and after --attempts crashes without a n
 """
 
 import argparse
+import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -24,6 +26,7 @@ from gpt2_repro import entry
 from gpt2_repro.checkpoint import step_of
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.files import remove_folder
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.checkpoints import complete_checkpoints
 from gpt2_repro.training.launcher import adopt_orphans
@@ -32,8 +35,10 @@ from gpt2_repro.training.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
+PREFIX = "supervise-"  # of the temporary folder in which a run leaves notes for its supervisor
 LONGEST_WAIT = 300.0  # seconds between two attempts
 KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # names a file that keeps the run directory's name, for who started the supervisor
+OWNER = "owner"  # a file in it that the supervisor holds locked as long as it lives
 LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal to SIGKILL, 30 if nobody sets it
 
 
@@ -41,17 +46,33 @@ def main(argv: list[str]) -> None:
     """Run the command until it is done. Raises UserError for a command line without one, RunFailed when it gives up."""
     parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
     parser.add_argument(
-        "--attempts", type=int, default=3, help="Crashes without a newer checkpoint until it ends. (3)"
+        "--attempts", type=int, default=3, help="Crashes without a newer checkpoint to give up after. (3)"
     )
-    parser.add_argument("--wait", type=float, default=10.0, help="Seconds before a restart, doubled each time. (10)")
-    parser.add_argument("--grace", type=float, default=60.0, help="Seconds for processes of a dead launcher. (60)")
+    parser.add_argument(
+        "--wait", type=float, default=10.0, help="Seconds before the first restart; doubled each time. (10)"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=60.0, help="Seconds for what a dead launcher has left to end. (60)"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that trains.")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UserError("there is no command: python -m gpt2_repro.supervise -- accelerate launch … train.py")
-    with tempfile.TemporaryDirectory(prefix="supervise-") as notes:
+    remove_leftovers()
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as notes:
+        owner = Path(notes, f".{OWNER}").open("w")  # locked before it has its name, and until this process ends
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        Path(owner.name).rename(Path(notes, OWNER))
         Supervisor(command, Path(notes), attempts=args.attempts, wait=args.wait, grace=args.grace).run()
+
+
+def remove_leftovers() -> None:
+    """Delete the notes of supervisors that were killed."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
+        with contextlib.suppress(OSError), owner.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_folder(owner.parent, OWNER)
 
 
 class Supervisor:
@@ -125,7 +146,9 @@ class Supervisor:
         if self.signalled:
             if state == "failed" and reason == "the launcher died":
                 return True  # of the signal, and its workers have saved
-            raise RunFailed(f"ended by a signal before it could save a checkpoint (exit code {code})")
+            raise RunFailed(
+                f"ended by a signal before it could save: the newest checkpoint is what there is (exit code {code})"
+            )
         if mistake := noted(MISTAKE, self.notes):
             raise RunFailed(f"not started again: {mistake}")
         return False
