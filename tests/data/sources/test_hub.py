@@ -39,7 +39,7 @@ class Hub:
 
     Args:
         files: by repository and path.
-        faults: by file name, what the next requests for it get: a status, or `broken` for other bytes of that length.
+        faults: by file name, the answers to the next requests for it: a status, or `broken` for zeros of that length.
         asked: names of the files that were sent whole.
     """
 
@@ -55,56 +55,42 @@ def hub() -> Iterator[Hub]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            path = urllib.parse.unquote(self.path.split("?")[0])
-            words = path.strip("/").split("/")
-            api = words[:2] == ["api", "datasets"]
-            repository = "/".join(words[2:4] if api else words[1:3])
-            rest = words[4:] if api else words[3:]
-            folders: list[dict[str, str]] = []
+            """Answer /[api/]datasets/OWNER/NAME/KIND/REVISION/PATH."""
+            words = urllib.parse.unquote(self.path.split("?")[0]).strip("/").removeprefix("api/").split("/")
+            repository, kind, path = "/".join(words[1:3]), "".join(words[3:4]), "/".join(words[5:])
             files = known.files.get(repository)
-            if files is None:
+            if files is None or (kind == "resolve" and path not in files):
                 return self.send_error(404)
-            if not api:
-                return self.send_file(files, "/".join(rest[2:]))
-            if rest[:1] == ["tree"]:
-                folder = "/".join(rest[2:])
-                names = [name for name in files if name.startswith(folder + "/" if folder else "")]
-                if "recursive=true" not in self.path.lower():
-                    inside = [name[len(folder) + 1 if folder else 0 :] for name in names]
-                    deeper = sorted({name.split("/")[0] for name in inside if "/" in name})
-                    names = [name for name, rest in zip(names, inside, strict=True) if "/" not in rest]
-                    folders = [{"type": "directory", "path": f"{folder}/{d}".strip("/"), "oid": "0"} for d in deeper]
-            elif rest[:1] == ["paths-info"]:
+            if kind == "resolve":
+                return self.send_file(path.rpartition("/")[2], files[path])
+            if kind == "tree":
+                names = [name for name in files if name.startswith(path)]
+            elif kind == "paths-info":
                 content = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 names = [name for name in urllib.parse.parse_qs(content)["paths"] if name in files]
             else:
                 siblings = [{"rfilename": name} for name in files]
                 return self.send(json.dumps({"id": repository, "sha": REVISION, "siblings": siblings}).encode())
-            return self.send(json.dumps([*folders, *(self.describe(name, files[name]) for name in names)]).encode())
+            return self.send(json.dumps([self.describe(name, files[name]) for name in names]).encode())
 
         def describe(self, name: str, body: bytes) -> dict[str, object]:
             lfs = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 1}
             return {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest(), "lfs": lfs}
 
-        def send_file(self, files: dict[str, bytes], name: str) -> None:
-            short = name.rsplit("/", 1)[-1]
-            if name not in files:
-                return self.send_error(404)
-            body = files[name]
-            if self.command == "GET" and known.faults.get(short):
-                fault = known.faults[short].pop(0)
-                if fault != "broken":
-                    return self.send_error(int(fault))
-                body = body[: len(body) // 2] + bytes(len(body) - len(body) // 2)
+        def send_file(self, name: str, body: bytes) -> None:
+            etag = hashlib.sha1(body).hexdigest()
             if self.command == "GET":
-                known.asked.append(short)
-            self.send(body, etag=hashlib.sha1(files[name]).hexdigest())
+                fault = known.faults[name].pop(0) if known.faults.get(name) else None
+                if isinstance(fault, int):
+                    return self.send_error(fault)
+                body = bytes(len(body)) if fault == "broken" else body
+                known.asked.append(name)
+            self.send(body, etag)
 
         def send(self, body: bytes, etag: str = "none") -> None:
             self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", f'"{etag}"')
-            self.send_header("X-Repo-Commit", REVISION)
+            for name, value in (("Content-Length", len(body)), ("ETag", f'"{etag}"'), ("X-Repo-Commit", REVISION)):
+                self.send_header(name, str(value))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
@@ -158,44 +144,29 @@ def manifest_of(folder: Path) -> dict:
     return json.loads((folder / "manifest.json").read_text())
 
 
-def test_a_preset_is_fetched_file_by_file_and_dropped(
-    hub: Hub, prepare_online: Prepare, documents: list[str], corpus: list[Path], tmp_path: Path
+def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
+    hub: Hub, prepare_online: Prepare, tokenizer: Path, documents: list[str], corpus: list[Path], tmp_path: Path
 ) -> None:
-    source, repository = "fineweb-10bt", "HuggingFaceFW/fineweb"
-    hub.files[repository] = {
-        "README.md": b"",
-        "sample/10BT/000_00000.parquet": parquet(documents[:60]),
-        "sample/10BT/001_00000.parquet": parquet(documents[60:]),
-        "sample/100BT/000_00000.parquet": parquet(["never read"]),
-    }
-    # Other bytes than the listing's hash says: the next start fetches this file again, and no other one.
-    hub.faults = {"001_00000.parquet": ["broken"]}
-    assert "001_00000.parquet" in prepare_online("--source", source)
-    assert not prepare_online("--source", source, "--num_proc", 2)
+    repository = "HuggingFaceFW/fineweb"
+    parts = {f"sample/10BT/00{n}.parquet": parquet(documents[n * 33 : n * 33 + 33]) for n in range(4)}
+    hub.files[repository] = {"README.md": b"", "sample/100BT/000.parquet": parquet(["never read"]), **parts}
+    # A refused file, then other bytes than the listing's hash says: each start fetches only what is missing.
+    hub.faults = {"002.parquet": [403, "broken"]}
+    words = ("--tokenizer", tokenizer)
+    for _ in range(2):
+        assert f"sample/10BT/002.parquet of {repository}" in prepare_online(*words)
+        assert not (tmp_path / "out").exists()
+    assert not prepare_online(*words, "--num_proc", 2)
+    assert hub.asked == [f"00{n}.parquet" for n in (0, 1, 2, 2, 3)]
     manifest = manifest_of(tmp_path / "out")
     files = {"repository": repository, "files": "sample/10BT/*.parquet", "revision": REVISION}
-    assert manifest["source"] == {"name": source, **files, "weight": 1.0}
-    assert not prepare_online("--data_files", *corpus, folder="local")
+    assert manifest["source"] == {"name": "fineweb-10bt", **files, "weight": 1.0}
+    assert not prepare_online(*words, "--data_files", *corpus, folder="local")
     assert manifest["sha256"] == manifest_of(tmp_path / "local")["sha256"]
-    assert not list(tmp_path.rglob("*.parquet"))  # from the Hub's cache too
-    assert hub.asked == ["000_00000.parquet", "001_00000.parquet", "001_00000.parquet"]
-
-
-def test_a_download_that_fails_is_taken_up_again(
-    hub: Hub, prepare_online: Prepare, tokenizer: Path, documents: list[str], tmp_path: Path
-) -> None:
-    hub.files["HuggingFaceFW/fineweb"] = {
-        f"sample/10BT/00{n}.parquet": parquet(documents[n * 30 : n * 30 + 30]) for n in range(4)
-    }
-    words = ("--tokenizer", tokenizer, "--keep_downloads")
-    hub.faults = {"002.parquet": [403]}
-    assert "sample/10BT/002.parquet of HuggingFaceFW/fineweb" in prepare_online(*words)
-    assert not (tmp_path / "out").exists() and hub.asked == ["000.parquet", "001.parquet"]
-    assert not prepare_online(*words)
-    assert hub.asked == [f"00{n}.parquet" for n in range(4)]
-    assert not (tmp_path / "out.staging").exists()
-    assert len(list((tmp_path / "home").rglob("*.parquet"))) == 4  # kept: the next preparation fetches none
-    assert not prepare_online(*words, folder="again") and len(hub.asked) == 4
+    assert not list(tmp_path.rglob("*.parquet")) and not (tmp_path / "out.staging").exists()
+    for folder in ("kept", "again"):  # the second preparation reads the Hub's cache
+        assert not prepare_online(*words, "--keep_downloads", folder=folder)
+        assert len(hub.asked) == 5 + 4
 
 
 def test_ready_made_tokens_keep_their_validation_shard(
@@ -203,15 +174,9 @@ def test_ready_made_tokens_keep_their_validation_shard(
 ) -> None:
     stream = np.random.default_rng(0).integers(0, 299, 3000).astype(np.uint16)
     stream[::50] = 299
-    files = {}
-    for name, piece in (
-        ("train_000001", stream[650:1800]),
-        ("train_000002", stream[1800:]),
-        ("val_000000", stream[:650]),
-    ):
-        (path,) = write_shards(tmp_path, "fineweb", "val", [piece])
-        files[f"fineweb_{name}.bin"] = path.read_bytes()
-    hub.files["kjj0/fineweb10B-gpt2"] = files
+    pieces = {"train_000001": stream[650:1800], "train_000002": stream[1800:], "val_000000": stream[:650]}
+    paths = {name: write_shards(tmp_path, name, "val", [piece])[0] for name, piece in pieces.items()}
+    hub.files["kjj0/fineweb10B-gpt2"] = {f"fineweb_{name}.bin": path.read_bytes() for name, path in paths.items()}
     words = ("--source", "fineweb-10bt-tokens", "--tokenizer", tokenizer)
     assert "--split source" in prepare_online(*words)
     assert not prepare_online(*words, "--split", "source")
@@ -225,16 +190,13 @@ def test_ready_made_tokens_keep_their_validation_shard(
 def test_any_dataset_by_its_id_and_a_validation_set_of_another(
     hub: Hub, prepare_online: Prepare, documents: list[str], corpus: list[Path], tmp_path: Path
 ) -> None:
-    readme = (
-        "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: small/*.jsonl.gz\n"
-        "- config_name: big\n  data_files:\n  - split: train\n    path: big/*.parquet\n---\n"
-    )
+    splits = {"small": "small-*.jsonl.gz", "big": "big-*.parquet"}
+    configs = [{"config_name": name, "data_files": [{"split": "train", "path": of}]} for name, of in splits.items()]
     lines = ["".join(json.dumps({"body": text}) + "\n" for text in part) for part in (documents[:50], documents[50:])]
     hub.files["someone/prose"] = {
-        "README.md": readme.encode(),
-        "small/a.jsonl.gz": gzip.compress(lines[0].encode()),
-        "small/b.jsonl.gz": gzip.compress(lines[1].encode()),
-        "big/a.parquet": parquet(["never read"]),
+        "README.md": f"---\nconfigs: {json.dumps(configs)}\n---\n".encode(),
+        **{f"small-{n}.jsonl.gz": gzip.compress(part.encode()) for n, part in enumerate(lines)},
+        "big-0.parquet": parquet(["never read"]),
     }
     pages = [" = One = \n", "", documents[0][:99], " = Two = \n", documents[1][:99]]
     hub.files["Salesforce/wikitext"] = {
