@@ -4,7 +4,9 @@ import random
 
 import numpy as np
 
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.order import runs
+from gpt2_repro.data.preparation.staged import is_held_out
 
 
 class FakePart:
@@ -60,3 +62,12 @@ def test_a_mixture_takes_each_stream_in_its_share(seed: int) -> None:
         taken[stream] += length
         spread = taken / weights
         assert spread.max() - spread.min() <= (80 / weights).max()
+
+
+def test_the_hash_holds_out_its_fraction_by_the_text_and_the_seed() -> None:
+    held_out = []
+    for seed in (0, 1):
+        args = DataArguments(source="embedded", split="hash", validation_fraction=0.2, split_seed=seed)
+        held_out.append({number for number in range(2000) if is_held_out(f"document {number}", args)})
+    assert all(320 < len(numbers) < 480 for numbers in held_out)
+    assert len(held_out[0] & held_out[1]) < 160

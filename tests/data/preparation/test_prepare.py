@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import load_from_disk
-from transformers import AutoTokenizer
 
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.encoder import Encoder
@@ -17,36 +16,6 @@ from gpt2_repro.data.sources import text_files
 from gpt2_repro.data.sources.embedded import Topics, module_docstrings
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
-
-
-def validation_texts(folder: str) -> list[str]:
-    lines = Path(folder, "text", "validation.jsonl").read_text().splitlines()
-    return [json.loads(line)["text"] for line in lines]
-
-
-def test_the_folder_is_what_its_manifest_says(arguments, documents: list[str]) -> None:
-    args = arguments()
-    manifest = prepare(args)
-    assert json.loads(Path(args.dataset_dir, "manifest.json").read_text()) == json.loads(json.dumps(manifest))
-    tokenizer = AutoTokenizer.from_pretrained(f"{args.dataset_dir}/tokenizer")
-    streams = {}
-    for split in ("train", "validation"):
-        rows, counts = load_from_disk(f"{args.dataset_dir}/{split}"), manifest["counts"][split]
-        features = rows.features["input_ids"]
-        assert (features.feature.dtype, features.length) == ("uint16", 33)
-        table = np.array(rows["input_ids"])
-        assert table.shape == (counts["rows"], 33)
-        streams[split] = [*table[:, :-1].ravel(), table[-1, -1]]
-        assert len(streams[split]) + counts["dropped_tokens"] == counts["tokens"]
-    # llm.c's way: the first documents make the validation set, in order, each behind a separator.
-    held_out = [text for text in tokenizer.decode(streams["validation"]).split("<|endoftext|>") if text]
-    assert held_out == documents[: len(held_out) - 1] + [held_out[-1]]
-    assert documents[len(held_out) - 1].startswith(held_out[-1])
-    counts = manifest["counts"].values()
-    assert sum(of["documents"] for of in counts) == len(documents) - 1
-    assert sum(of["empty_documents"] for of in counts) == 1
-    assert max(map(max, streams.values())) <= manifest["largest_id"] < manifest["vocab_size"] == 300
-    assert not Path(args.dataset_dir + ".staging").exists()
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 12, "max_tokens": 3000}])
@@ -74,16 +43,10 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
     with pytest.raises(UserError, match="sequence_length 32, not 16"):
         prepare(arguments(**files, sequence_length=16))
     assert content(tmp_path / "out") == before
-
-
-def test_a_document_is_held_out_by_its_text_alone(arguments, corpus: list[Path], documents: list[str]) -> None:
-    form = {"split": "hash", "validation_fraction": 0.2, "validation_text": True}
-    all_files, last_file = arguments("all", **form), arguments("last", **form, data_files=[str(corpus[1])])
-    manifest, _ = prepare(all_files), prepare(last_file)
-    held_out = validation_texts(all_files.dataset_dir)
-    assert len(held_out) == manifest["counts"]["validation"]["documents"]
-    assert 0.08 < len(held_out) / len(documents) < 0.35
-    assert validation_texts(last_file.dataset_dir) == [text for text in held_out if text in documents[50:]]
+    (tmp_path / "out" / "manifest.json").write_text("{")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"manifest\.json"):
+            prepare(arguments(), PreparationOptions(overwrite=overwrite))
 
 
 @pytest.mark.parametrize("packing", ["concat", "wrap"])
@@ -108,7 +71,7 @@ def test_a_file_of_one_document_is_never_in_memory_whole(
 
 
 @pytest.mark.parametrize("split", ["head", "hash", "source"])
-def test_validation_text_of_a_mixture_is_that_of_its_rows(
+def test_a_mixture_has_its_weights_its_counts_and_the_validation_text_of_its_rows(
     arguments, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
     monkeypatch.setattr(text_files, "PART_BYTES", 5000)
@@ -117,9 +80,17 @@ def test_validation_text_of_a_mixture_is_that_of_its_rows(
             lines = "".join(json.dumps({"text": f"{name} {text}" if text else ""}) + "\n" for text in part)
             (tmp_path / f"{name}-{kind}.jsonl").write_text(lines)
     form = {"split": split, "validation_fraction": 0.2, "validation_tokens": 2000, "validation_text": True}
-    args = arguments(data_files=[], source=f"{tmp_path}/a-*.jsonl=0.6,{tmp_path}/b-*.jsonl=0.4", **form)
-    counts = prepare(args)["counts"]["validation"]
-    kept = validation_texts(args.dataset_dir)
+    args = arguments(data_files=[], source=f"{tmp_path}/a-*.jsonl=3,{tmp_path}/b-*.jsonl=1", **form)
+    manifest = prepare(args)
+    assert [described["weight"] for described in manifest["source"]["sources"]] == [0.75, 0.25]
+    for name, counts in manifest["counts"].items():
+        tokens = [of["tokens"] for of in counts["sources"].values()]
+        assert sum(tokens) == counts["tokens"]
+        if name == "train":
+            assert tokens[0] / sum(tokens) == pytest.approx(0.75, abs=0.05)
+    counts = manifest["counts"]["validation"]
+    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    kept = [json.loads(line)["text"] for line in lines]
     assert len(kept) == counts["documents"] + counts["empty_documents"] > 4
     if split == "source":
         assert kept == [f"{name} {text}" if text else "" for name in "ab" for text in documents[100:]]
@@ -183,14 +154,11 @@ def test_the_embedded_corpus_is_prose_of_this_python() -> None:
     assert "Implementation of JSONEncoder" in module_docstrings(Path(json.encoder.__file__))
 
 
-def test_preparing_imports_no_torch_and_prints_what_it_made(corpus: list[Path], tmp_path: Path, type_command) -> None:
+def test_preparing_imports_no_torch(corpus: list[Path], tmp_path: Path, type_command) -> None:
     code = "import sys, prepare_data; prepare_data.main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    words = ("--data_files", *corpus, "--dataset_dir", tmp_path / "wrap", "--tokenizer", "train:300", "--verify")
-    form = ("--num_proc", 1, "--packing", "wrap", "--sequence_length", 32, "--min_length", 8)
-    done = type_command("python", "-c", code, *words, *form, "--validation_tokens", 500)
+    words = ("--data_files", *corpus, "--dataset_dir", tmp_path / "out", "--tokenizer", "train:300", "--verify")
+    form = ("--num_proc", 1, "--sequence_length", 32, "--validation_tokens", 500)
+    done = type_command("python", "-c", code, *words, *form)
     assert done.returncode == 0, done.stderr
-    assert "every file is what its manifest says" in done.stdout
-    lengths = [len(row) - 1 for row in load_from_disk(str(tmp_path / "wrap" / "train"))["input_ids"]]
-    assert (min(lengths), max(lengths)) == (8, 32)
-    counts = json.loads((tmp_path / "wrap" / "manifest.json").read_text())["counts"]["train"]
-    assert f"{counts['rows']:,} rows" in done.stdout
+    rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["train"]["rows"]
+    assert f"{rows:,} rows" in done.stdout

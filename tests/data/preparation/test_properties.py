@@ -75,21 +75,18 @@ def test_a_preparation_equals_the_naive_one(
     )
     manifest = prepare(args)
     verify(args.dataset_dir, manifest)
-    wanted = naive(documents, args, Encoder(tokenizer, separator=separator))
-    for split, (rows, tokens) in wanted.items():
-        assert load_from_disk(f"{args.dataset_dir}/{split}")["input_ids"][:] == rows
+    assert json.loads(Path(args.dataset_dir, "manifest.json").read_text()) == json.loads(json.dumps(manifest))
+    assert not Path(args.dataset_dir + ".staging").exists()
+    encoder = Encoder(tokenizer, separator=separator)
+    for split, (rows, tokens) in naive(documents, args, encoder).items():
+        table = load_from_disk(f"{args.dataset_dir}/{split}")
+        assert table["input_ids"][:] == rows and table.features["input_ids"].feature.dtype == "uint16"
         counts = manifest["counts"][split]
         targets = sum(len(row) - 1 for row in rows)
         firsts = 1 if packing == "concat" else counts["documents"]
         assert (counts["rows"], counts["row_tokens"], counts["tokens"]) == (len(rows), targets, tokens)
         assert tokens == firsts + targets + counts["dropped_tokens"]
-    text = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     counts = manifest["counts"]["validation"]
-    assert len(text) == counts["documents"] + counts["empty_documents"]
-    assert (
-        sum(
-            len(ids)
-            for ids in Encoder(tokenizer, separator=separator).encode_each([json.loads(line)["text"] for line in text])
-        )
-        == counts["tokens"]
-    )
+    lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
+    assert len(lines) == counts["documents"] + counts["empty_documents"]
+    assert sum(map(len, encoder.encode_each([json.loads(line)["text"] for line in lines]))) == counts["tokens"]

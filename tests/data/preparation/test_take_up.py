@@ -1,7 +1,6 @@
 """What an interrupted preparation leaves behind is taken up, refused or cleared away, and never taken for another one."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,17 +84,30 @@ def test_unfinished_work_is_kept_from_another_request(arguments, monkeypatch: py
     assert prepare(args)["request"]["sequence_length"] == 32
 
 
-def test_what_a_kill_behind_the_renaming_leaves_is_cleared_away(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("killed", [(Path, "rename", 3), (module, "remove_folder", 1)])
+def test_a_kill_while_a_folder_is_replaced_is_finished(
+    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed, overwrite: bool
+) -> None:
+    prepare(arguments())
+    other = arguments(sequence_length=16)
+    killed_at(monkeypatch, *killed, lambda: prepare(other, PreparationOptions(overwrite=True)))
+    assert (tmp_path / "out").exists() == (killed[0] is module)  # between the two renames, or after them
+    assert (tmp_path / "out.staging").exists()
+    assert prepare(other, PreparationOptions(overwrite=overwrite))["request"]["sequence_length"] == 16
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_staged_tokens_that_rot_are_made_again(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
-    staging = Path(args.dataset_dir + ".staging")
-    killed_at(monkeypatch, module, "remove_folder", 1, lambda: prepare(args))
-    assert Path(args.dataset_dir).exists() and staging.exists()
-    kept = shutil.copytree(staging, staging.with_name("kept"))
-    first = prepare(args)
-    assert not staging.exists()
-    kept.rename(staging)
-    assert prepare(args, PreparationOptions(overwrite=True)) == first
-    assert not staging.exists()
+    killed_at(monkeypatch, module, "_write_folder", 1, lambda: prepare(args))
+    path = Path(args.dataset_dir + ".staging", "streams", "train-0", "00001-00000.ids")
+    ids = bytearray(path.read_bytes())
+    ids[100] ^= 1
+    path.write_bytes(ids)
+    with pytest.raises(UserError, match=r"b.jsonl are damaged"):
+        prepare(args)
+    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
 
 
 def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
@@ -108,15 +120,6 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
     assert prepare(args) == json.loads(json.dumps(first))
     assert Path(args.dataset_dir + ".staging", "folder").exists()
     assert prepare(args, overwrite) == json.loads(json.dumps(first))
-
-
-def test_a_damaged_manifest_is_named(arguments) -> None:
-    args = arguments()
-    prepare(args)
-    Path(args.dataset_dir, "manifest.json").write_text("{")
-    for overwrite in (False, True):
-        with pytest.raises(UserError, match=r"manifest\.json"):
-            prepare(args, PreparationOptions(overwrite=overwrite))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
