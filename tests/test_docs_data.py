@@ -15,17 +15,13 @@ import pytest
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.splits import validation_sets
-from gpt2_repro.data.preparation.staged import CHECKED
 from gpt2_repro.data.sources.opening import SOURCE_NAMES, mixed
-from gpt2_repro.data.sources.presets import LINE_RATE, PRESETS, TEXT_RATE, peak_bytes, table
-from gpt2_repro.data.sources.text_files import LONGEST_DOCUMENT, PART_BYTES
-from gpt2_repro.data.tokenizer import TRAINING_BYTES
+from gpt2_repro.data.sources.presets import PRESETS, table
 from gpt2_repro.recipe import parse_recipe
 
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "data.md").read_text()
-WORDS = " ".join(PAGE.split())  # without line breaks
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[^@:]+)?(@\S+)?")
 
@@ -91,17 +87,13 @@ def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: N
     if "--split" in words and "hash" in words:
         small += ["--validation_fraction", "0.2"]
     if any(word.endswith(".bin") for word in words):
-        made = ["--data_files", "books/*.txt", "--tokenizer", "train:300", "--dataset_dir", "made", *small]
-        prepare_data.main(made)
+        prepare_data.main(["--data_files", "books/*.txt", "--tokenizer", "train:300", "--dataset_dir", "made", *small])
         small += ["--tokenizer", "made/tokenizer"]
     else:
         small += ["--tokenizer", "train:300"]
     prepare_data.main([*words, *small])
     folder = Path(words[words.index("--dataset_dir") + 1])
     assert {"train", "validation"} <= json.loads((folder / "manifest.json").read_text())["counts"].keys()
-    if "--export_llmc" in words:
-        first = re.search(r"gives (\S+) and (\w+\.bin)", WORDS)
-        assert first and Path(first[1]).is_file() and Path(first[1]).with_name(first[2]).is_file()
 
 
 def rows_under(heading: str) -> list[list[str]]:
@@ -117,25 +109,6 @@ def test_the_tables_of_sources_are_those_of_the_presets() -> None:
     expected = [[f"`{name}`", of.repository, *few[name], many[name][-1]] for name, of in PRESETS.items()]
     assert rows_under("Sizes and times") == expected
     assert [row[0] for row in rows_under("Which source for what")] == [f"`{name}`" for name in SOURCE_NAMES]
-
-
-def test_the_rates_and_the_costs_follow_the_presets() -> None:
-    assert f"a line of {LINE_RATE / 1e6:.0f} MB a second" in WORDS
-    assert f"at {TEXT_RATE / 1e6:.0f} MB of text a second for each worker" in WORDS
-    size = PRESETS["fineweb-10bt"].size
-    seconds = max(size.download / LINE_RATE, size.text / TEXT_RATE / 4)
-    assert ("which the download then holds up" in WORDS) == (seconds == size.download / LINE_RATE)
-    costs = re.findall(r"^\|[^|]+\| \$([\d.]+) \([^|]+\| \$([\d.]+) \|$", PAGE, re.MULTILINE)
-    assert len(costs) == 2 and all(cost == f"{seconds / 3600 * float(hour):.2f}" for hour, cost in costs)
-    folder, downloads = 2 * size.tokens, PRESETS["fineweb-10bt"].downloads
-    assert peak_bytes(staged=folder, rows=folder, downloads=downloads) < 50e9
-    assert f"are ${50 * 0.07:.2f} a month" in WORDS
-
-
-def test_limits_are_those_of_the_code() -> None:
-    assert f"A document may have {LONGEST_DOCUMENT // 2**20} MiB" in WORDS
-    assert f"every {CHECKED:,}th document of each part of a file (about {PART_BYTES / 2**20:.0f} MB of text)" in WORDS
-    assert f"reads the first {TRAINING_BYTES / 1e6:.0f} MB of the text" in WORDS
 
 
 def test_the_table_of_the_manifest_has_every_key_of_one(own_files: None) -> None:

@@ -16,7 +16,5 @@ def test_two_contenders_in_one_table(type_command, tmp_path: Path) -> None:
     for line, (name, (measured,)) in zip(lines, results.items(), strict=True):
         assert name in ("trainer", "bare") and len(measured["seconds"]) == 2 and measured["waits"] == 0
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        tokens = 12 * 64
-        assert int(cells[2].replace(",", "")) == round(tokens / measured["median"])
-    assert [line.split("|")[4].strip() for line in lines][0] == "1.000"
+        assert int(cells[2].replace(",", "")) == round(12 * 64 / measured["median"])
     assert "MFU" in done.stdout and str(tmp_path) in done.stdout  # the command is on record

@@ -1,17 +1,16 @@
 """n-grams found in rows equal those of naive sets over the documents, whatever the packing and the blocks."""
 
 import gzip
+import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpt2_repro.data import overlap
-from gpt2_repro.data.overlap import EvaluationNgrams, N, check_files, evaluation_texts, ngram_hashes
+from gpt2_repro.data.overlap import EvaluationNgrams, N, check_files, ngram_hashes
 from gpt2_repro.data.packing import pack_rows, pack_windows
-from gpt2_repro.data.rows import Block
 from gpt2_repro.errors import UserError
 
 
@@ -31,35 +30,19 @@ def naive_ngrams(ids: np.ndarray) -> set[tuple[int, ...]]:
     return {tuple(ids[place : place + N].tolist()) for place in range(len(ids) - N + 1)}
 
 
-def in_blocks(ids: np.ndarray, lengths: np.ndarray, source: np.random.Generator) -> Iterator[Block]:
-    """The same rows in blocks of 0 to 5."""
-    row = start = 0
-    while row < len(lengths):
-        part = lengths[row : row + int(source.integers(0, 6))]
-        yield ids[start : start + part.sum()], part
-        row, start = row + len(part), start + int(part.sum())
-
-
 def glue(rows: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([rows[0], *(row[1:] for row in rows[1:])]) if rows else np.empty(0, np.uint16)
 
 
-def packed(
-    documents: list[np.ndarray], packing: str, length: int, min_length: int
-) -> tuple[np.ndarray, np.ndarray, set]:
-    """Ids and lengths of the rows, and the n-grams of what the rows keep of each document (wrap) or the stream."""
+def rows_of(documents: list[np.ndarray], packing: str, length: int, min_length: int) -> list[list[np.ndarray]]:
+    """Rows that continue each other: of the whole stream (concat) or of each document (wrap)."""
     if packing == "concat":
-        rows = [row for block in pack_rows(documents, length) for row in block]
-        kept = [glue(rows)]
-    else:
-        kept, rows = [], []
-        for document in documents:
-            pieces = [(document, np.array([len(document)]))]
-            blocks = list(pack_windows(pieces, length, min_length=min_length))
-            of_document = [row for ids, ends in blocks for row in np.split(ids, np.cumsum(ends))[:-1]]
-            kept.append(glue(of_document))
-            rows += of_document
-    return np.concatenate(rows), np.array([len(row) for row in rows]), set().union(*map(naive_ngrams, kept))
+        return [[row for block in pack_rows(documents, length) for row in block]]
+    rows = []
+    for document in documents:
+        blocks = pack_windows([(document, np.array([len(document)]))], length, min_length=min_length)
+        rows.append([row for ids, ends in blocks for row in np.split(ids, np.cumsum(ends))[:-1]])
+    return rows
 
 
 @pytest.mark.parametrize("separator", ["before", "after", "none"])
@@ -89,12 +72,17 @@ def test_equal_to_naive_sets(
         documents.append(np.concatenate({"before": [end, ids], "after": [ids, end], "none": [ids]}[separator]))
         if (targets := len(documents[-1]) - 1) >= max(1, min_length):
             full = targets >= length and targets % length < max(1, min_length)
-    ids, lengths, trained = packed(documents, packing, length, min_length)
+    groups = rows_of(documents, packing, length, min_length)
+    trained = set().union(*(naive_ngrams(glue(group)) for group in groups))
+    rows = [row for group in groups for row in group]
+    cuts = [0, *np.cumsum(source.integers(0, 6, len(rows))).tolist(), len(rows)]  # blocks of 0 to 5 rows
+    parts = [rows[first:end] for first, end in itertools.pairwise(cuts) if first < len(rows)]
+    blocks = [(np.concatenate([*part, np.empty(0, np.uint16)]), np.array([*map(len, part)], int)) for part in parts]
 
     # Texts over the borders of documents too, with and without an id that two rows may share.
-    texts = [np.concatenate(documents), glue(np.split(ids, np.cumsum(lengths))[:-1])]
-    cuts = [text[place : place + int(source.integers(0, 60))] for text in texts for place in range(0, len(text), 17)]
-    items = [[spell(part[part != END]) for part in cuts[first : first + 1 + first % 3]] for first in range(len(cuts))]
+    texts = [np.concatenate(documents), glue(rows)]
+    pieces = [text[place : place + int(source.integers(0, 60))] for text in texts for place in range(0, len(text), 17)]
+    items = [[spell(part[part != END]) for part in pieces[n : n + 1 + n % 3]] for n in range(len(pieces))]
     items.append([spell(source.integers(0, 3, 200))])
     path = tmp_path / "items.jsonl"
     path.write_text("".join(json.dumps({"parts": item}) + "\n" for item in items))
@@ -102,7 +90,7 @@ def test_equal_to_naive_sets(
     of_items = [set().union(*map(naive_ngrams, to_ids(item))) for item in items]
     overlapping = [number for number, ngrams in enumerate(of_items, 1) if ngrams & trained]
     different = set().union(*of_items)
-    (found,) = EvaluationNgrams([path], to_ids).found_in(in_blocks(ids, lengths, source), row_length=length + 1)
+    (found,) = EvaluationNgrams([path], to_ids).found_in(blocks, row_length=length + 1)
     assert 0 < len(different & trained) < len(different)
     assert (found["ngrams"], found["ngrams_found"]) == (len(different), len(different & trained))
     assert (found["items"], found["items_with_overlap"]) == (len(items), len(overlapping))
@@ -113,17 +101,21 @@ def test_equal_to_naive_sets(
 def test_files_are_counted_apart(tmp_path: Path) -> None:
     trained, other = np.arange(30, dtype=np.uint16), np.arange(100, 140, dtype=np.uint16)
     (tmp_path / "a.txt").write_text(spell(trained[:14]))
-    lines = [{"text": spell(other)}, {"text": spell(trained[:13]), "more": [[spell(trained[2:15])]]}, {"label": 1}]
+    lines = [
+        {"text": spell(other)},
+        {"ctx": spell(trained[:13]), "n": 3, "ends": ["1", {"deep": spell(trained[2:15])}]},
+    ]
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
-        file.write("\n\n".join(map(json.dumps, lines)))
+        file.write("\n\n".join(map(json.dumps, [*lines, {"label": 1}])))
     ngrams = EvaluationNgrams([tmp_path / "a.txt", tmp_path / "b.jsonl.gz"], to_ids)
-    first, second = ngrams.found_in([(trained, np.array([30]))], row_length=30)
-    assert (first["file"], first["items"], first["ngrams"], first["ngrams_found"]) == ("a.txt", 1, 2, 2)
-    assert (second["items"], second["items_too_short"], second["items_with_overlap"]) == (3, 1, 1)
-    assert (second["ngrams"], second["ngrams_found"], second["first_items_with_overlap"]) == (28 + 2, 2, [3])
-    assert first["sha256"] != second["sha256"] and len(first["sha256"]) == 64
-    nothing = ngrams.found_in([], row_length=30)
-    assert [found["ngrams_found"] for found in nothing] == [0, 0]
+    keys = ("file", "items", "items_too_short", "first_items_with_overlap", "ngrams", "ngrams_found")
+    found = ngrams.found_in([(trained, np.array([30]))], row_length=30)
+    assert [[of[key] for key in keys] for of in found] == [
+        ["a.txt", 1, 0, [1], 2, 2],
+        ["b.jsonl.gz", 3, 1, [3], 28 + 2, 2],
+    ]
+    assert found[0]["sha256"] != found[1]["sha256"] and len(found[0]["sha256"]) == 64
+    assert [of["ngrams_found"] for of in ngrams.found_in([], row_length=30)] == [0, 0]
 
 
 def test_hashes_are_spread() -> None:
@@ -131,13 +123,6 @@ def test_hashes_are_spread() -> None:
     # 50,000 of 2**32 values: 0.3 pairs by chance in each half.
     for half in (hashes >> np.uint64(32), hashes & np.uint64(2**32 - 1)):
         assert len(np.unique(half)) > len(half) - 5
-
-
-def test_texts_of_a_line_are_all_its_strings(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    item = {"ctx": "a", "label": 3, "endings": ["b", ["c", {"deep": "d"}]], "none": None}
-    path.write_text(json.dumps(item) + "\n \n" + json.dumps(["e"]) + "\n")
-    assert list(evaluation_texts(path)) == [(1, ["a", "b", "c", "d"]), (3, ["e"])]
 
 
 @pytest.mark.parametrize(
