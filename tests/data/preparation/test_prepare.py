@@ -8,11 +8,9 @@ import pytest
 from datasets import load_from_disk
 
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import cutting
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.shards import verify
-from gpt2_repro.data.sources import text_files
 from gpt2_repro.data.sources.embedded import Topics, module_docstrings
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
@@ -70,32 +68,23 @@ def test_a_file_of_one_document_is_never_in_memory_whole(
     assert max(sizes) <= 97 and sum(sizes) > len(ids)
 
 
-@pytest.mark.parametrize("split", ["head", "hash", "source"])
-def test_a_mixture_has_its_weights_its_counts_and_the_validation_text_of_its_rows(
-    arguments, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+def test_a_mixture_has_its_weights_and_its_own_validation_files(
+    arguments, documents: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(text_files, "PART_BYTES", 5000)
     for name in ("a", "b"):
         for kind, part in (("train", documents[:100]), ("validation", documents[100:])):
-            lines = "".join(json.dumps({"text": f"{name} {text}" if text else ""}) + "\n" for text in part)
+            lines = "".join(json.dumps({"text": name + text}) + "\n" for text in part)
             (tmp_path / f"{name}-{kind}.jsonl").write_text(lines)
-    form = {"split": split, "validation_fraction": 0.2, "validation_tokens": 2000, "validation_text": True}
-    args = arguments(data_files=[], source=f"{tmp_path}/a-*.jsonl=3,{tmp_path}/b-*.jsonl=1", **form)
+    source = f"{tmp_path}/a-*.jsonl=3,{tmp_path}/b-*.jsonl=1"
+    args = arguments(data_files=[], source=source, split="source", validation_text=True)
     manifest = prepare(args)
     assert [described["weight"] for described in manifest["source"]["sources"]] == [0.75, 0.25]
-    for name, counts in manifest["counts"].items():
-        tokens = [of["tokens"] for of in counts["sources"].values()]
-        assert sum(tokens) == counts["tokens"]
-        if name == "train":
-            assert tokens[0] / sum(tokens) == pytest.approx(0.75, abs=0.05)
-    counts = manifest["counts"]["validation"]
+    of_train = manifest["counts"]["train"]
+    first, second = (of["tokens"] for of in of_train["sources"].values())
+    assert first + second == of_train["tokens"] and first / (first + second) == pytest.approx(0.75, abs=0.02)
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
-    kept = [json.loads(line)["text"] for line in lines]
-    assert len(kept) == counts["documents"] + counts["empty_documents"] > 4
-    if split == "source":
-        assert kept == [f"{name} {text}" if text else "" for name in "ab" for text in documents[100:]]
-    encoder = Encoder(Path(args.dataset_dir, "tokenizer"), separator="before")
-    assert sum(map(len, encoder.encode_each(kept))) == counts["tokens"]
+    assert [json.loads(line)["text"] for line in lines] == [name + text for name in "ab" for text in documents[100:]]
+    assert manifest["counts"]["validation"]["documents"] == len(lines)
 
 
 def test_verify_finds_a_changed_bit_and_a_changed_file(arguments) -> None:

@@ -1,6 +1,7 @@
 """Whole preparations of random documents against a naive one: tokens in are tokens out and counted losses."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -24,24 +25,34 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def naive(documents: list[str], args: DataArguments, encoder: Encoder) -> dict[str, tuple[list[list[int]], int]]:
-    """Of each split the rows and the tokens, one document after another."""
-    encoded, length = [ids.tolist() for ids in encoder.encode_each(documents)], args.sequence_length
-    splits: dict[str, list[list[int]]] = {"validation": [], "train": []}
-    before = 0
-    for text, ids in zip(documents, encoded, strict=True):
-        held_out = is_held_out(text, args) if args.split == "hash" else before < args.validation_tokens
-        if not args.max_tokens or before < args.max_tokens:
-            splits["validation" if held_out else "train"].append(ids)
-        before += len(ids)
-    rows = {}
+def naive(
+    streams: list[list[str]], weights: list[float], args: DataArguments, encoder: Encoder
+) -> dict[str, tuple[list[str], list[list[int]], int]]:
+    """Documents, rows and tokens of each split, one document after another, ordered by their start over the weight."""
+    documents = []
+    below = args.max_tokens or math.inf
+    for number, (texts, weight) in enumerate(zip(streams, weights, strict=True)):
+        before = 0
+        for text, ids in zip(texts, encoder.encode_each(texts), strict=True):
+            documents.append((before / weight, number, text, ids.tolist()))
+            before += len(ids)
+        if len(streams) > 1:  # a mixture ends with the stream that ends first
+            below = min(below, before / weight)
+    splits: dict[str, list[tuple[str, list[int]]]] = {"validation": [], "train": []}
+    for start, _, text, ids in sorted(documents, key=lambda document: document[:2]):
+        held_out = is_held_out(text, args) if args.split == "hash" else start < args.validation_tokens
+        if start < below:
+            splits["validation" if held_out else "train"].append((text, ids))
+    wanted = {}
     for split, of_split in splits.items():
-        pieces = of_split if args.packing == "wrap" else [[token for ids in of_split for token in ids]]
+        encoded = [ids for _, ids in of_split]
+        pieces = encoded if args.packing == "wrap" else [sum(encoded, [])]
+        length = args.sequence_length
         least = max(1, args.min_length) if args.packing == "wrap" else length
         windows = [ids[a : a + length + 1] for ids in pieces for a in range(0, max(0, len(ids) - 1), length)]
-        kept = [window for window in windows if len(window) > least]
-        rows[split] = kept, sum(map(len, of_split))
-    return rows
+        rows = [window for window in windows if len(window) > least]
+        wanted[split] = [text for text, _ in of_split], rows, sum(map(len, encoded))
+    return wanted
 
 
 def test_a_preparation_equals_the_naive_one(
@@ -55,12 +66,18 @@ def test_a_preparation_equals_the_naive_one(
     packing = source.choice(["concat", "wrap"])
     # A separator and 7 others fill the targets of a row but one; 8 and 16 fill them; none, one and very many do not.
     sizes = [0, 1, length - 1, length, length + 1, 2 * length - 1, 2 * length, 2 * length + 1, 90]
-    documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]
-    documents = [text[:-1] + source.choice("abcdefgh") if text else text for text in documents]
-    for name, part in (("a", documents[:20]), ("b", documents[20:])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    streams, names = [], []
+    # Weights for which documents of two streams never start together: their order then depends on the parts.
+    weights = [source.uniform(1, 4) for _ in range(source.choice([1, 2, 3]))]
+    for number, weight in enumerate(weights):
+        documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]
+        streams.append([text[:-1] + source.choice("abcdefgh") if text else text for text in documents])
+        for name, part in (("a", streams[-1][:20]), ("b", streams[-1][20:])):
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in part)
+            (tmp_path / f"{number}-{name}.jsonl").write_text(lines)
+        names.append(f"{tmp_path}/{number}-*.jsonl" + (f"={weight}" if len(weights) > 1 else ""))
     args = DataArguments(
-        data_files=[str(tmp_path / "*.jsonl")],
+        source=",".join(names),
         tokenizer=str(tokenizer),
         dataset_dir=str(tmp_path / "out"),
         packing=packing,  # type: ignore[arg-type]
@@ -77,16 +94,27 @@ def test_a_preparation_equals_the_naive_one(
     verify(args.dataset_dir, manifest)
     assert json.loads(Path(args.dataset_dir, "manifest.json").read_text()) == json.loads(json.dumps(manifest))
     assert not Path(args.dataset_dir + ".staging").exists()
-    encoder = Encoder(tokenizer, separator=separator)
-    for split, (rows, tokens) in naive(documents, args, encoder).items():
+    shares = [weight / sum(weights) for weight in weights]
+    wanted = naive(streams, shares, args, Encoder(tokenizer, separator=separator))
+    for split, (texts, rows, tokens) in wanted.items():
         table = load_from_disk(f"{args.dataset_dir}/{split}")
         assert table["input_ids"][:] == rows and table.features["input_ids"].feature.dtype == "uint16"
         counts = manifest["counts"][split]
         targets = sum(len(row) - 1 for row in rows)
+        empty = counts["empty_documents"]
         firsts = 1 if packing == "concat" else counts["documents"]
+        assert (counts["documents"] + empty, empty) == (len(texts), texts.count(""))
         assert (counts["rows"], counts["row_tokens"], counts["tokens"]) == (len(rows), targets, tokens)
         assert tokens == firsts + targets + counts["dropped_tokens"]
-    counts = manifest["counts"]["validation"]
+        assert tokens == sum(of["tokens"] for of in counts.get("sources", {"": counts}).values())
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
-    assert len(lines) == counts["documents"] + counts["empty_documents"]
-    assert sum(map(len, encoder.encode_each([json.loads(line)["text"] for line in lines]))) == counts["tokens"]
+    assert [json.loads(line)["text"] for line in lines] == wanted["validation"][0]
+
+
+def test_the_hash_holds_out_its_fraction_by_the_text_and_the_seed() -> None:
+    held_out = []
+    for seed in (0, 1):
+        args = DataArguments(source="embedded", split="hash", validation_fraction=0.2, split_seed=seed)
+        held_out.append({number for number in range(2000) if is_held_out(f"document {number}", args)})
+    assert all(320 < len(numbers) < 480 for numbers in held_out)
+    assert len(held_out[0] & held_out[1]) < 160

@@ -14,6 +14,7 @@ from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import disk
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.sources import token_files
 from gpt2_repro.data.sources.files import SourceFile
 from gpt2_repro.data.sources.text_files import TextFile
 from gpt2_repro.data.sources.token_files import TokenFile
@@ -93,11 +94,20 @@ def test_an_encoder_that_differs_is_found_in_the_first_document_and_every_thousa
     assert slow["sha256"] == manifest["sha256"]
 
 
-def test_tokens_come_back_as_they_were_exported(arguments, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_tokens_come_back_as_they_were_exported(
+    arguments, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args, shards = arguments(), tmp_path / "shards"
     manifest = prepare(args)
     words = ["--data_files", *args.data_files, "--dataset_dir", args.dataset_dir, "--tokenizer", "train:300"]
     words += ["--sequence_length", "32", "--validation_tokens", "500", "--export_llmc", str(shards)]
+    with monkeypatch.context() as patch:
+        # numpy says no more where the disk is full
+        full = OSError("9 requested and 4 written")
+        patch.setattr(token_files.np, "zeros", lambda *words: (_ for _ in ()).throw(full))
+        with pytest.raises(UserError, match="shards .*9 requested and 4 written"):
+            prepare_data.main(words)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     prepare_data.main(words)
     assert sorted(path.name for path in shards.iterdir()) == ["out_train_000001.bin", "out_val_000000.bin"]
     assert f"{shards / 'out_val_000000.bin'}\n" in capsys.readouterr().out
