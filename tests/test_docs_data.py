@@ -74,17 +74,16 @@ def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with gzip.open("web/a.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in documents)
     ids = np.resize(np.arange(300, dtype=np.uint16), 3000)  # of train:300, the last one ends a document
-    for name in ("train.bin", "val.bin"):
-        ids.tofile(name)
-    np.roll(ids, 1).tofile("shards/x_val_000000.bin")
-    np.roll(ids, 1).tofile("shards/x_train_000001.bin")
+    for split in ("train", "val"):
+        ids.tofile(f"{split}.bin")
+        np.roll(ids, 1).tofile(f"shards/x_{split}_000001.bin")
 
 
 @pytest.mark.parametrize("command", OFFLINE)
 def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: None) -> None:
     words = words_of(command)
     small = ["--num_proc", "1", "--sequence_length", "16", "--validation_tokens", "200"]
-    if "--split" in words and "hash" in words:
+    if "hash" in words:
         small += ["--validation_fraction", "0.2"]
     if any(word.endswith(".bin") for word in words):
         prepare_data.main(["--data_files", "books/*.txt", "--tokenizer", "train:300", "--dataset_dir", "made", *small])

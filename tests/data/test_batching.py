@@ -15,30 +15,20 @@ SOURCE = np.random.default_rng(0)
 LENGTHS = {
     "all-longest": np.full(3000, 512),
     "all-shortest": np.ones(200_000, int),
-    "all-equal": np.full(9000, 171),
     "uniform": SOURCE.integers(1, 513, 6000),
     "two-extremes": SOURCE.choice([1, 512], 6000),
     "few-long": np.where(SOURCE.random(60_000) < 0.01, 512, SOURCE.integers(1, 9, 60_000)),
-    "few-short": np.where(SOURCE.random(3000) < 0.01, 1, 512),
-    "short-tail": np.minimum(512, SOURCE.geometric(0.01, 15_000)),
     # 512 * m / (m + 1) and one more, so that m + 1 rows just do not fit where m of 512 do.
     "worst-for-8": np.full(4000, 512 * 8 // 9 + 1),
-    "spread-in-logarithm": np.exp(SOURCE.uniform(0, np.log(512), 20_000)).astype(int),
 }
 
 
-def batches_of(
-    targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1, shortest: int = 1
-) -> LengthGroupedBatches:
+def batches_of(targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1) -> LengthGroupedBatches:
     """As a run with micro-batches of `rows` rows of 512 targets has them."""
-    needed = passes_by_length(tokens, rows=rows, longest=512, shortest=shortest)
-    return LengthGroupedBatches(
-        targets,
-        tokens_per_step=tokens,
-        batches_per_step=-(-needed // processes) * processes,
-        max_positions=rows * 512,
-        seed=seed,
-    )
+    needed = passes_by_length(tokens, rows=rows, longest=512, shortest=int(targets.min()))
+    whole = -(-needed // processes) * processes
+    form = {"tokens_per_step": tokens, "batches_per_step": whole, "max_positions": rows * 512}
+    return LengthGroupedBatches(targets, seed=seed, **form)
 
 
 def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0) -> list[set[int]]:
@@ -58,7 +48,7 @@ def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0
 @pytest.mark.parametrize(("rows", "processes"), [(64, 1), (8, 3), (16, 8), (3, 1)])
 def test_the_derived_batches_always_suffice(name: str, rows: int, processes: int) -> None:
     targets, tokens = LENGTHS[name], 65_536
-    sampler = batches_of(targets, tokens=tokens, rows=rows, processes=processes, shortest=int(targets.min()))
+    sampler = batches_of(targets, tokens=tokens, rows=rows, processes=processes)
     per_step = sampler.batches_per_step
     assert per_step % processes == 0
     batches = list(sampler)
@@ -90,8 +80,6 @@ def test_the_rows_of_a_step_depend_on_the_seed_and_its_tokens_alone() -> None:
     assert one == steps(32, 2) == steps(16, 4) == steps(64, 1)
     assert steps(32, 1) != steps(32, 1, seed=2) != steps(32, 1, epoch=1) != one
     assert steps(32, 1, epoch=1) == [frozenset(step) for step in rows_of_steps(targets, 65_536, seed=1, epoch=1)]
-    means = [targets[list(step)].mean() for step in one]  # no step is one of short rows
-    assert len(means) > 20 and max(means) - min(means) < 70  # 148 / sqrt(256) = 9.2 is one standard error
 
 
 def test_an_order_of_several_windows_is_cut_at_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:

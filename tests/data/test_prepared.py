@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from datasets import load_from_disk
 
@@ -50,16 +51,14 @@ def test_validation_is_the_first_rows_that_make_enough_targets(
     manifest = prepare(args)
     splits = {"": "validation", "one": "validation_one", "some_more": "validation_some_more"}
     wanted = {name: load_from_disk(f"{args.dataset_dir}/{split}")["input_ids"][:] for name, split in splits.items()}
-    targets = {name: [len(row) - 1 for row in rows] for name, rows in wanted.items()}
-    main = targets[""]
-    for tokens in (0, 1, main[0], main[0] + 1, 200, sum(main[:5]), sum(main) - 1, sum(main)):
+    main = [len(row) - 1 for row in wanted[""]]
+    for tokens in (1, main[0], main[0] + 1, 200, sum(main[:5]), sum(main) - 1, sum(main), 0):
         train, opened, tokenizer = open_dataset(args, manifest, eval_tokens=tokens)
         assert len(train) == manifest["counts"]["train"]["rows"] and len(tokenizer) == 300
         assert list(opened) == list(splits)
         for name, rows in opened.items():
-            size = len(wanted[name])
-            enough = next(n for n in range(size + 1) if n == size or sum(targets[name][:n]) >= tokens)
-            cut = wanted[name][: enough if tokens else size]
+            before = np.cumsum([0, *(len(row) - 1 for row in wanted[name][:-1])])  # targets before each row
+            cut = [row for row, start in zip(wanted[name], before, strict=True) if start < tokens or not tokens]
             assert [row.tolist() for row in rows[range(len(rows))]["input_ids"]] == cut
     with pytest.raises(UserError, match=f"--eval_tokens {sum(main)}"):
         open_dataset(args, manifest, eval_tokens=sum(main) + 1)

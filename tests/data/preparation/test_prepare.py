@@ -3,16 +3,12 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from datasets import load_from_disk
 
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.preparation import cutting
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources.embedded import Topics, module_docstrings
-from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
 
 
@@ -45,27 +41,6 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
     for overwrite in (False, True):
         with pytest.raises(UserError, match=r"manifest\.json"):
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
-
-
-@pytest.mark.parametrize("packing", ["concat", "wrap"])
-def test_a_file_of_one_document_is_never_in_memory_whole(
-    arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
-) -> None:
-    ids = np.random.default_rng(0).integers(0, 257, 10_007).astype(np.uint16)
-    ids.tofile(tmp_path / "train.bin")
-    ids[:500].tofile(tmp_path / "val.bin")
-    sizes = []
-    monkeypatch.setattr(cutting, "PIECE_TOKENS", 100)
-    short = cutting._short
-    monkeypatch.setattr(cutting, "_short", lambda *words: (sizes.append(len(p[0])) or p for p in short(*words)))
-    train_tokenizer(["abc"], 300, tmp_path / "tokenizer", sequence_length=32)
-    words = {"tokenizer": str(tmp_path / "tokenizer"), "data_files": [f"{tmp_path}/*.bin"], "separator": "none"}
-    args = arguments(split="source", packing=packing, **words)
-    prepare(args)
-    wanted = [ids[start : start + 33].tolist() for start in range(0, len(ids) - 1, 32)]
-    kept = [row for row in wanted if len(row) == 33 or packing == "wrap"]
-    assert load_from_disk(f"{args.dataset_dir}/train")["input_ids"][:] == kept
-    assert max(sizes) <= 97 and sum(sizes) > len(ids)
 
 
 def test_a_mixture_has_its_weights_and_its_own_validation_files(

@@ -11,6 +11,7 @@ from datasets import load_from_disk
 from gpt2_repro.data import shards
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.encoder import Encoder
+from gpt2_repro.data.preparation import cutting
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.staged import is_held_out
 from gpt2_repro.data.shards import verify
@@ -62,6 +63,7 @@ def test_a_preparation_equals_the_naive_one(
     length = source.choice([1, 2, 8, 8])
     monkeypatch.setattr(text_files, "PART_BYTES", source.choice([90, 400, 2**26]))
     monkeypatch.setattr(shards, "BLOCK_IDS", source.choice([70, 200, 2**25]))
+    monkeypatch.setattr(cutting, "PIECE_TOKENS", source.choice([1, 30, 2**22]))  # in memory at once
     separator = source.choice(["before", "after", "none"])
     packing = source.choice(["concat", "wrap"])
     # A separator and 7 others fill the targets of a row but one; 8 and 16 fill them; none, one and very many do not.

@@ -71,24 +71,22 @@ def test_the_peak_holds_staged_tokens_and_rows_but_no_second_copy_of_own_token_f
     assert peak(TokenFile("a.bin", 2_000_000)) == pytest.approx(1.02 * 2e6)
 
 
-def test_an_encoder_that_differs_is_found_in_the_first_document_and_every_thousandth(
-    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("number", [0, 1000])
+def test_an_encoder_that_differs_is_found_in_the_first_document_and_the_thousandth(
+    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
 ) -> None:
     many = tmp_path / "many.jsonl"
-    many.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(2100)))
-    looked_at: list[str] = []
-    agrees, plain = Encoder.agrees, Encoder._plain
-    monkeypatch.setattr(Encoder, "agrees", lambda self, text: looked_at.append(text) or agrees(self, text))
+    many.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(1100)))
     manifest = prepare(arguments(data_files=[str(many)]))
     assert manifest["versions"]["fastokens"]
-    assert looked_at == ["document 0", "document 1000", "document 2000"]
+    plain = Encoder._plain
 
     def wrong(self: Encoder, documents: list[str]):
         ids, lengths = plain(self, documents)
-        return (ids[::-1] if documents == ["document 1000"] else ids), lengths
+        return (ids[::-1] if documents == [f"document {number}"] else ids), lengths
 
     monkeypatch.setattr(Encoder, "_plain", wrong)
-    with pytest.raises(UserError, match="'document 1000' of .*many.jsonl .*--encoder tokenizers"):
+    with pytest.raises(UserError, match=f"'document {number}' of .*many.jsonl .*--encoder tokenizers"):
         prepare(arguments("other", data_files=[str(many)]))
     slow = prepare(arguments("slow", data_files=[str(many)]), PreparationOptions(encoder="tokenizers"))
     assert slow["sha256"] == manifest["sha256"]

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 import prepare_data
 from gpt2_repro.data.rows import open_rows
@@ -221,15 +222,8 @@ def test_any_dataset_by_its_id_and_a_validation_set_of_another(
         assert not list(tmp_path.glob("wrong*"))
 
 
-def test_without_the_hub_one_line_says_so(type_command, tmp_path: Path) -> None:
-    done = type_command("python", "prepare_data.py", "--dataset_dir", tmp_path / "hub", HF_HUB_OFFLINE="1")
-    line = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "HuggingFaceFW/fineweb" in line and "--data_files" in line
-    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
-
-
 def test_errors_of_the_network_are_user_errors_and_those_of_this_disk_are_not() -> None:
-    for error in (ConnectionError("lost"), TimeoutError(), OSError("urlopen")):
+    for error in (OfflineModeIsEnabled(), ConnectionError("lost"), TimeoutError(), OSError("urlopen")):
         with pytest.raises(UserError, match="--data_files"), hub_errors("fetch a file"):
             raise error
     with pytest.raises(OSError, match="No space left"), hub_errors("fetch a file"):

@@ -32,17 +32,22 @@ def csv_of(texts: list[str]) -> bytes:
     return ("\ufeffid,text\n" + "".join(f"1,{text}\n" for text in quoted)).encode()
 
 
-def parquet(texts: list[str | None], kind: pa.DataType | None = None, name: str = "text") -> bytes:
+def parquet(texts: list[str | None] | pa.Array, kind: pa.DataType | None = None, name: str = "text") -> bytes:
     sink = io.BytesIO()
-    column = pa.array(texts, kind or pa.string())
+    column = texts if isinstance(texts, pa.Array) else pa.array(texts, kind or pa.string())
     table = pa.table({"id": list(range(len(texts))), "meta": [{"a": 1}] * len(texts), name: column})
     pyarrow.parquet.write_table(table, sink, row_group_size=2)
     return sink.getvalue()
 
 
 def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]]:
-    """All documents and what was bad, part by part; the parts are as large as the file."""
-    file = TextFile(str(path), path.stat().st_size, form or TextForm())
+    """All documents and what was bad, part by part; the parts are as large as the file.
+
+    Files called body.* have another text column; those called line.* or paragraph.* are read so.
+    """
+    column = "body" if path.stem == "body" else "text"
+    sample_by = path.name.partition(".")[0] if path.name.startswith(("line.", "paragraph.")) else "document"
+    file = TextFile(str(path), path.stat().st_size, form or TextForm(text_column=column, sample_by=sample_by))
     parts = file.parts()
     assert abs(sum(part.size for part in parts) - file.size) < len(parts)
     batches = [batch for part in parts for batch in part.read()]
@@ -73,7 +78,7 @@ def test_every_kind_gives_the_same_documents_in_any_parts(
     monkeypatch.setattr(text_files, "PART_BYTES", part_bytes)
     path = tmp_path / name
     path.write_bytes(content)
-    assert read(path, TextForm(text_column="body" if path.stem == "body" else "text")) == (TEXTS, [])
+    assert read(path) == (TEXTS, [])
 
 
 @pytest.mark.parametrize("part_bytes", [1, 7, 2**26])
@@ -82,12 +87,13 @@ def test_a_text_file_is_a_document_or_its_lines_or_paragraphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, suffix: str
 ) -> None:
     monkeypatch.setattr(text_files, "PART_BYTES", part_bytes)
-    path, text = tmp_path / f"a{suffix}", "one\ntwo\n\n\nthree\n\nfour"
+    text = "one\ntwo\n\n\nthree\n\nfour"
     content = f"\ufeff{text}".encode()  # a byte order mark is not text
-    path.write_bytes(gzip.compress(content) if suffix == ".txt.gz" else content)
-    assert read(path) == ([text], [])
-    assert read(path, TextForm(sample_by="line")) == (["one", "two", "", "", "three", "", "four"], [])
-    assert read(path, TextForm(sample_by="paragraph")) == (["one\ntwo", "three", "four"], [])
+    lines, paragraphs = ["one", "two", "", "", "three", "", "four"], ["one\ntwo", "three", "four"]
+    for name, documents in (("document", [text]), ("line", lines), ("paragraph", paragraphs)):
+        path = tmp_path / f"{name}{suffix}"
+        path.write_bytes(gzip.compress(content) if suffix == ".txt.gz" else content)
+        assert read(path) == (documents, [])
 
 
 def test_rows_of_a_page_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,49 +104,51 @@ def test_rows_of_a_page_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read(path, TextForm(first_row=" = "))[0] == ["", "".join(rows[1:6]), "".join(rows[6:])]
 
 
+BAD_LINES = [
+    b'{"text": "good"}',
+    b"",
+    b'{"body": "y"}',
+    b'{"text": 5}',
+    b"not json",
+    b'{"text": null}',
+    b'{"text": "\xff"}',
+    b'{"text": "half \\ud83d"}',
+    b'{"text": "whole \\ud83d\\ude42"}',
+    b"[1]",
+    b'{"text": "\xed\xa0\xbd"}',
+    b'{"text": ' + 100_000 * b"[",
+]
+BAD_TEXT = b"good\nna\xefve\nfine"
+BAD_CSV = b'id,text\n1,"two\nlines"\n2,na\xefve\n3\n4,\n5,fine\n6,one,two\n'
+BAD_STRINGS = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b"d"], pa.binary()).buffers())
+
+
 @pytest.mark.parametrize("part_bytes", [40, 2**26])
-def test_bad_rows_are_named_with_their_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "documents", "places"),
+    [
+        (
+            "a.jsonl",
+            b"\n".join(BAD_LINES),
+            ["good", "", "whole 🙂"],
+            [f"line {n}," for n in (3, 4, 5, 7, 8, 10, 11, 12)],
+        ),
+        ("a.txt", BAD_TEXT, [], ["byte 7"]),
+        ("line.txt", BAD_TEXT, ["good", "fine"], ["line 2,"]),
+        ("a.csv", BAD_CSV, ["two\nlines", "", "fine"], ["line 4,", "line 5,", "line 8,"]),
+        ("a.parquet", parquet(BAD_STRINGS), ["ab", "d"], ["row 2,"]),
+    ],
+)
+def test_bad_rows_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, name: str, content: bytes, documents, places
+) -> None:
     monkeypatch.setattr(text_files, "PART_BYTES", part_bytes)
-    path = tmp_path / "a.jsonl"
-    lines = [
-        b'{"text": "good"}',
-        b"",
-        b'{"body": "y"}',
-        b'{"text": 5}',
-        b"not json",
-        b'{"text": null}',
-        b'{"text": "\xff"}',
-        b'{"text": "half \\ud83d"}',
-        b'{"text": "whole \\ud83d\\ude42"}',
-        b"[1]",
-        b'{"text": "\xed\xa0\xbd"}',
-        b'{"text": ' + 100_000 * b"[",
-    ]
-    path.write_bytes(b"\n".join(lines))
-    documents, bad = read(path)
-    assert documents == ["good", "", "whole 🙂"]
-    objects, unicode = [3, 4, 5, 10, 12], [7, 8, 11]
-    assert len(bad) == len(objects + unicode)
-    for number, line in zip(sorted(objects + unicode), bad, strict=True):
-        assert line.startswith(f"{path}, line {number}, ")
-        assert ("`text`" if number in objects else "Unicode") in line
-
-
-def test_bad_rows_of_the_other_kinds(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes("good\nnaïve\nfine".encode("latin-1"))
-    assert read(path) == ([], [f"{path} is no valid UTF-8 at byte 7"])
-    assert read(path, TextForm(sample_by="line")) == (["good", "fine"], [f"{path}, line 2, is no valid Unicode"])
-    path = tmp_path / "a.csv"
-    path.write_bytes(
-        'id,text\n1,"two\nlines"\n2,naïve\n3\n4,\n5,日本\n6,one,two\n'.encode().replace("ï".encode(), b"\xef")
-    )
-    wrong = {4: "is no valid UTF-8", 5: "has too few fields", 8: "has too many fields"}
-    assert read(path) == (["two\nlines", "", "日本"], [f"{path}, line {n}, {what}" for n, what in wrong.items()])
-    path = tmp_path / "a.parquet"
-    invalid = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b"d"], pa.binary()).buffers())
-    pyarrow.parquet.write_table(pa.table({"text": invalid}), path)
-    assert read(path) == (["ab", "d"], [f"{path}, row 2, is no valid UTF-8"])
+    path = tmp_path / name
+    path.write_bytes(content)
+    found, bad = read(path)
+    assert found == documents
+    for line, place in zip(bad, places, strict=True):
+        assert line.startswith(str(path)) and place in line
 
 
 CSV = b'id,text\n1,"one"\n2,"two'
@@ -165,6 +173,7 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.csv", CSV + b"x" * 5000 + b'"\n', "row 2 (line 3)"),
         ("a.txt", b"x" * 4001, "--sample_by paragraph"),
         ("a.jsonl", jsonl(["short", "x" * 4001]), "line 2"),
+        ("paragraph.txt", b"short\n" + 200 * b"\n" + 900 * b"line\n", "line 202,"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(
@@ -178,21 +187,12 @@ def test_files_that_cannot_be_read_are_named(
     assert str(path) in str(error.value) and named in str(error.value)
 
 
-def test_a_paragraph_that_would_not_fit_into_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "LONGEST_DOCUMENT", 100)
-    path = tmp_path / "b.txt"
-    path.write_bytes(b"short\n" + 200 * b"\n" + 30 * b"line\n")
-    with pytest.raises(UserError, match="line 202,"):
-        read(path, TextForm(sample_by="paragraph"))
-
-
 def test_a_part_inside_a_long_line_does_not_hold_it(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(2**25 * b"x" + b"\nnext")
-    size = path.stat().st_size
+    part = TextPart(str(path), TextForm(sample_by="line"), start=10, stop=2**25 + 5, size=2**25)
     tracemalloc.start()
-    batches = list(TextPart(str(path), TextForm(sample_by="line"), 10, size, size - 10).read())
+    assert [batch.documents for batch in part.read()] == [["next"]]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [batch.documents for batch in batches] == [["next"]]
     assert peak < 2**23

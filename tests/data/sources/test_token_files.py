@@ -26,12 +26,6 @@ def test_shards_are_llmc_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert np.concatenate([read_header(path).ids() for path in train]).tolist() == stream.tolist()
 
 
-def test_raw_ids_are_nanogpt_s(tmp_path: Path) -> None:
-    np.array([5, 6, END], np.uint16).tofile(tmp_path / "train.bin")
-    part = read_header(tmp_path / "train.bin")
-    assert part.ids().tolist() == [5, 6, END] and part.offset == 0
-
-
 def header(*words: int) -> bytes:
     return np.array([*words, *[0] * (256 - len(words))], "<i4").tobytes()
 
@@ -71,6 +65,7 @@ def test_documents_are_found_by_their_separators(
 ) -> None:
     np.array(ids, np.uint16).tofile(tmp_path / "a.bin")
     part = read_header(tmp_path / "a.bin")
+    assert part.ids().tolist() == ids
     assert part.lengths(None if separator == "none" else END, separator).tolist() == lengths
     shown = separator_shown(part, part, END)
     assert shown == {END: "before"}.get(ids[0], "after" if ids[-1] == END else None)
