@@ -10,7 +10,6 @@ import pytest
 
 from gpt2_repro.data import overlap
 from gpt2_repro.data.overlap import EvaluationNgrams, N, check_files, ngram_hashes
-from gpt2_repro.data.packing import pack_rows, pack_windows
 from gpt2_repro.errors import UserError
 
 
@@ -28,21 +27,6 @@ def spell(ids: np.ndarray) -> str:
 
 def naive_ngrams(ids: np.ndarray) -> set[tuple[int, ...]]:
     return {tuple(ids[place : place + N].tolist()) for place in range(len(ids) - N + 1)}
-
-
-def glue(rows: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([rows[0], *(row[1:] for row in rows[1:])]) if rows else np.empty(0, np.uint16)
-
-
-def rows_of(documents: list[np.ndarray], packing: str, length: int, min_length: int) -> list[list[np.ndarray]]:
-    """Rows that continue each other: of the whole stream (concat) or of each document (wrap)."""
-    if packing == "concat":
-        return [[row for block in pack_rows(documents, length) for row in block]]
-    rows = []
-    for document in documents:
-        blocks = pack_windows([(document, np.array([len(document)]))], length, min_length=min_length)
-        rows.append([row for ids, ends in blocks for row in np.split(ids, np.cumsum(ends))[:-1]])
-    return rows
 
 
 @pytest.mark.parametrize(
@@ -71,15 +55,19 @@ def test_equal_to_naive_sets(
     documents = [source.integers(0, 3, size).astype(np.uint16) for size in sizes]
     if separator == "before":
         documents = [np.array([*[END][: len(ids)], *ids], np.uint16) for ids in documents]
-    groups = rows_of(documents, packing, length, min_length)
-    trained = set().union(*(naive_ngrams(glue(group)) for group in groups))
-    rows = [row for group in groups for row in group]
+    rows, trained = [], set()
+    least = length if packing == "concat" else max(1, min_length)
+    for ids in [np.concatenate(documents)] if packing == "concat" else documents:
+        windows = [ids[start : start + length + 1] for start in range(0, len(ids) - 1, length)]
+        kept = [window for window in windows if len(window) > least]
+        rows += kept
+        trained |= naive_ngrams(ids[: sum(len(window) - 1 for window in kept) + 1])
     cuts = [0, *np.cumsum(source.integers(0, 6, len(rows))).tolist(), len(rows)]  # blocks of 0 to 5 rows
     parts = [rows[first:end] for first, end in itertools.pairwise(cuts) if first < len(rows)]
     blocks = [(np.concatenate([*part, np.empty(0, np.uint16)]), np.array([*map(len, part)], int)) for part in parts]
 
     # Texts over the borders of documents too, with and without an id that two rows may share.
-    texts = [np.concatenate(documents), glue(rows)]
+    texts = [np.concatenate(documents), np.concatenate([row[1:] for row in rows])]
     pieces = [text[place : place + int(source.integers(0, 60))] for text in texts for place in range(0, len(text), 17)]
     items = [[spell(part[part != END]) for part in pieces[n : n + 1 + n % 3]] for n in range(len(pieces))]
     items.append([spell(source.integers(0, 3, 200))])

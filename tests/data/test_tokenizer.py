@@ -32,14 +32,11 @@ def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained
 
 def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
     texts = ["abc <|endoftext|> def", "", "abc"]
-    by_place = {place: Encoder(trained, separator=place).encode_each(texts) for place in ("before", "after", "none")}
-    for spelled, empty, short in by_place.values():
-        assert len(empty) == 0
-        assert (spelled == 299).sum() == (short == 299).sum() <= 1
-    assert by_place["before"][2].tolist() == [299, *by_place["none"][2]]
-    assert by_place["after"][2].tolist() == [*by_place["none"][2], 299]
-    tokenizer = AutoTokenizer.from_pretrained(trained)
-    assert tokenizer.decode(by_place["none"][0]) == texts[0]
+    before, after, none = (Encoder(trained, separator=of).encode_each(texts) for of in ("before", "after", "none"))  # type: ignore[arg-type]
+    for ids, bare in zip(before, none, strict=True):
+        assert 299 not in bare and ids.tolist() == [*([299] if len(bare) else []), *bare]
+    assert [ids.tolist() for ids in after] == [[*ids[1:], *ids[:1]] for ids in before]
+    assert AutoTokenizer.from_pretrained(trained).decode(none[0]) == texts[0]
 
 
 @pytest.fixture

@@ -54,7 +54,16 @@ def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]
     return [text for batch in batches for text in batch.documents], [line for batch in batches for line in batch.bad]
 
 
-@pytest.mark.parametrize("part_bytes", [1, 40, 2**26])
+TEXT = "one\ntwo\n\n\nthree\n\nfour"
+MARKED = f"\ufeff{TEXT}".encode()  # a byte order mark is not text
+WANTED = {
+    "document": [TEXT],
+    "line": ["one", "two", "", "", "three", "", "four"],
+    "paragraph": ["one\ntwo", "three", "four"],
+}
+
+
+@pytest.mark.parametrize("part_bytes", [1, 7, 40, 2**26])
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -70,6 +79,8 @@ def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]
         ("body.parquet", parquet([*TEXTS], name="body")),
         ("a.parquet", parquet([text or None for text in TEXTS], pa.large_string())),
         ("a.parquet", parquet([*TEXTS], pa.dictionary(pa.int32(), pa.string()))),
+        *((f"{kind}.txt", MARKED) for kind in WANTED),
+        *((f"{kind}.txt.gz", gzip.compress(MARKED)) for kind in WANTED),
     ],
 )
 def test_every_kind_gives_the_same_documents_in_any_parts(
@@ -78,22 +89,7 @@ def test_every_kind_gives_the_same_documents_in_any_parts(
     monkeypatch.setattr(text_files, "PART_BYTES", part_bytes)
     path = tmp_path / name
     path.write_bytes(content)
-    assert read(path) == (TEXTS, [])
-
-
-@pytest.mark.parametrize("part_bytes", [1, 7, 2**26])
-@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
-def test_a_text_file_is_a_document_or_its_lines_or_paragraphs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, suffix: str
-) -> None:
-    monkeypatch.setattr(text_files, "PART_BYTES", part_bytes)
-    text = "one\ntwo\n\n\nthree\n\nfour"
-    content = f"\ufeff{text}".encode()  # a byte order mark is not text
-    lines, paragraphs = ["one", "two", "", "", "three", "", "four"], ["one\ntwo", "three", "four"]
-    for name, documents in (("document", [text]), ("line", lines), ("paragraph", paragraphs)):
-        path = tmp_path / f"{name}{suffix}"
-        path.write_bytes(gzip.compress(content) if suffix == ".txt.gz" else content)
-        assert read(path) == (documents, [])
+    assert read(path) == (WANTED.get(name.partition(".")[0], TEXTS), [])
 
 
 def test_rows_of_a_page_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
