@@ -65,30 +65,18 @@ def test_the_derived_batches_always_suffice(name: str, rows: int, processes: int
     assert targets.sum() - targets[list(itertools.chain(*batches))].sum() < tokens + targets.max()
 
 
-def test_the_rows_of_a_step_depend_on_the_seed_and_its_tokens_alone() -> None:
-    targets = LENGTHS["uniform"]
-
-    def steps(rows: int, processes: int, seed: int = 1, epoch: int = 0) -> list[frozenset[int]]:
-        sampler = batches_of(targets, tokens=65_536, rows=rows, processes=processes, seed=seed)
-        sampler.set_epoch(epoch)
-        np.random.seed(rows)  # nothing global may matter
-        batches, per_step = list(sampler), sampler.batches_per_step
-        starts = range(0, len(batches), per_step)
-        return [frozenset(itertools.chain(*batches[start : start + per_step])) for start in starts]
-
-    one = steps(32, 1)
-    assert one == steps(32, 2) == steps(16, 4) == steps(64, 1)
-    assert steps(32, 1) != steps(32, 1, seed=2) != steps(32, 1, epoch=1) != one
-    assert steps(32, 1, epoch=1) == [frozenset(step) for step in rows_of_steps(targets, 65_536, seed=1, epoch=1)]
-
-
-def test_an_order_of_several_windows_is_cut_at_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_follow_the_order_of_seed_and_epoch_in_any_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EpochSampler, "BLOCK", 4)
     targets = SOURCE.integers(1, 513, 1002)
-    sampler = batches_of(targets, tokens=8192, rows=8, processes=1)
-    for window in (20, 100):  # rows; a step has about 32
+    found = []
+    for seed, epoch, window in ((1, 0, 20), (1, 0, 100), (2, 0, 100), (1, 1, 100)):  # in rows; a step has about 32
         monkeypatch.setattr(EpochSampler, "WINDOW", window)
-        assert [set(rows.tolist()) for rows in sampler.steps()] == rows_of_steps(targets, 8192, seed=1)
+        sampler = batches_of(targets, tokens=8192, rows=8, processes=1, seed=seed)
+        sampler.set_epoch(epoch)
+        np.random.seed(len(found))  # nothing global may matter
+        found.append([set(rows.tolist()) for rows in sampler.steps()])
+        assert found[-1] == rows_of_steps(targets, 8192, seed=seed, epoch=epoch)
+    assert found[1] != found[2] != found[3] != found[1]
 
 
 def test_the_largest_batch_is_as_small_as_it_can_be() -> None:

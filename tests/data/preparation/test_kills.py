@@ -1,23 +1,22 @@
 """A preparation is killed several times, by SIGKILL, and ends with the folder of one that was left alone."""
 
+import contextlib
 import glob
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.commands import ROOT, start_command
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds workers by /proc"),
-]
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
+
 # Parts of 2 KB and files of rows of 3 KB, so that a second of work has a hundred places to be killed at.
 STORY = """
 import sys
@@ -41,28 +40,20 @@ def start(tmp_path: Path, corpus: list[Path]) -> Callable[..., subprocess.Popen[
     def run(name: str, workers: int) -> subprocess.Popen[str]:
         form = ("--tokenizer", "train:300", "--sequence_length", 32, "--split", "hash", "--validation_fraction", 0.1)
         files = ("--data_files", *corpus, "--dataset_dir", tmp_path / name, "--validation_text", "true")
-        return subprocess.Popen(
-            [sys.executable, str(story), *map(str, (*form, *files, "--num_proc", workers))],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        words = ("python", story, *form, *files, "--num_proc", workers)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return start_command(words, {"PYTHONPATH": str(ROOT)}, **streams)
 
     return run
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """Living processes of the session."""
+    """Living processes of the session, those without a parent too."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[3] == str(process.pid) and fields[0] != "Z":
-            found.append(int(entry.name))
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(pid) == process.pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
     return found
 
 

@@ -57,7 +57,7 @@ def naive(
 
 
 def test_a_preparation_equals_the_naive_one(
-    seed: int, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, arguments, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(seed)
     length = source.choice([1, 2, 8, 8])
@@ -78,20 +78,11 @@ def test_a_preparation_equals_the_naive_one(
             lines = "".join(json.dumps({"text": text}) + "\n" for text in part)
             (tmp_path / f"{number}-{name}.jsonl").write_text(lines)
         names.append(f"{tmp_path}/{number}-*.jsonl" + (f"={weight}" if len(weights) > 1 else ""))
-    args = DataArguments(
-        source=",".join(names),
-        tokenizer=str(tokenizer),
-        dataset_dir=str(tmp_path / "out"),
-        packing=packing,  # type: ignore[arg-type]
-        sequence_length=length,
-        min_length=source.choice([0, length // 2, length]) if packing == "wrap" else 0,
-        separator=separator,  # type: ignore[arg-type]
-        split=source.choice(["head", "hash"]),  # type: ignore[arg-type]
-        validation_tokens=100,  # type: ignore[arg-type]
-        validation_fraction=0.3,
-        max_tokens=source.choice([0, 350]),  # type: ignore[arg-type]
-        validation_text=True,
-    )
+    form = {"sequence_length": length, "packing": packing, "separator": separator, "validation_fraction": 0.3}
+    form["min_length"] = source.choice([0, length // 2, length]) if packing == "wrap" else 0
+    form |= {"split": source.choice(["head", "hash"]), "max_tokens": source.choice([0, 350]), "validation_tokens": 100}
+    text = {"data_files": [], "source": ",".join(names), "validation_text": True}
+    args = arguments(**form, **text, tokenizer=str(tokenizer))
     manifest = prepare(args)
     verify(args.dataset_dir, manifest)
     assert json.loads(Path(args.dataset_dir, "manifest.json").read_text()) == json.loads(json.dumps(manifest))
