@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 import prepare_data
 from benchmarks.preparation_contenders import count
 from benchmarks.preparation_corpus import write_corpus
-from benchmarks.preparation_table import Measured, agreed_tokens, table
 
 
 ROOT = Path(__file__).parents[2]
@@ -55,20 +54,3 @@ def test_contenders_leave_the_tokens_that_their_methods_say(real_data: Path, tmp
     kept = sum(window for window in windows if window >= 256)
     assert 0 < kept < sum(windows) and counted["blog"]["padding"] > 0
     assert (counted["blog"]["text_tokens"], counted["blog"]["separators"]) == (kept, 0)
-
-
-def test_the_table_divides_what_was_measured() -> None:
-    def of(seconds: list[float], tokens: int) -> list[Measured]:
-        counts = {"text_tokens": tokens, "separators": 0}
-        return [Measured(second, 2_000_000_000, 1_000_000_000, 7_000_000, 2 * tokens, counts) for second in seconds]
-
-    theirs = {2: of([4.0, 4.0], 1_000_000), 8: of([10.0, 11.0], 4_000_000)}
-    of_kind = {"ours": {2: of([2.0, 2.0], 1_000_000), 8: of([4.0, 3.0], 4_000_000)}, "llmc": theirs}
-    tokens = agreed_tokens({"parquet": of_kind})
-    line = table(of_kind, {2: 5_000_000, 8: 21_000_000}, tokens).splitlines()[-1]
-    cells = line.strip("| ").split(" | ")[1:]
-    assert cells[:6] == ["10.5 (10.0 to 11.0)", "2.00", "380,952", "2.46", "3.00", "4.33"]
-    assert cells[6:] == ["2.00 GB (1.00)", "2.00", "7 MB"]
-    theirs[8][0].counts["text_tokens"] += 1
-    with pytest.raises(SystemExit, match="8 files differ"):
-        agreed_tokens({"parquet": of_kind})

@@ -11,6 +11,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import open_manifest
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import open_dataset, open_split
+from gpt2_repro.data.shards import verify
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import parse_recipe
 
@@ -67,7 +68,7 @@ def test_validation_is_the_first_rows_that_make_enough_targets(
         open_dataset(args, manifest, eval_tokens=0)
 
 
-def test_files_that_are_missing_short_or_new_are_named(arguments) -> None:
+def test_files_that_are_missing_short_new_or_changed_are_named(arguments) -> None:
     args = arguments()
     manifest = prepare(args)
     path = Path(args.dataset_dir, "train", "data-00000.arrow")
@@ -79,3 +80,10 @@ def test_files_that_are_missing_short_or_new_are_named(arguments) -> None:
         changed.unlink(missing_ok=True)
         path.write_bytes(content)
     assert len(open_split(args.dataset_dir, "train", manifest)) == manifest["counts"]["train"]["rows"]
+    verify(args.dataset_dir, manifest)
+    for changed in (path, Path(args.dataset_dir, "tokenizer", "tokenizer.json")):
+        content = changed.read_bytes()
+        changed.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        with pytest.raises(UserError, match=changed.name):
+            verify(args.dataset_dir, manifest)
+        changed.write_bytes(content)

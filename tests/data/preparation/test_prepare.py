@@ -7,7 +7,6 @@ import pytest
 
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources.embedded import Topics, module_docstrings
 from gpt2_repro.errors import UserError
 
@@ -62,19 +61,6 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
     assert manifest["counts"]["validation"]["documents"] == len(lines)
 
 
-def test_verify_finds_a_changed_bit_and_a_changed_file(arguments) -> None:
-    args = arguments()
-    manifest = prepare(args)
-    verify(args.dataset_dir, manifest)
-    for name in ("train/data-00000.arrow", "tokenizer/tokenizer.json"):
-        path = Path(args.dataset_dir, name)
-        content = path.read_bytes()
-        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-        with pytest.raises(UserError, match=name):
-            verify(args.dataset_dir, manifest)
-        path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -110,6 +96,31 @@ def test_a_mistake_is_named_and_leaves_nothing(arguments, changes: dict, named: 
         prepare(arguments(**changes))
     assert named in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
+    arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus[0].parent)
+    (tmp_path / "link [1].jsonl").symlink_to(corpus[1])
+    names = ["a.jsonl", *map(str, corpus), str(tmp_path / "link [1].jsonl"), f"../{corpus[0].parent.name}/[a].jsonl"]
+    assert prepare(arguments("names", data_files=names))["sha256"] == prepare(arguments("once"))["sha256"]
+    wanted = prepare(arguments("wanted", data_files=[str(corpus[1])]))["sha256"]
+    assert prepare(arguments("link", data_files=[], source=names[3]))["sha256"] == wanted
+
+
+def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path], tmp_path: Path) -> None:
+    first, second = corpus
+    for changes, named in [
+        ({"data_files": [], "source": f"{first}=1,{first}=2"}, "a.jsonl"),
+        ({"data_files": [], "source": f"{first.parent}/*.jsonl=1,{second}=1"}, "b.jsonl"),
+        ({"validation_sets": [f"mine={second}"]}, "b.jsonl"),
+    ]:
+        with pytest.raises(UserError, match=named):
+            prepare(arguments(**changes))
+    assert not list(tmp_path.iterdir())
+    prepare(arguments("mixture", data_files=[], source=f"{first}=1,{second}=1"))
+    prepare(arguments("set", data_files=[str(first)], validation_sets=[f"mine={second}"]))
 
 
 def test_the_embedded_corpus_is_prose_of_this_python() -> None:

@@ -35,14 +35,9 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: i
             run()
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "PART_BYTES", 2000)
     monkeypatch.setattr(shards, "BLOCK_IDS", 400)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     form = {"split": "hash", "validation_fraction": 0.1}
     alone, args = prepare(arguments("alone", **form)), arguments("cut", **form)
     for shard in (2, sum(map(len, alone["shards"].values()))):
