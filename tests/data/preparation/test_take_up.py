@@ -107,9 +107,9 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
     first = prepare(args)
     killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args, overwrite))
     killed_at(monkeypatch, shards, "_write_shard", 2, lambda: prepare(arguments("other"), overwrite))
-    assert prepare(args) == json.loads(json.dumps(first))
-    assert Path(args.dataset_dir + ".staging", "folder").exists()
-    assert prepare(args, overwrite) == json.loads(json.dumps(first))
+    for options, kept in ((None, True), (overwrite, False)):
+        assert prepare(args, options) == json.loads(json.dumps(first))
+        assert Path(args.dataset_dir + ".staging").exists() == kept
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")

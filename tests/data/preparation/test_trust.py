@@ -14,7 +14,6 @@ from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import disk
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources import token_files
-from gpt2_repro.data.sources.files import SourceFile
 from gpt2_repro.data.sources.text_files import TextFile
 from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError
@@ -58,12 +57,10 @@ def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_peak_holds_staged_tokens_and_rows_but_no_second_copy_of_own_token_files() -> None:
-    def peak(file: SourceFile, limit: int = 0) -> float:
-        return disk.expected_peak([([file], limit)], itemsize=2, characters=False)
-
-    assert peak(TextFile("a.jsonl", 4_500_000)) == pytest.approx(1.02 * (2e6 + 2e6))
-    assert peak(TextFile("a.jsonl", 4_500_000), 500_000) == pytest.approx(1.02 * (1e6 + 1e6))
-    assert peak(TokenFile("a.bin", 2_000_000)) == pytest.approx(1.02 * 2e6)
+    text, tokens = TextFile("a.jsonl", 4_500_000), TokenFile("a.bin", 2_000_000)
+    for file, limit, wanted in ((text, 0, 2e6 + 2e6), (text, 500_000, 1e6 + 1e6), (tokens, 0, 2e6)):
+        peak = disk.expected_peak([([file], limit)], itemsize=2, characters=False)
+        assert peak == pytest.approx(1.02 * wanted)
 
 
 @pytest.mark.parametrize("number", [0, 1000])
@@ -87,9 +84,7 @@ def test_an_encoder_that_differs_is_found_in_the_first_document_and_the_thousand
     assert slow["sha256"] == manifest["sha256"]
 
 
-def test_tokens_come_back_as_they_were_exported(
-    arguments, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_come_back_as_they_were_exported(arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args, shards = arguments(), tmp_path / "shards"
     manifest = prepare(args)
     words = ["--data_files", *args.data_files, "--dataset_dir", args.dataset_dir, "--tokenizer", "train:300"]
@@ -103,7 +98,6 @@ def test_tokens_come_back_as_they_were_exported(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     prepare_data.main(words)
     assert sorted(path.name for path in shards.iterdir()) == ["out_train_000001.bin", "out_val_000000.bin"]
-    assert f"{shards / 'out_val_000000.bin'}\n" in capsys.readouterr().out
     with pytest.raises(UserError, match="--export_llmc"):
         prepare_data.main(words)
     tokenizer = f"{args.dataset_dir}/tokenizer"

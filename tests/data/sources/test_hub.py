@@ -23,6 +23,7 @@ from gpt2_repro.data.sources.hub import hub_errors
 from gpt2_repro.data.sources.token_files import write_shards
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object
 
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -98,9 +99,6 @@ def hub() -> Iterator[Hub]:
 
         do_HEAD = do_POST = do_GET
 
-        def log_message(self, *words: object) -> None:
-            pass
-
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     known.url = f"http://127.0.0.1:{server.server_port}"
@@ -141,10 +139,6 @@ def tokenizer(documents: list[str], tmp_path: Path) -> Path:
     return tmp_path / "tokenizer"
 
 
-def manifest_of(folder: Path) -> dict:
-    return json.loads((folder / "manifest.json").read_text())
-
-
 def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
     hub: Hub, prepare_online: Prepare, tokenizer: Path, documents: list[str], corpus: list[Path], tmp_path: Path
 ) -> None:
@@ -159,11 +153,11 @@ def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
         assert not (tmp_path / "out").exists()
     assert not prepare_online(*words, "--num_proc", 2)
     assert hub.asked == [f"00{n}.parquet" for n in (0, 1, 2, 2, 3)]
-    manifest = manifest_of(tmp_path / "out")
+    manifest = read_object(tmp_path / "out" / "manifest.json")
     files = {"repository": repository, "files": "sample/10BT/*.parquet", "revision": REVISION}
     assert manifest["source"] == {"name": "fineweb-10bt", **files, "weight": 1.0}
     assert not prepare_online(*words, "--data_files", *corpus, folder="local")
-    assert manifest["sha256"] == manifest_of(tmp_path / "local")["sha256"]
+    assert manifest["sha256"] == read_object(tmp_path / "local" / "manifest.json")["sha256"]
     assert not list(tmp_path.rglob("*.parquet")) and not (tmp_path / "out.staging").exists()
     for folder in ("kept", "again"):  # the second preparation reads the Hub's cache
         assert not prepare_online(*words, "--keep_downloads", folder=folder)
@@ -185,7 +179,7 @@ def test_ready_made_tokens_keep_their_validation_shard(
         ids, lengths = open_rows(tmp_path / "out" / split).joined()
         rows = ids.reshape(-1, 33)
         assert [*rows[:, :-1].ravel(), rows[-1, -1]] == wanted[: len(rows) * 32 + 1].tolist()
-        assert manifest_of(tmp_path / "out")["counts"][split]["tokens"] == len(wanted)
+        assert read_object(tmp_path / "out" / "manifest.json")["counts"][split]["tokens"] == len(wanted)
 
 
 def test_any_dataset_by_its_id_and_a_validation_set_of_another(
@@ -206,12 +200,12 @@ def test_any_dataset_by_its_id_and_a_validation_set_of_another(
     }
     source = ("--source", "someone/prose:small")
     assert not prepare_online(*source, "--text_column", "body", "--validation_sets", "wiki=wikitext-103")
-    manifest = manifest_of(tmp_path / "out")
+    manifest = read_object(tmp_path / "out" / "manifest.json")
     assert manifest["source"]["revision"] == REVISION and manifest["source"]["config"] == "small"
     assert manifest["validation_sets"]["wiki"]["repository"] == "Salesforce/wikitext"
     assert manifest["counts"]["validation_wiki"]["documents"] == 2
     assert not prepare_online("--data_files", *corpus, folder="local")
-    local = manifest_of(tmp_path / "local")["sha256"]
+    local = read_object(tmp_path / "local" / "manifest.json")["sha256"]
     assert {split: manifest["sha256"][split] for split in local} == local
     for wrong, named in [
         (("--source", "someone/prose:medium"), "someone/prose"),
