@@ -37,10 +37,9 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ("options", "told"),
     [
         ("--separator befor", ["--separator", "'befor'", "'before'"]),
-        ("--model_type lama", ["'llama'"]),
         ("--model_type bloom", ["gpt2, llama, mixtral"]),
         ("--config_overrides n_iner=3", ["config_overrides", "'n_inner'"]),
-        ("--config_overrides wide", ["key=value", "JSON", "'wide'"]),
+        ("--config_overrides wide", ["'wide'"]),
         ("--optim moun", ["--optim moun", "'muon'"]),
         ("--lr_scheduler_type warmup_stable", ["'warmup_stable_decay'"]),
         ("--report_to wandbb", ["'wandbb'", "'wandb'"]),
@@ -49,12 +48,10 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--sequence_length 16", ["32", "16", "--sequence_length 32"]),
         ("--tokens_per_step 300", ["8 rows x 32 tokens x 1 processes = 256", "--tokens_per_step 256 or 512"]),
         ("--tokens_per_step many", ["'many'"]),
-        ("--train_sampling_strategy group_by_length", ["concat", "--packing wrap"]),
         ("--train_sampling_strategy group_by_length --dry_run", ["concat", "--packing wrap"]),
         ("--eval_tokens 1e7", ["eval_tokens", "10,000,000"]),
         ("--attn_implementation flash_attention_2", ["no GPU", "--attn_implementation auto"]),
         ("--document_mask --packing wrap", ["leave out --document_mask"]),
-        ("--document_mask --separator none", ["--separator before"]),
         ("--document_mask --separator none --dry_run", ["--separator before"]),
         ("--gradient_accumulation_steps 1", ["--gradient_accumulation_steps", "tokens_per_step"]),
         ("--deepspeed 1", ["--deepspeed", "zero1.yaml"]),
@@ -78,32 +75,12 @@ def test_an_option_that_cannot_be(refused, options: str, told: list[str]) -> Non
     assert all(word in message for word in told), message
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "told"),
-    [
-        ("training", "learning_rat", "'learning_rate'"),
-        ("training", "save_total_limit", "keep_checkpoints"),
-        ("evaluation", "task", "'tasks'"),  # before training
-    ],
-)
-def test_a_key_that_cannot_be(refused, tiny_recipe: Path, tmp_path: Path, section: str, key: str, told: str) -> None:
-    document = yaml.safe_load(tiny_recipe.read_text())
-    document[section][key] = 1
-    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(document))
+def test_a_source_that_does_not_fit(refused, tiny_recipe: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load(tiny_recipe.read_text())
+    recipe["data"] |= {"source": "embedded", "data_files": []}
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(recipe))
     message = refused(recipe=tmp_path / "changed.yaml")
-    assert section in message and key in message and told in message
-
-
-def test_a_source_that_does_not_fit_unless_the_folder_was_typed(refused, tiny_recipe: Path, tmp_path: Path) -> None:
-    document = yaml.safe_load(tiny_recipe.read_text())
-    document["data"] |= {"source": "embedded", "data_files": []}
-    recipe = tmp_path / "changed.yaml"
-    recipe.write_text(yaml.safe_dump(document))
-    message = refused(recipe=recipe)
     assert "files" in message and "embedded" in message
-    # The typed folder is the data: the next mistake is reached.
-    folder = document["data"]["dataset_dir"]
-    assert "--tokens_per_step 256" in refused("--dataset_dir", folder, "--tokens_per_step", 100, recipe=recipe)
 
 
 def test_more_processes_than_gpus(refused, monkeypatch) -> None:
@@ -159,15 +136,3 @@ def test_as_typed_it_is_one_line_and_exit_code_2_and_the_launcher_quotes_it(type
         told = json.loads((tmp_path / "error.json").read_text())["message"]
         assert told.startswith("error: ") and "'recipes/demo.yaml'" in told and done.stderr.strip() in told
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_the_bare_command_without_data_says_what_prepares_it(type_warm) -> None:
-    if Path("data/fineweb-10bt").exists():
-        pytest.skip("the data is prepared here")
-    done = type_warm("launch", 8, "train.py")
-    assert done.returncode != 0
-    lines = [text.strip() for text in done.stderr.splitlines() if text.strip("=- ")]
-    # By rank 0, if no other rank was faster and had the launcher end it; and by the launcher, last.
-    told = "`python prepare_data.py recipes/gpt2_124m.yaml`"
-    assert lines[-1].endswith(told) and sum(line.startswith("error: ") and told in line for line in lines) <= 1

@@ -58,6 +58,8 @@ def test_token_counts_are_exact_whole_numbers() -> None:
         ("", "stray", "stray"),
         ("modle:\n  num_layers: 3\n", "", "'model'"),
         ("model:\n  kind: sqare\n", "", "'square'"),
+        ("model:\n  num_layer: 3\n", "", "'num_layers'"),
+        ("model:\n  owned: 3\n", "", "the neighbour decides it"),
         ("model: 3\n", "", "'model'"),
         ("- 3\n", "", "sections"),
         ("model: [\n", "", "not YAML"),
