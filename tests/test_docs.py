@@ -11,30 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpt2_repro.compute import flops_per_token, gpt2_parameters
-from gpt2_repro.data.collator import EpochSampler
-
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 ACCELERATE = {"--config_file", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip"}
 ACCELERATE |= {"--main_process_port"}
-LLMC_FLAGS = (
-    "-i -j -e -o -lg -n -nk -nm -y -b -t -d -x -k -l -u -q -c -sl -sg -v -m -s -g -h -a -f -w -r -z -ge "
-    "-pn -pr -pg -pm -ps -pf -pi"
-)
-# Commands of the projects that users come from, by their first words, with the options they may be shown with.
-FOREIGN = {
-    "mpirun -np 8 ./train_gpt2cu": {"-np", *LLMC_FLAGS.split()},
-    "python dev/data/": {"--version"},
-    "python data/": set(),
-    "torchrun --standalone": {"--standalone", "--nproc_per_node"},
-    "hf ": {"--private"},  # tests/test_docs_data.py asks hf
-    **{
-        f"{start}benchmarks/{name}.py": set(re.findall(r'"(--\w+)"', (ROOT / "benchmarks" / f"{name}.py").read_text()))
-        for start, name in (("", "data_preparation"), ("python ", "why"))
-    },
-}
+# Commands of the projects that users come from.
+FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")  # tests/test_docs_data.py asks hf
 
 
 @functools.cache
@@ -62,11 +45,10 @@ def options_of(command: str) -> frozenset[str]:
 
 
 @functools.cache
-def defaults() -> dict[str, str]:
-    """The default of each of train.py's options, as its help shows it; prepare_data.py's fields are among them."""
-    entries = re.split(r"\n(?=  --)", help_of("train.py"))
+def defaults(command: str) -> dict[str, str]:
+    """The default of each option, as the help of a command shows it."""
     shown = {}
-    for entry in entries:
+    for entry in re.split(r"\n(?=  --)", help_of(command)):
         text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
         if (option := re.match(r" *(--\w+)", text)) and (value := re.search(r"\(default:\s+(\S+)\)", text)):
             shown[option[1]] = value[1]
@@ -84,9 +66,10 @@ def code_of(page: Path) -> Iterator[str]:
 
 def allowed_in(code: str) -> list[tuple[str, set[str]]]:
     """The parts of a command line and the options that each may hold; a bare option may be any command's of ours."""
-    for start, options in FOREIGN.items():
-        if code.startswith(start):
-            return [(code, options)]
+    if code.startswith(FOREIGN):
+        return []
+    if benchmark := re.match(r"(?:python )?(benchmarks/\w+\.py)", code):
+        return [(code, set(re.findall(r'"(--\w+)"', (ROOT / benchmark[1]).read_text())))]
     if code.startswith("python -m gpt2_repro.supervise "):
         own, _, command = code.partition(" -- ")
         return [(own, set(options_of("gpt2_repro.supervise"))), *allowed_in(command)]
@@ -106,9 +89,9 @@ def test_every_option_exists_in_the_command_it_is_shown_with(page: Path) -> None
     seen = 0
     for code in code_of(page):
         for part, allowed in allowed_in(code):
-            # llm.c's own options have one hyphen, and so they stand in its command and in plain text.
-            form = r"--?[A-Za-z]\w*" if part.startswith("mpirun") else r"--[A-Za-z]\w*"
-            options = [name for word in shlex.split(part) if re.fullmatch(form, name := word.split("=")[0])]
+            options = [
+                name for word in shlex.split(part) if re.fullmatch(r"--[A-Za-z]\w*", name := word.split("=")[0])
+            ]
             unknown = set(options) - allowed
             assert not unknown, f"{page.name}: {unknown} in: {code}"
             seen += len(options)
@@ -117,13 +100,12 @@ def test_every_option_exists_in_the_command_it_is_shown_with(page: Path) -> None
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_default_in_parentheses_is_the_default(page: Path) -> None:
-    sampling = page.read_text().partition("## Every key of sample.py")[2].partition("\n## ")[0]
-    for option, value in re.findall(r"`(--\w+)` \((\w[\w.+-]*)\)", page.read_text().replace(sampling, "")):
-        shown = defaults()[option]
-        assert value == shown or float(value) == float(shown), f"{page.name}: {option} is {shown}, not {value}"
-    for option, value in re.findall(r"`(--\w+)` \(([\d.]+)\)", sampling):
-        shown = re.search(rf"{option} [A-Z_]+\s.*?\(default: (\S+)\)", help_of("gpt2_repro.generate"), re.DOTALL)
-        assert shown and shown[1] == value, f"{page.name}: {option} is not {value}"
+    before, title, after = page.read_text().partition("## Every key of sample.py")
+    sampling, _, rest = after.partition("\n## ")
+    for command, text in (("train.py", before + rest), ("gpt2_repro.generate", title + sampling)):
+        for option, value in re.findall(r"`(--\w+)` \((\w[\w.+-]*)\)", text):
+            shown = defaults(command).get(option, "none")
+            assert value == shown or float(value) == float(shown), f"{page.name}: {option} is {shown}, not {value}"
 
 
 SHOWN = [code.partition(" train.py") for page in PAGES for code in code_of(page) if code.startswith("accelerate ")]
@@ -148,17 +130,6 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
             assert (ROOT / name).exists(), f"{page.name}: {name}"
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_the_numbers_of_from_llmc() -> None:
-    page = (ROOT / "docs" / "from-llmc.md").read_text()
-    assert f"blocks of {EpochSampler.BLOCK} rows" in page and f"windows of {EpochSampler.WINDOW:,} rows" in page
-    shape = {"n_layer": 12, "n_embd": 768}
-    every = gpt2_parameters(**shape, n_positions=1024, vocab_size=50_304)
-    theirs = 6 * every + 6 * 12 * 768 * 1024
-    ours = flops_per_token(parameters=every - 1024 * 768, sequence_length=1024, **shape)
-    assert f"with every parameter: {theirs / 1e6:.0f} M" in page and f"without positions: {ours / 1e6:.0f} M" in page
-    assert f"reads as {100 * (ours / theirs - 1):.0f} % more MFU" in page
 
 
 def test_every_promise_names_tests_that_are_there() -> None:
