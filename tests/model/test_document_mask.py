@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, modeling_flash_attention_utils
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import modeling_flash_attention_utils
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.build import attention_difference
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.documents import Documents, documents_of
 from tests.model import families
@@ -103,7 +101,6 @@ def test_what_is_not_the_loss_of_packed_rows_runs_across_separators(attention: s
     masked, plain = build("gpt2", attention, documents=Documents(S)), build("gpt2", attention)
     assert torch.equal(masked(**batch, reduction="none").loss, plain(**batch, reduction="none").loss)
     assert torch.equal(masked(input_ids=batch["input_ids"]).logits, plain(input_ids=batch["input_ids"]).logits)
-    assert masked.config.to_dict() == plain.config.to_dict()
 
 
 @pytest.mark.parametrize(("attention", "checkpointing"), [("causal_sdpa", False), ("flash_attention_2", True)])
@@ -128,18 +125,7 @@ def test_the_separator_is_the_tokenizers_end_of_text() -> None:
         documents_of(SimpleNamespace(eos_token_id=None), "before")
 
 
-def test_the_mask_has_the_dtype_that_attention_computes_in() -> None:
-    model, ids = build("gpt2"), batch_of(STARTS)["input_ids"]
-    assert Documents(S).attention(model, ids)["attention_mask"].dtype == torch.float64
+def test_the_mask_has_the_dtype_of_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert Documents(S).attention(model, ids)["attention_mask"].dtype == torch.bfloat16
-
-
-def test_an_attention_across_documents_is_found() -> None:
-    def across(module, query, key, value, attention_mask, **kwargs):
-        return sdpa_attention_forward(module, query, key, value, None, **kwargs)
-
-    AttentionInterface.register("across", across)
-    assert attention_difference("across", "causal_sdpa", device="cpu") == 0
-    assert attention_difference("across", "causal_sdpa", device="cpu", document_mask=True) > 0.1
-    assert attention_difference("eager", "causal_sdpa", device="cpu", document_mask=True) < 0.02
+        inputs = Documents(S).attention(build("gpt2"), batch_of(STARTS)["input_ids"])
+    assert inputs["attention_mask"].dtype == torch.bfloat16
