@@ -9,7 +9,6 @@ from gpt2_repro.compute import (
     flops_per_token,
     gpt2_parameters,
     learning_rate_factor,
-    nearest_micro_batch,
     plan_batches,
 )
 from gpt2_repro.errors import UserError
@@ -71,11 +70,6 @@ def test_what_does_not_divide_names_choices_that_do() -> None:
     tokens = int(words[words.index("--tokens_per_step") + 1])
     assert plan_batches(**asked, micro_batch_size=micro).gradient_accumulation_steps >= 1
     assert plan_batches(**(asked | {"tokens_per_step": tokens}), micro_batch_size=48).gradient_accumulation_steps >= 1
-
-
-def test_nearest_micro_batch() -> None:
-    nearest = {wanted: nearest_micro_batch(524_288, 1024, wanted, 8) for wanted in (48, 64, 100, 1)}
-    assert nearest == {48: 32, 64: 64, 100: 64, 1: 1}
 
 
 def test_max_steps_replaces_total_tokens() -> None:

@@ -13,16 +13,11 @@ from gpt2_repro.errors import UserError
     ("peak", "names"),
     [
         (989.4e12, ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]),
-        (835.5e12, ["NVIDIA H200 NVL"]),
         (756e12, ["NVIDIA H100 PCIe"]),
         (312e12, ["NVIDIA A100-SXM4-40GB"]),
-        (165.2e12, ["NVIDIA GeForce RTX 4090"]),
         (149.7e12, ["NVIDIA A40"]),
         (None, ["NVIDIA RTX A4000", "NVIDIA L40", "NVIDIA GB200", "NVIDIA RTX 9999"]),
-        (
-            None,
-            ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"],
-        ),
+        (None, ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA RTX 4090 D", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"]),
     ],
 )
 def test_an_unknown_gpu_has_no_peak(peak: float | None, names: list[str]) -> None:
@@ -36,15 +31,10 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_any_hardware_will_do_except_a_gpu_that_cuda_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for gpus, driver, use_cpu, expected in (
-        (0, None, False, True),
-        (0, "470.57", True, True),
-        (2, "570", False, False),
-    ):
-        fake_gpus(monkeypatch, gpus)
-        monkeypatch.setattr(hardware, "nvidia_driver", lambda driver=driver: driver)
-        assert hardware.choose_device(use_cpu=use_cpu, accept_any_hardware=True) is expected
     fake_gpus(monkeypatch, 0)
+    monkeypatch.setattr(hardware, "nvidia_driver", lambda: None)
+    assert hardware.choose_device(use_cpu=False, accept_any_hardware=True) is True
+    monkeypatch.setattr(hardware, "nvidia_driver", lambda: "570")
     with pytest.raises(UserError, match="570.*--use_cpu"):
         hardware.choose_device(use_cpu=False, accept_any_hardware=True)
 

@@ -59,6 +59,11 @@ def test_every_step_equals_a_plain_loop(start: Path, rows, train, events, tmp_pa
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4), ours["step"]
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3), ours["step"]
         assert ours["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=1e-9), ours["step"]
+    # Matrices decay; gains and biases do not.
+    optimizer = torch.load(run / f"checkpoint-{STEPS}" / "optimizer.pt")
+    for group, decay, dimensions in zip(optimizer["param_groups"], (0.1, 0.0), (2, 1), strict=True):
+        assert group["weight_decay"] == decay
+        assert {optimizer["state"][number]["exp_avg"].dim() for number in group["params"]} == {dimensions}
     final = GPT2(**SHAPE)
     final.load(load_file(run / "final" / "model.safetensors"))
     # Outputs, not weights: the gradient of a key's bias is zero but for rounding, and Adam makes full steps of that.

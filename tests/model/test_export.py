@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.data.tokenizer import count_characters
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, start_ids, untrained_like
+from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, untrained_like
 from gpt2_repro.model.pretraining import plain_model
 from tests.model.families import NO_DROPOUT, SHAPE, VOCABULARY, build
 
@@ -39,16 +38,6 @@ def test_the_config_is_what_stock_transformers_saves(theirs: Path, tmp_path: Pat
     for name in ("config.json", "generation_config.json"):
         ours, stock = (json.loads((folder / name).read_text()) for folder in (theirs, tmp_path / "stock"))
         assert ours == stock
-
-
-def test_a_training_checkpoint_and_its_plain_form_are_one_model(trained, theirs: Path, tmp_path: Path) -> None:
-    trained.save_pretrained(tmp_path / "checkpoint-1")
-    expected = trained(input_ids=IDS).logits
-    for folder in (tmp_path / "checkpoint-1", theirs):
-        model = load_model(str(folder))
-        assert model.config.vocab_size == VOCABULARY and model.dtype == torch.float32 and not model.training
-        assert torch.allclose(model(IDS).logits, expected, atol=1e-5)
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(theirs)(IDS).logits, model(IDS).logits)
 
 
 def test_a_name_is_a_checkpoint_a_run_or_a_hub_id(theirs: Path, tmp_path: Path) -> None:
@@ -87,14 +76,11 @@ def test_pickled_weights_and_remote_code_are_refused(theirs: Path, tmp_path: Pat
     ("changes", "said"),
     [
         ({"n_layer": 200_000}, "200,000 layers"),
-        ({"n_embd": 32_000_000}, "asks for"),
         ({"n_positions": 10**12}, "asks for"),
         ({"n_head": 0}, ""),
-        ({"n_head": 3}, ""),
         ({"n_embd": "wide"}, ""),
         ({"dtype": "no_such_dtype"}, ""),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized"),
-        ({"quantization_config": {"quant_method": "stranger"}}, ""),
     ],
 )
 def test_a_strangers_configuration_is_one_line(theirs: Path, changes: dict, said: str) -> None:
@@ -137,17 +123,7 @@ def test_a_tokenizer_that_is_missing_or_damaged_is_one_line(tmp_path: Path) -> N
 def test_the_untrained_twin_has_fresh_weights_of_its_own_seed(theirs: Path) -> None:
     plain = load_model(str(theirs))
     before = torch.random.get_rng_state()
-    twins = [untrained_like(plain, seed=seed) for seed in (1, 1, 2)]
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert twins[0].config.to_dict() == plain.config.to_dict()
-    first, again, other, trained = (its.transformer.h[0].attn.c_attn.weight for its in (*twins, plain))
+    models = (plain, *(untrained_like(plain, seed=seed) for seed in (1, 1, 2)))
+    trained, first, again, other = (model.transformer.h[0].attn.c_attn.weight for model in models)
     assert torch.equal(first, again) and not torch.equal(first, other) and not torch.equal(first, trained)
-
-
-def test_a_tokenizer_of_characters_needs_a_prompt_that_it_knows(tmp_path: Path) -> None:
-    count_characters(["abc"], tmp_path, sequence_length=8)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert start_ids(tokenizer, "cab", window=8) == [2, 0, 1]
-    for prompt, told in (("", "--sample_prompt.*--prompt"), ("cat", "'cat'")):
-        with pytest.raises(UserError, match=told):
-            start_ids(tokenizer, prompt, window=8)
+    assert torch.equal(torch.random.get_rng_state(), before)

