@@ -18,31 +18,12 @@ ROOT = Path(__file__).parents[1]
 REAL_DATA = Path(os.environ.get("GPT2_REPRO_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 TINY = {
-    "data": {
-        "source": "files",
-        "tokenizer": "train:300",
-        "sequence_length": 32,
-        "split": "hash",
-        "validation_fraction": 0.1,
-        "validation_text": True,
-    },
+    "data": {"source": "files", "tokenizer": "train:300", "sequence_length": 32}
+    | {"split": "hash", "validation_fraction": 0.1, "validation_text": True},
     "model": {"n_layer": 2, "n_head": 2, "n_embd": 32, "pad_vocab_to_multiple_of": 64},
-    "training": {
-        "tokens_per_step": 256,
-        "max_steps": 8,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-2,
-        "warmup_steps": 3,
-        "use_cpu": True,
-        "bf16": False,
-        "eval_tokens": 0,
-        "eval_steps": 4,
-        "per_device_eval_batch_size": 4,
-        "logging_steps": 1,
-        "save_steps": 4,
-        "sample_tokens": 8,
-        "dataloader_num_workers": 0,
-    },
+    "training": {"tokens_per_step": 256, "max_steps": 8, "per_device_train_batch_size": 8, "dataloader_num_workers": 0}
+    | {"learning_rate": 1e-2, "warmup_steps": 3, "use_cpu": True, "bf16": False, "logging_steps": 1, "save_steps": 4}
+    | {"eval_tokens": 0, "eval_steps": 4, "per_device_eval_batch_size": 4, "sample_tokens": 8},
     "evaluation": {"tasks": ["document_perplexity"], "baseline": "untrained"},
 }
 
@@ -101,11 +82,10 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
     from gpt2_repro.data.preparation.prepare import prepare
 
     folder = tmp_path_factory.mktemp("tiny")
-    recipe = json.loads(json.dumps(TINY))
-    recipe["data"] |= {"data_files": [str(path) for path in corpus], "dataset_dir": str(folder / "data")}
-    prepare(DataArguments(**recipe["data"]))
+    data = TINY["data"] | {"data_files": [str(path) for path in corpus], "dataset_dir": str(folder / "data")}
+    prepare(DataArguments(**data))
     path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(recipe))
+    path.write_text(yaml.safe_dump(TINY | {"data": data}))
     return path
 
 

@@ -66,16 +66,7 @@ class GPT2(nn.Module):
 
 
 def train(
-    model: GPT2,
-    rows: Tensor,
-    *,
-    steps: int,
-    rows_per_step: int,
-    passes: int,
-    peak: float,
-    warmup: int,
-    decay: float = 0.1,
-    clip: float = 1.0,
+    model: GPT2, rows: Tensor, *, steps: int, rows_per_step: int, peak: float, warmup: int, clip: float, decay: float
 ) -> Iterator[dict[str, float]]:
     """Train on `rows` [n, T + 1] as they lie; yield each step's loss, gradient norm before clipping, learning rate."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
@@ -83,19 +74,14 @@ def train(
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), eps=1e-8)
     for step in range(steps):
-        rate = (
-            peak * (step + 1) / warmup
-            if step < warmup
-            else peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
-        )
-        total = 0.0
-        for batch in rows[step * rows_per_step : (step + 1) * rows_per_step].chunk(passes):
-            loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()) / passes
-            loss.backward()
-            total += loss.item()
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+        rate = peak * (step + 1) / warmup if step < warmup else peak * cosine
+        batch = rows[step * rows_per_step : (step + 1) * rows_per_step]
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-        yield {"loss": total, "grad_norm": norm, "learning_rate": rate}
+        yield {"loss": loss.item(), "grad_norm": norm, "learning_rate": rate}

@@ -63,17 +63,6 @@ def test_imports_go_down_only(path: Path) -> None:
         assert below < floor, f"{path.name} ({room}, floor {floor}) imports {name} (floor {below})"
 
 
-def test_rooms_inside_data_lie_one_above_the_other() -> None:
-    """sources know nothing of how they are prepared, and what opens a folder knows nothing of either."""
-    for path in (PACKAGE / "data").rglob("*.py"):
-        inner = path.relative_to(PACKAGE / "data").parts
-        above = {"preparation": [], "sources": ["preparation"], "export.py": ["preparation"]}.get(
-            inner[0], ["preparation", "sources"]
-        )
-        for name, _ in imports(path):
-            assert not any(name.startswith(f"gpt2_repro.data.{room}") for room in above), f"{path} imports {name}"
-
-
 def importers(library: str) -> set[str]:
     return {
         str(path.relative_to(ROOT))

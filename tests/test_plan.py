@@ -9,14 +9,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.plan import plan_by_length, plan_run
 
 
-ASKED = {
-    "tokens_per_step": 524_288,
-    "total_tokens": 9_890_693_120,
-    "max_steps": 0,
-    "per_device_train_batch_size": 64,
-    "train_sampling_strategy": "group_by_length",
-    "torch_compile": None,
-}
+ASKED = {"tokens_per_step": 524_288, "total_tokens": 9_890_693_120, "max_steps": 0, "torch_compile": None}
+ASKED |= {"per_device_train_batch_size": 64, "train_sampling_strategy": "group_by_length"}
 ROWS = {"sequence_length": 512, "packing": "wrap", "min_length": 256}
 
 
@@ -54,5 +48,5 @@ def test_a_step_with_too_few_rows_names_choices_that_work(tokens: int, rows: int
     assert choices
     for option, value in choices:
         mended = {"tokens_per_step": tokens, "micro_batch_size": rows}
-        mended["tokens_per_step" if option == "tokens_per_step" else "micro_batch_size"] = int(value)
+        mended[option.replace("per_device_train_batch_size", "micro_batch_size")] = int(value)
         assert plan_by_length(**asked, **mended).passes_per_step <= mended["tokens_per_step"] // 512

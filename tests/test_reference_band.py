@@ -2,12 +2,11 @@
 
 import csv
 import itertools
-import math
 from pathlib import Path
 
 import pytest
 
-from gpt2_repro.reference_band import ANCHORS, band, compared, explained, verdict
+from gpt2_repro.reference_band import ANCHORS, band, verdict
 
 
 RUNS = ("8xH100_modded-nanogpt", "8xA100_SiddanthEmani", "1xA100-40GB_HectorFCardenas")
@@ -30,11 +29,4 @@ def test_the_anchors_are_the_published_runs(real_data: Path) -> None:
 
 def test_the_band_tells_gpt2_from_a_reproduction() -> None:
     assert all(later < earlier for earlier, later in itertools.pairwise([band(step)[1] for step in ANCHORS]))
-    assert verdict(19_500, 3.4250) == "above"
-
-
-def test_where_a_loss_lies() -> None:
-    assert [verdict(1000, loss) for loss in (4.331, 4.40, 4.0, math.nan)] == ["inside", "above", "below", "above"]
-    assert compared(1000, 4.331) == "llm.c 4.315–4.345 ✓"
-    assert compared(0, 11.0) == compared(19_560, 3.27) == explained(100, 7.0) == ""
-    assert "dropout" in explained(1000, 4.5) and "validation documents" in explained(1000, 4.0)
+    assert verdict(19_500, 3.4250) == verdict(1000, float("nan")) == "above"

@@ -52,14 +52,11 @@ def test_overrides_are_one_text_however_they_are_written() -> None:
     [
         ("llama", "intermediat_size=2", "'intermediate_size'"),
         ("llama", "vocab_size=5", "tokenizer"),
-        ("llama", "pad_token_id=5", "tokenizer"),
         ("llama", "hidden_size=5", "--n_embd"),
-        ("gpt2", "n_embd=5", "--n_embd"),
         ("gpt2", "n_positions=5", "--sequence_length"),
         ("llama", "intermediate_size=2.5", "expected int"),
         ("llama", "num_key_value_heads=3", "divisor of --n_head 4"),
         ("llama", "hidden_act=nope", "'nope'"),
-        ("llama", "intermediate_size=-4", "negative dimension -4"),
         ("llama", "num_key_value_heads=0", "integer division"),
         ("mixtral", f"{MIXTRAL},sliding_window=4", "sliding_window"),
         ("mixtral", f"{MIXTRAL},num_experts_per_tok=5", "num_local_experts"),
@@ -87,12 +84,6 @@ def test_experts_are_balanced_by_the_gradient_and_not_in_the_loss() -> None:
     assert ours.item() == pytest.approx(nll.item() / 40, rel=1e-5)
     for name, weight in model.named_parameters():
         assert torch.allclose(gradients[name], weight.grad, atol=1e-6), name
-    router = model.model.layers[0].mlp.gate.weight
-    balanced = router.grad.clone()
-    model.zero_grad()
-    logits = type(model).forward(model, input_ids=ids[:, :-1]).logits[..., :90]
-    (cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 40).backward()
-    assert (balanced - router.grad).abs().max() > 10 * 1e-6
 
 
 def test_gpt2_is_measured_as_it_is_counted() -> None:
