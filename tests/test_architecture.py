@@ -85,8 +85,3 @@ def test_pure_modules_use_no_torch_network_or_environment(name: str) -> None:
     path = PACKAGE / f"{name}.py"
     imported = {name.split(".")[0] for name, _ in imports(path)}
     assert not imported & {"torch", "transformers", "requests", "urllib", "socket", "huggingface_hub", "os"}
-
-
-def test_entry_stories_are_short() -> None:
-    for path in STORIES:
-        assert len(path.read_text().splitlines()) < 100, path.name

@@ -40,7 +40,6 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--config_overrides n_iner=3", ["config_overrides", "'n_inner'"]),
         ("--config_overrides wide", ["'wide'"]),
         ("--optim moun", ["--optim moun", "'muon'"]),
-        ("--lr_scheduler_type warmup_stable", ["'warmup_stable_decay'"]),
         ("--report_to wandbb", ["'wandbb'", "'wandb'"]),
         ("--dataset_dir data/nowhere", ["`python prepare_data.py", " --dataset_dir data/nowhere`"]),
         ("--dataset_dir docs", ["docs is not a prepared folder"]),
@@ -76,6 +75,9 @@ def test_a_source_that_does_not_fit(refused, tiny_recipe: Path, tmp_path: Path) 
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(recipe))
     message = refused(recipe=tmp_path / "changed.yaml")
     assert "files" in message and "embedded" in message
+    # A folder that is typed is the data: the next mistake is reached.
+    typed = ("--dataset_dir", recipe["data"]["dataset_dir"], "--tokens_per_step", 100)
+    assert "--tokens_per_step 256" in refused(*typed, recipe=tmp_path / "changed.yaml")
 
 
 def test_more_processes_than_gpus(refused, monkeypatch) -> None:

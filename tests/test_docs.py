@@ -33,13 +33,9 @@ def output_of(command: str, *argv: str) -> str:
     return printed.getvalue()
 
 
-def help_of(command: str) -> str:
-    return output_of(command, "--help")
-
-
 @functools.cache
 def options_of(command: str) -> frozenset[str]:
-    found = re.findall(r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", help_of(command), flags=re.MULTILINE)
+    found = re.findall(r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", output_of(command, "--help"), flags=re.MULTILINE)
     assert found, command
     return frozenset(found) | {"--help"}
 
@@ -48,7 +44,7 @@ def options_of(command: str) -> frozenset[str]:
 def defaults(command: str) -> dict[str, str]:
     """The default of each option, as the help of a command shows it."""
     shown = {}
-    for entry in re.split(r"\n(?=  --)", help_of(command)):
+    for entry in re.split(r"\n(?=  --)", output_of(command, "--help")):
         text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
         if (option := re.match(r" *(--\w+)", text)) and (value := re.search(r"\(default:\s+(\S+)\)", text)):
             shown[option[1]] = value[1]

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train as train_story
 from gpt2_repro import generate
@@ -25,26 +24,18 @@ def test_the_run_directory_is_the_record(run: Path, tiny_recipe: Path, events) -
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == files | folders
     resolved, written = (yaml.safe_load(path.read_text()) for path in (run / "recipe.yaml", tiny_recipe))
     assert resolved["training"]["output_dir"] == str(run)
-    written["training"]["per_device_train_batch_size"] = 4
-    for section, keys in written.items():
+    for section, keys in (written | {"training": {"per_device_train_batch_size": 4}}).items():
         assert keys.items() <= resolved[section].items()
-    environment = json.loads((run / "environment.json").read_text())
-    assert environment["plan"]["total_tokens"] == 8 * 256
-    assert environment["data"]["counts"]["train"]["rows"] > 0
+    assert json.loads((run / "environment.json").read_text())["plan"]["total_tokens"] == 8 * 256
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [0, 8] and samples[-1]["text"]
     training = [event for event in events(run) if "loss" in event]
     assert all(event["tokens_per_second"] > 0 and 0 <= event["data_wait"] < 1 for event in training)
 
 
-def test_stock_transformers_loads_what_training_wrote(run: Path, tmp_path: Path) -> None:
+def test_stock_transformers_loads_what_training_wrote(run: Path) -> None:
     model, tokenizer = (kind.from_pretrained(run / "final") for kind in (AutoModelForCausalLM, AutoTokenizer))
-    GPT2LMHeadModel(model.config).save_pretrained(tmp_path)
-    ours, stock = (
-        {name: (weight.shape, weight.dtype) for name, weight in load_file(folder / "model.safetensors").items()}
-        for folder in (run / "final", tmp_path)
-    )
-    assert ours == stock and model.config.architectures == ["GPT2LMHeadModel"]
+    assert model.config.architectures == ["GPT2LMHeadModel"] and str(model.dtype) == "torch.float32"
     assert model.config.vocab_size == len(tokenizer) == 300
     assert model.config.eos_token_id == model.config.bos_token_id == tokenizer.eos_token_id == 299
 
@@ -66,10 +57,8 @@ def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys)
     assert comparison["baseline"] == "untrained" and comparison["max_length"] == 32
     assert {row["task"] for row in comparison["rows"]} == {"last_word", "document_perplexity"}
     bits = next(row for row in comparison["rows"] if row["metric"] == "bits_per_byte")
-    trained = comparison["models"][0]["name"]
-    difference = bits["difference"][trained]
-    assert difference["high"] < 0
-    assert comparison["models"][0]["tokens_trained"] == 2048
+    trained = comparison["models"][0]
+    assert bits["difference"][trained["name"]]["high"] < 0 and trained["tokens_trained"] == 2048
     report.main([str(run)])
     page = (run / "report.html").read_text()
     assert "bits_per_byte" in page and "bigram" in page and (run / "report" / "loss.png").exists()

@@ -90,8 +90,6 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, behind
         for (name, ours), theirs in zip(model.named_parameters(), gradients, strict=True):
             # llama's norms and positions are fp32 in every dtype
             assert (ours.grad - theirs).abs().max() < 1e-5 * theirs.abs().max(), (attention, name)
-    lengths = documents.attention(model, batch["input_ids"])["cu_seq_lens_q"]
-    assert lengths.tolist() == [*(16 * row + place for row in range(4) for place in STARTS[row]), 64]
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
