@@ -57,7 +57,7 @@ PARAMETERS = {
     "log": ["self", "logs", "start_time"],
     "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
 }
-STANDARD_LIBRARY = {"_actions", "_add_action", "_asdict", "_exit", "_format_args", "_replace"}
+STANDARD_LIBRARY = {"_actions", "_add_action", "_asdict", "_exit", "_fields", "_format_args", "_replace"}
 
 
 def source_of(module: str) -> str:
