@@ -9,7 +9,7 @@ import functools
 import json
 import logging
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from gpt2_repro import entry
 from gpt2_repro.commandline import CommandParser
+from gpt2_repro.comparison import diagnosis_tables, markdown_table
 from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.evaluation.candidates import open_candidate
 from gpt2_repro.evaluation.diagnosis.measure import measure
-from gpt2_repro.evaluation.diagnosis.table import to_markdown
 from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, of_rows, read_task, rows_to_score
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
@@ -48,30 +48,18 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_pair, load_tokenizer, resolve_checkpoint
 
     known = trace(resolve_checkpoint(options.run))
-    output = options.output_dir or default_output_dir(known) / "diagnosis"
-    if output.exists() and not output.is_dir():
-        raise UserError(f"--output_dir {output} is a file: name a folder")
     recipe = known.run / "recipe.yaml" if known.run else None
     against = trace(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
-    local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     tokenizer = load_tokenizer(known.source)
-    if tokenizer.get_vocab() != load_tokenizer(against.source).get_vocab():
-        raise UserError(
-            f"{known.name} and {against.name} have different tokenizers, so their losses per token do not compare. Pass "
-            "--baseline with a model of the same tokenizer; bash evaluate.sh compares these two by bits per byte."
-        )
+    _check_vocabulary(load_tokenizer(against.source), tokenizer, f"--baseline {against.name}")
     own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
-    dataset_dir = _find_data(options.dataset_dir, own_data)
-    domains, counts = _prepared_domains(dataset_dir, tokenizer, options.tokens) if dataset_dir else ([], None)
-    domains += _task_domains(local, tokenizer)
-    if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
-        raise UserError("No text to diagnose on. Pass --dataset_dir with a prepared folder, or --local_data.")
+    dataset_dir = options.dataset_dir or (Path(own_data) if own_data and Path(own_data).is_dir() else None)
+    domains, counts = _read_texts(dataset_dir, options, tokenizer)
 
     device = choose_device(options.device)
     models = [open_candidate(one, functools.partial(load_pair, one.source)) for one in (known, against)]
     window = min(options.max_length, *(one.positions for one in models))
     parts = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
-    losses = [score_rows(one.load()[0], parts, device=device, name=one.name) for one in models]
     diagnosis = {
         "models": [{"name": one.name, "source": one.known.source, "revision": one.revision} for one in models],
         "window": window,
@@ -81,7 +69,7 @@ def main(argv: list[str]) -> None:
         "frequencies_of": "these texts" if counts is None else "the training text",
         **measure(
             parts,
-            losses,
+            [score_rows(one.load()[0], parts, device=device, name=one.name) for one in models],
             names=[domain.name for domain in domains],
             window=window,
             separator=tokenizer.eos_token_id,
@@ -90,9 +78,7 @@ def main(argv: list[str]) -> None:
         ),
         **stamp("python -m gpt2_repro.diagnose", argv),
     }
-    write_whole(output / "diagnosis.json", json.dumps(diagnosis, indent=2) + "\n")
-    write_whole(output / "diagnosis.md", table := to_markdown(diagnosis))
-    print(f"\n{table}\nWritten: {output}/ (diagnosis.md, diagnosis.json)")
+    _write(diagnosis, options.output_dir or default_output_dir(known) / "diagnosis")
 
 
 def _parse(argv: list[str]) -> Namespace:
@@ -108,7 +94,17 @@ def _parse(argv: list[str]) -> Namespace:
     options = parser.parse(argv)
     if options.tokens < 1 or options.max_length < SHORTEST_WINDOW:
         raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}")
+    if options.output_dir and options.output_dir.is_file():
+        raise UserError(f"--output_dir {options.output_dir} is a file: name a folder")
     return options
+
+
+def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
+    if tokenizer.get_vocab() != expected.get_vocab():
+        raise UserError(
+            f"{option} has another tokenizer than the model, so losses per token do not compare. Pass one of the same "
+            "tokenizer; bash evaluate.sh compares models of different tokenizers by bits per byte."
+        )
 
 
 def _baseline_of(recipe: Path | None) -> str:
@@ -119,26 +115,36 @@ def _baseline_of(recipe: Path | None) -> str:
     return section.baseline
 
 
-def _find_data(named: Path | None, of_run: str | None) -> Path | None:
-    """Return the folder that was named, or the run's if it is here."""
-    if named or (of_run and Path(of_run).is_dir()):
-        return named or Path(str(of_run))
-    lost = f"the run's data {of_run} is not here" if of_run else "no prepared folder is known"
-    logger.warning("%s: nothing is measured on its own text (--dataset_dir DIR names a folder)", lost)
-    return None
+def _read_texts(
+    folder: Path | None, options: Namespace, tokenizer: Any
+) -> tuple[list[Domain], NDArray[np.int64] | None]:
+    """Return the texts to score, and the count of each id in the folder's training rows [vocabulary]."""
+    domains: list[Domain] = []
+    counts = None
+    if folder:
+        domains, counts = _read_prepared(folder, tokenizer, options.tokens)
+    else:
+        logger.warning("no prepared folder is here: nothing is measured on its own text (--dataset_dir DIR names one)")
+    local = find_local_files(options.local_data, TASKS) if options.local_data else {}
+    for task in TASKS:
+        try:
+            domains.append(read_task(task, local.get(task), tokenizer))
+        except UserError as error:
+            if task in local:
+                raise
+            logger.warning("%s: left out (--local_data DIR reads it from a file)", error)
+    if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
+        raise UserError("No text to diagnose on. Pass --dataset_dir with a prepared folder, or --local_data.")
+    return domains, counts
 
 
-def _prepared_domains(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], NDArray[np.int64]]:
-    """Return the validation sets of a prepared folder, and the count of each id in its training rows [vocabulary]."""
+def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], NDArray[np.int64]]:
     from gpt2_repro.data.manifest import read_manifest
     from gpt2_repro.data.prepared import open_split, open_validation
     from gpt2_repro.model.export import load_tokenizer
 
     manifest = read_manifest(str(folder), prepare="python prepare_data.py")
-    if load_tokenizer(str(folder / "tokenizer")).get_vocab() != tokenizer.get_vocab():
-        raise UserError(
-            f"{folder} was prepared with another tokenizer than the model's: name its own with --dataset_dir"
-        )
+    _check_vocabulary(load_tokenizer(str(folder / "tokenizer")), tokenizer, f"--dataset_dir {folder}")
     separator = None if manifest["request"]["separator"] == "none" else tokenizer.eos_token_id
     domains = [
         of_rows(f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator)
@@ -154,15 +160,25 @@ def _spread(rows: Any, tokens: int) -> list[Ids]:
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
 
-def _task_domains(local: Mapping[str, Path], tokenizer: Any) -> Iterator[Domain]:
-    """Yield LAMBADA's passages and wikitext's pages; a task that only the Hub has is left out with a warning offline."""
-    for task in TASKS:
-        try:
-            yield read_task(task, local.get(task), tokenizer)
-        except UserError as error:
-            if task in local:
-                raise
-            logger.warning("%s: left out (--local_data DIR reads it from a file)", error)
+def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
+    """Write diagnosis.json and diagnosis.md, and print the latter."""
+    name, baseline = (model["name"] for model in diagnosis["models"])
+    parts = [f"# {name} compared with {baseline}", diagnosis["conclusion"]]
+    for title, (headers, rows) in diagnosis_tables(diagnosis).items():
+        parts += [f"## {title}", markdown_table(headers, [[cell.text for cell in row] for row in rows])]
+    versions = ", ".join(f"{library} {version}" for library, version in diagnosis["versions"].items())
+    notes = [
+        f"Nats; ± one standard error, by documents, of the difference on the same tokens; window {diagnosis['window']:,} "
+        f"tokens, {diagnosis['dtype']}, {diagnosis['device']}; frequencies of {diagnosis['frequencies_of']}",
+        "No start token stands before these texts, except in the table of document starts",
+        *(f"{model['name']}: {model['source']}, revision {model['revision'][:12]}" for model in diagnosis["models"]),
+        f"{versions}; {diagnosis['date']}: `{diagnosis['command']}`",
+        *(f"By domain and frequency: positions before {jump['position']:,} only" for jump in diagnosis["jump"]),
+    ]
+    table = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
+    write_whole(output / "diagnosis.json", json.dumps(diagnosis, indent=2) + "\n")
+    write_whole(output / "diagnosis.md", table)
+    print(f"\n{table}\nWritten: {output}/ (diagnosis.md, diagnosis.json)")
 
 
 if __name__ == "__main__":

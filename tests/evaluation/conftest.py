@@ -1,11 +1,12 @@
 """A tiny tokenizer, a tiny random GPT-2 and a handful of documents, for the tests of evaluation."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 
 WORDS = ["river", "stone", "light", "garden", "winter", "letter", "music", "story", "the", "and", "was", "with", "old"]
@@ -37,6 +38,11 @@ def tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
     )
     bpe.train_from_iterator(documents, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<|endoftext|>", eos_token="<|endoftext|>")
+
+
+@pytest.fixture(scope="session")
+def gpt2_tokenizer(real_data: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(real_data / "gpt2")
 
 
 @pytest.fixture(scope="session")

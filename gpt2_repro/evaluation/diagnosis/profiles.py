@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.evaluation.diagnosis.texts import Losses, Row
+from gpt2_repro.evaluation.diagnosis.texts import EDGE_TOKENS, Losses, Row
 
 
 # A cause is named where it is worth NATS and lies ERRORS standard errors from chance: several places are looked at, and
@@ -64,21 +64,23 @@ class Jump:
     theirs: Estimate
 
 
-def join(rows: Sequence[Row], ours: Losses, theirs: Losses, *, separator: int | None = None) -> Any:
+def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None = None) -> Any:
     """Return a record array of all targets with both models' losses.
 
     `position` is that of the id before the target. `spoiled` is true after the first separator of a row.
     """
-    counts = [len(row.ids) - 1 for row in rows]
+
+    def flat(of_rows: Iterable[NDArray[Any]], dtype: type = np.int64) -> NDArray[Any]:
+        return np.concatenate([np.empty(0, dtype), *of_rows], dtype=dtype)
+
     return records(
-        domain=np.repeat([row.domain for row in rows], counts),
-        row=np.repeat(np.arange(len(rows)), counts),
-        document=np.repeat([row.document for row in rows], counts),
-        position=np.concatenate([np.arange(count) for count in counts]),
-        token=np.concatenate([row.ids[1:] for row in rows]).astype(np.int64),
-        spoiled=np.concatenate([np.cumsum(row.ids[:-1] == separator) > 0 for row in rows]),
-        ours=np.concatenate(ours).astype(np.float64),
-        theirs=np.concatenate(theirs).astype(np.float64),
+        domain=flat(np.full(len(row.ids) - 1, row.domain) for row in rows),
+        row=flat(np.full(len(row.ids) - 1, number) for number, row in enumerate(rows)),
+        document=flat(np.full(len(row.ids) - 1, row.document) for row in rows),
+        position=flat(np.arange(len(row.ids) - 1) for row in rows),
+        token=flat(row.ids[1:] for row in rows),
+        spoiled=flat((np.cumsum(row.ids[:-1] == separator) > 0 for row in rows), np.bool_),
+        **{name: flat(its, np.float64) for name, its in zip(("ours", "theirs"), losses, strict=True)},
     )
 
 
@@ -96,11 +98,11 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
     """
     found = []
     for number, label in enumerate(labels):
-        chosen = group == number
-        if chosen.any():
-            ours, theirs = targets.ours[chosen], targets.theirs[chosen]
-            difference, documents = clustered(ours - theirs, targets.document[chosen])
-            found.append(Bucket(label, len(ours), documents, float(ours.mean()), float(theirs.mean()), difference))
+        chosen = targets[group == number]
+        if len(chosen):
+            difference, documents = clustered(chosen.ours - chosen.theirs, chosen.document)
+            means = float(chosen.ours.mean()), float(chosen.theirs.mean())
+            found.append(Bucket(label, len(chosen), documents, *means, difference))
     return found
 
 
@@ -116,6 +118,42 @@ def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
     between = [f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)]
     group = len(PER_MILLION) - np.searchsorted(PER_MILLION[::-1], per_million, side="right")
     return buckets(targets, group, [f"{PER_MILLION[0]:,} and more", *between, "under 1"])
+
+
+def document_edges(
+    parts: Mapping[str, Sequence[Row]], losses: Sequence[Mapping[str, Losses]]
+) -> dict[str, list[Bucket]]:
+    """Return the losses on the separator, on a document's first ids after a start token and without it."""
+    ends, starts, bare = (join(parts[name], (its[name] for its in losses)) for name in ("ends", "starts", "bare"))
+    ends = ends[ends.position == ends.position.max(initial=0)]
+    count = starts.position.max(initial=0) + 1
+    edges = [*(2**power for power in range(EDGE_TOKENS.bit_length()) if 2**power <= count), count + 1]
+    cost = starts[starts.position > 0]
+    cost.ours -= bare.ours
+    cost.theirs -= bare.theirs
+    return {
+        "ends": buckets(ends, np.zeros(len(ends)), ["the separator"]),
+        "starts": by_place(starts, starts.position + 1, edges),
+        "bare": by_place(bare, bare.position + 2, edges),
+        "start_cost": buckets(cost, np.zeros(len(cost)), ["all but the first"]),
+    }
+
+
+def last_words(
+    rows: Sequence[Row], losses: Iterable[Losses], *, names: Sequence[str], longest: int
+) -> dict[str, list[Bucket]]:
+    """Return the log-probabilities of last words, of the passages that end before the position `longest`."""
+    words = np.array(
+        [[-of_row[-row.targets :].sum() for row, of_row in zip(rows, its, strict=True)] for its in losses]
+    )
+    kept = np.array([len(row.ids) - 1 <= longest for row in rows[::2]], np.bool_)
+    whole, sentence = words[:, ::2][:, kept], words[:, 1::2][:, kept]
+    domain = np.array([row.domain for row in rows[::2]])[kept]
+    tables = {}
+    for name, (ours, theirs) in {"whole": whole, "sentence": sentence, "gain": whole - sentence}.items():
+        pairs = records(ours=ours, theirs=theirs, document=np.arange(len(domain)))
+        tables[name] = buckets(pairs, domain, names)
+    return tables
 
 
 def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
@@ -139,43 +177,30 @@ def position_edges(window: int) -> list[int]:
     return sorted({0, *doubled, *range(sixteenth, window, sixteenth), window - 1, window})
 
 
-def find_jump(targets: Any, edges: Sequence[int]) -> Jump | None:
+def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
     """Return the first edge from which on both the difference and the model's own loss are higher than before it.
 
     Args:
-        targets: of rows that fill the window, so that all positions have the same text.
+        full: targets of rows that fill the window, so that all positions have the same text.
     """
-    if not len(targets):
+    if not len(full):
         return None
-    count = len(edges) - 1
-    _, firsts, row = np.unique(targets.row, return_index=True, return_inverse=True)
-    document = targets.document[firsts]
-    cell = row * count + np.searchsorted(edges, targets.position, side="right") - 1
-    # Each row's losses, summed up to each edge [rows, edges].
-    ours, theirs = (
-        np.pad(
-            np.bincount(cell, losses, minlength=(row.max() + 1) * count).reshape(-1, count).cumsum(1),
-            [(0, 0), (1, 0)],
-        )
-        for losses in (targets.ours, targets.theirs)
-    )
-    first = max(index for index, edge in enumerate(edges) if edge <= SKIPPED)
+    window, first = edges[-1], max(edge for edge in edges if edge <= SKIPPED)
+    ours, theirs, document = (values.reshape(-1, window) for values in (full.ours, full.theirs, full.document))
+
+    def rise(losses: NDArray[np.float64], start: int, middle: int, end: int) -> Estimate:
+        """Return by how much the mean loss from `middle` to `end` is above that from `start` to `middle`."""
+        return clustered(losses[:, middle:end].mean(1) - losses[:, start:middle].mean(1), document[:, 0])[0]
+
     gap = ours - theirs
-    for index in range(first + 1, count):
-        of_rows = (_rise(sums, edges, first, index, count) for sums in (gap, ours, theirs))
-        jump = Jump(edges[index], *(clustered(rise, document)[0] for rise in of_rows))
-        at_once, _ = clustered(_rise(gap, edges, index - 1, index, index + 1), document)
-        earlier = (gap[:, index] - gap[:, first]).mean() / (edges[index] - edges[first])
+    for before, edge, after in zip(edges, edges[1:], edges[2:], strict=False):
+        if edge <= first:
+            continue
+        jump = Jump(edge, *(rise(losses, first, edge, window) for losses in (gap, ours, theirs)))
         if (
-            jump.difference.exceeds(max(NATS, LARGE * earlier))
+            jump.difference.exceeds(max(NATS, LARGE * gap[:, first:edge].mean()))
             and jump.ours.exceeds(OWN * jump.difference.value, errors=2)
-            and at_once.exceeds(SHARP * jump.difference.value, errors=2)
+            and rise(gap, before, edge, after).exceeds(SHARP * jump.difference.value, errors=2)
         ):
             return jump
     return None
-
-
-def _rise(sums: NDArray[np.float64], edges: Sequence[int], first: int, middle: int, last: int) -> NDArray[np.float64]:
-    """Return each row's mean loss from edge `middle` to `last` minus that from `first` to `middle` [rows]."""
-    later = (sums[:, last] - sums[:, middle]) / (edges[last] - edges[middle])
-    return later - (sums[:, middle] - sums[:, first]) / (edges[middle] - edges[first])

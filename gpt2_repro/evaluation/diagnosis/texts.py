@@ -93,8 +93,7 @@ def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | 
     """Return the domain of packed rows with `separator` between documents; None if nothing stands there."""
     pieces, starts, ends = [], [], []
     for row in rows:
-        places = np.flatnonzero(row == separator) if separator is not None else np.empty(0, np.int64)
-        edges = [0, *places.tolist(), len(row)]
+        edges = [0, *np.flatnonzero(row == separator), len(row)]
         pieces += [row[start:end] for start, end in itertools.pairwise(edges)]
         starts += [row[start + 1 : end] for start, end in itertools.pairwise(edges[1:])]
         ends += [row[start : end + 1] for start, end in itertools.pairwise(edges[:-1])]
@@ -116,28 +115,29 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
     parts: dict[str, list[Row]] = {name: [] for name in ("text", "starts", "bare", "ends", "words")}
-    before = 0
+    documents = itertools.count()
     for number, domain in enumerate(domains):
         cut = [
-            Row(row := ids[at : at + window + 1], len(row) - 1, number, before + index)
-            for index, ids in enumerate(domain.documents)
+            Row(row := ids[at : at + window + 1], len(row) - 1, number, document)
+            for ids, document in zip(domain.documents, documents, strict=False)
             for at in range(0, len(ids) - 1, window)
         ]
-        before += len(domain.documents)
         if targets := sum(row.targets for row in cut):
             parts["text"] += evenly(cut, -(-len(cut) * tokens // targets))
         count = min(EDGE_TOKENS, window - 1)
         starts = [ids[:count] for ids in domain.starts if len(ids) >= count and start is not None]
-        parts["bare"] += [Row(ids, count - 1, number) for ids in evenly(starts, edges)]
+        parts["bare"] += [Row(ids, count - 1, number, next(documents)) for ids in evenly(starts, edges)]
         count = min(EDGE_TOKENS, window)
         ends = [ids[-count:] for ids in domain.ends if len(ids) >= count]
-        parts["ends"] += [Row(ids, 1, number) for ids in evenly(ends, edges)]
+        parts["ends"] += [Row(ids, 1, number, next(documents)) for ids in evenly(ends, edges)]
         for earlier, sentence, word in filter(None, map(split_passage, evenly(domain.passages, passages))):
             parts["words"] += [
                 Row(*encode_word(context, word, tokenizer, window), number)
                 for context in (earlier + sentence, sentence)
             ]
-    parts["starts"] = [Row(np.insert(row.ids, 0, start), len(row.ids), row.domain) for row in parts["bare"]]
+    parts["starts"] = [
+        Row(np.insert(row.ids, 0, start), len(row.ids), row.domain, row.document) for row in parts["bare"]
+    ]
     return parts
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gpt2_repro.evaluation.diagnosis import scoring
-from gpt2_repro.evaluation.diagnosis.measure import _document_edges
 from gpt2_repro.evaluation.diagnosis.profiles import (
     buckets,
     by_frequency,
     by_place,
     clustered,
+    document_edges,
     find_jump,
     join,
     position_edges,
@@ -30,11 +30,6 @@ from gpt2_repro.evaluation.diagnosis.texts import (
     split_passage,
 )
 from gpt2_repro.evaluation.tasks import find_local_files
-
-
-@pytest.fixture(scope="module")
-def gpt2(real_data: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(real_data / "gpt2")
 
 
 def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> list[Row]:
@@ -79,7 +74,6 @@ def test_packed_rows_give_whole_starts_and_ends(tokenizer: PreTrainedTokenizerBa
     ("text", "parts"),
     [
         ("He came. She saw the old garden", ("He came. ", "She saw the old", "garden")),
-        ('"Is it?" he asked. "It is," she said, "a story', ('"Is it?" he asked. ', '"It is," she said, "a', "story")),
         ("``Why?'' said Ann", ("``Why?'' ", "said", "Ann")),
         ("one sentence alone", None),
         ("It ended. Then", None),
@@ -90,52 +84,40 @@ def test_the_last_sentence_is_found(text: str, parts: tuple[str, str, str] | Non
 
 
 def test_words_are_encoded_as_the_harness_does(
-    model: PreTrainedModel, gpt2: PreTrainedTokenizerBase, real_data: Path
+    model: PreTrainedModel, gpt2_tokenizer: PreTrainedTokenizerBase, real_data: Path
 ) -> None:
     from lm_eval.models.huggingface import HFLM
 
-    scorer = HFLM(pretrained=model, tokenizer=gpt2, device="cpu")
-    domain = read_task("lambada_openai", real_data / "lambada" / "lambada_test.jsonl", gpt2)
-    rows = rows_to_score([domain], gpt2, window=1024, tokens=20_000)["words"]
+    scorer = HFLM(pretrained=model, tokenizer=gpt2_tokenizer, device="cpu")
+    domain = read_task("lambada_openai", real_data / "lambada" / "lambada_test.jsonl", gpt2_tokenizer)
+    rows = rows_to_score([domain], gpt2_tokenizer, window=1024, tokens=20_000)["words"]
     passages = [parts for text in domain.passages if (parts := split_passage(text))]
     assert len(rows) > 300
     for whole, alone in zip(rows[::2], rows[1::2], strict=True):
-        text = gpt2.decode(whole.ids)
+        text = gpt2_tokenizer.decode(whole.ids)
         earlier, sentence, word = next(its for its in passages if "{}{} {}".format(*its) == text)
         context, target = scorer._encode_pair(earlier + sentence, " " + word)
         assert (whole.ids.tolist(), whole.targets) == ([*context, *target], len(target))
         assert alone.ids[-alone.targets :].tolist() == target and len(alone.ids) < len(whole.ids)
 
 
-def test_wikitext_is_what_the_harness_shows(gpt2: PreTrainedTokenizerBase, real_data: Path) -> None:
-    domain = read_task("wikitext", find_local_files(real_data, ["wikitext"])["wikitext"], gpt2)
-    assert len(domain.documents) == 60 and all(ids[-1] == gpt2.eos_token_id for ids in domain.ends)
-    assert not any(" @-@ " in page or " , " in page for page in map(gpt2.decode, domain.documents))
-
-
-def test_lines_end_where_json_lines_do(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    path = tmp_path / "lambada_openai.jsonl"
-    path.write_text('{"text": "one \u2028 line"}\n\n{"text": "another \x85 one"}\n\n', encoding="utf-8")
-    assert read_task("lambada_openai", path, tokenizer).passages == ["one \u2028 line", "another \x85 one"]
+def test_wikitext_is_what_the_harness_shows(gpt2_tokenizer: PreTrainedTokenizerBase, real_data: Path) -> None:
+    domain = read_task("wikitext", find_local_files(real_data, ["wikitext"])["wikitext"], gpt2_tokenizer)
+    assert len(domain.documents) == 60 and all(ids[-1] == gpt2_tokenizer.eos_token_id for ids in domain.ends)
+    assert not any(" @-@ " in page or " , " in page for page in map(gpt2_tokenizer.decode, domain.documents))
 
 
 def test_tables_equal_plain_sums(tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
     source = np.random.default_rng(seed)
     rows = text_rows([33] * 20, [16] * 20, window=32, tokens=10**6, tokenizer=tokenizer)
-    targets = join(rows, *([source.exponential(3, row.targets) for row in rows] for _ in range(2)))
+    targets = join(rows, ([source.exponential(3, row.targets) for row in rows] for _ in range(2)))
     edges = position_edges(32)
     counts = np.bincount(targets.token) * 10 ** (np.arange(targets.token.max() + 1) % 6)
     shares = counts[targets.token] / counts.sum()
     for found, of_target in [
         (buckets(targets, targets.domain, ["a", "b"]), targets.domain),
-        (
-            by_place(targets, targets.position, edges),
-            [max(edge for edge in edges if edge <= at) for at in targets.position],
-        ),
-        (
-            by_frequency(targets, counts),
-            [sum(share >= limit for limit in (1e-3, 1e-4, 1e-5, 1e-6)) for share in shares],
-        ),
+        (by_place(targets, targets.position, edges), np.searchsorted(edges, targets.position, side="right")),
+        (by_frequency(targets, counts), sum(shares >= limit for limit in (1e-3, 1e-4, 1e-5, 1e-6))),
     ]:
         groups = np.array(of_target)
         expected = {name: targets.ours[groups == name] for name in groups}
@@ -161,9 +143,7 @@ def test_errors_are_those_of_documents_not_of_tokens() -> None:
     [
         (lambda position: 0.3 * (position >= 32), 32),
         (lambda position: 3.0 * (position == 63), 63),
-        (lambda position: 0.3 * (position >= 40), 40),
         (lambda position: 0.02 * position, None),  # a drift comes from no single position
-        (lambda position: 0.0 * position, None),
         (lambda position: -0.3 * (position >= 32), None),
     ],
 )
@@ -174,11 +154,17 @@ def test_a_jump_is_found_where_it_is(
     rows = text_rows([65] * 400, window=64, tokens=10**6, tokenizer=tokenizer)
     text = [source.exponential(3, 64) for _ in rows]
     losses = ([its + source.normal(0, 0.5, 64) + grow * rise(np.arange(64)) for its in text] for grow in (1, 0))
-    jump = find_jump(join(rows, *losses), position_edges(64))
+    jump = find_jump(join(rows, losses), position_edges(64))
     assert (jump and jump.position) == expected
 
 
 def test_the_start_token_costs_what_it_raises_the_later_losses_by() -> None:
+    lengths = {"starts": (9, 8), "bare": (8, 7), "ends": (3, 1)}
+    parts = {
+        name: [Row(np.arange(length), targets, 0, number) for number in range(5)]
+        for name, (length, targets) in lengths.items()
+    }
+
     def losses(first: float, later: float, bare: float) -> dict[str, list[np.ndarray]]:
         return {
             "starts": [np.array([first, *[later + number] * 7]) for number in range(5)],
@@ -186,7 +172,7 @@ def test_the_start_token_costs_what_it_raises_the_later_losses_by() -> None:
             "ends": [np.array([later, first])] * 5,
         }
 
-    found = _document_edges([losses(9.0, 3.0, 2.5), losses(8.0, 2.0, 2.0)])
+    found = document_edges(parts, [losses(9.0, 3.0, 2.5), losses(8.0, 2.0, 2.0)])
     (cost,), (end,) = found["start_cost"], found["ends"]
     assert (cost.ours, cost.theirs, cost.difference.value, cost.documents) == (0.5, 0.0, 0.5, 5)
     assert (end.ours, end.theirs) == (9.0, 8.0)
