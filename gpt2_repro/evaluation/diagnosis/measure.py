@@ -78,7 +78,7 @@ def measure(
     return {
         **{name: [dataclasses.asdict(one, dict_factory=_finite) for one in its] for name, its in found.items()},
         "not_judged": not_judged,
-        "conclusion": _conclude(causes, not_judged, tables),
+        "conclusion": _conclude(causes, not_judged),
     }
 
 
@@ -169,15 +169,15 @@ def _not_judged(tables: Tables) -> list[str]:
     return few if len(_judged(tables["domains"])) > 1 else [*few, "domains (two needed)"]
 
 
-def _conclude(causes: Sequence[Cause], not_judged: Sequence[str], tables: Tables) -> str:
-    sentences = [] if causes else ["No cause stands out."]
-    for cause in causes:
-        sentences.append("Likely cause:" if cause.nats >= NATS else "A defect that costs little:")
-        sentences.append(f"{cause.name}. {cause.evidence}. To fix it: {cause.remedy}.")
-    differences = [bucket.difference.value for bucket in _judged(tables["domains"])] or [0.0]
-    if not causes and NATS <= max(differences) <= min(differences) + max(NATS, EXCESS * min(differences)):
+def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
+    sentences = [
+        f"{'Likely cause' if cause.nats >= NATS else 'A defect that costs little'}: {cause.name}. {cause.evidence}. "
+        f"To fix it: {cause.remedy}."
+        for cause in causes
+    ]
+    if not causes:
         sentences.append(
-            "The difference is of one size everywhere, as from fewer tokens, another learning rate, dropout or batch. "
+            "No cause stands out. Fewer tokens, another learning rate, dropout or batch cost the same everywhere: "
             "train.py with RUN/recipe.yaml and --diff_recipe RECIPE lists what deviates."
         )
     if not_judged:

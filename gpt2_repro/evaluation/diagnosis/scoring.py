@@ -22,18 +22,15 @@ def score_rows(model: Any, parts: Mapping[str, Sequence[Row]], *, device: str, n
     model = model.float().to(device).eval()
     rows = [row.ids for part in parts.values() for row in part]
     scored: dict[int, NDArray[np.float32]] = {}
-    with tqdm(desc=name, total=sum(len(row) - 1 for row in rows), unit="tok", unit_scale=True) as bar:
-        for numbers in batches_by_length([len(row) for row in rows], POSITIONS):
-            # Padding is on the right, so that no position of a row sees it.
-            ids = [torch.from_numpy(rows[number].astype(np.int64)) for number in numbers]
-            batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
-            wanted = batch[:, 1:]
-            logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
-            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
-            losses = flat.view(wanted.shape).cpu().numpy()
-            for line, number in enumerate(numbers):
-                scored[number] = losses[line, : len(rows[number]) - 1]
-                bar.update(len(scored[number]))
+    for numbers in tqdm(batches_by_length([len(row) for row in rows], POSITIONS), desc=name):
+        # Padding is on the right, so that no position of a row sees it.
+        ids = [torch.from_numpy(rows[number].astype(np.int64)) for number in numbers]
+        batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+        wanted = batch[:, 1:]
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
+        flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+        losses = flat.view(wanted.shape).cpu().numpy()
+        scored |= {number: losses[line, : len(rows[number]) - 1] for line, number in enumerate(numbers)}
     model.to("cpu")
     in_order = iter([scored[number] for number in range(len(rows))])
     return {part: list(itertools.islice(in_order, len(its))) for part, its in parts.items()}
