@@ -60,6 +60,16 @@ def model(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
     return network
 
 
+@pytest.fixture(scope="session")
+def network() -> GPT2LMHeadModel:
+    """A random model of GPT-2's vocabulary, padded."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50_304, "n_positions": 256, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    made = GPT2LMHeadModel(GPT2Config(**shape, initializer_range=0.3)).eval()
+    made.transformer.ln_f.weight.data.mul_(3)  # far from uniform, so that mistakes show
+    return made
+
+
 @pytest.fixture(autouse=True)
 def private_dataset_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets_cache")

@@ -79,16 +79,6 @@ def test_only_the_same_documents_and_tokens_are_paired() -> None:
     assert accuracy["stderr"] is accuracy["verdict"] is perplexity["stderr"] is perplexity["verdict"] is None
 
 
-def test_what_was_not_measured_has_no_error_and_no_verdict() -> None:
-    theirs = [TaskScores("hellaswag", None, "published", [], None, [Metric("acc", 0.2892, 0.0045, True)])]
-    result = comparison(theirs=theirs)
-    accuracy, perplexity, _ = result["rows"]
-    assert accuracy["difference"][OURS]["value"] == pytest.approx(accuracy["values"][OURS]["value"] - 0.2892)
-    assert accuracy["difference"][OURS]["verdict"] is None
-    assert perplexity["values"][GPT2]["value"] is None and perplexity["difference"] == {}
-    assert "better" not in (table := to_markdown(result)) and "worse" not in table
-
-
 def test_the_table_has_values_differences_and_verdicts() -> None:
     result = comparison()
     headers, rows = comparison_table(result)
@@ -124,12 +114,6 @@ def test_limit_is_loud_and_judges_nothing() -> None:
     lines = to_markdown(result).splitlines()
     assert "--limit 20" in lines[0] and lines[0] in lines[1:], "above and below the table"
     assert "worse" not in "".join(lines)
-
-
-def test_without_baseline_there_is_no_difference() -> None:
-    result = comparison(baseline=None)
-    assert all(row["difference"] == {} for row in result["rows"])
-    assert to_markdown(result).splitlines()[0] == f"| task | metric | {OURS} | {GPT2} |"
 
 
 def test_many_models_are_a_trend_over_tokens() -> None:

@@ -8,24 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from gpt2_repro.baselines import HELLASWAG_ITEMS
-from gpt2_repro.compute import forward_share
 from gpt2_repro.dry_run import HELLASWAG_TOKENS
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.model.pretraining import make_pretraining
-from gpt2_repro.recipe import parse_recipe
-from gpt2_repro.training.arguments import PretrainingArguments
 
 
 ROW = {"ctx": "A man sits on a roof. he", "endings": ["sings.", "pulls up old shingles.", "is", "a b c"], "label": "1"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(real_data: Path):
-    return AutoTokenizer.from_pretrained(real_data / "gpt2")
 
 
 @pytest.fixture(scope="module")
@@ -43,38 +34,30 @@ def source(lines: list[dict], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock():
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=50_304, n_positions=160, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        model.transformer.ln_f.weight.mul_(3)  # far from uniform, so that mistakes show
-    return model
-
-
-@pytest.fixture(scope="module")
-def losses_of(stock):
-    model = make_pretraining(copy.deepcopy(stock), vocab_size=50_257)
+def losses_of(network):
+    model = make_pretraining(copy.deepcopy(network), vocab_size=50_257)
     return lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss
 
 
 @torch.no_grad()
-def naive(stock, tokenizer, line: dict, window: int = 160) -> list[float]:
+def naive(network, gpt2_tokenizer, line: dict, window: int = 160) -> list[float]:
     """Of each ending, alone in a pass: the mean of -log p over its tokens, by the stock model."""
-    context, means = tokenizer(line["ctx"])["input_ids"], []
+    context, means = gpt2_tokenizer(line["ctx"])["input_ids"], []
     for ending in line["endings"]:
-        tokens = tokenizer(" " + ending)["input_ids"]
+        tokens = gpt2_tokenizer(" " + ending)["input_ids"]
         ids = torch.tensor([(context + tokens)[-window - 1 :]])
-        logits = stock(ids[:, :-1]).logits[0, :, :50_257].double()
+        logits = network(ids[:, :-1]).logits[0, :, :50_257].double()
         each = F.cross_entropy(logits, ids[0, 1:], reduction="none")
         means.append(each[-len(tokens) :].mean().item())
     return means
 
 
-def test_losses_and_answers_are_those_of_a_loop_over_endings(stock, losses_of, tokenizer, lines, source) -> None:
-    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
+def test_losses_and_answers_are_those_of_a_loop_over_endings(
+    network, losses_of, gpt2_tokenizer, lines, source
+) -> None:
+    scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     losses = scorer.losses(losses_of, positions=2000, device=torch.device("cpu"))
-    expected = torch.tensor([naive(stock, tokenizer, line) for line in lines], dtype=torch.float64)
+    expected = torch.tensor([naive(network, gpt2_tokenizer, line) for line in lines], dtype=torch.float64)
     assert losses.shape == (len(lines), 4) and len(lines) == 26
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
     answers = [means.index(min(means)) for means in expected.tolist()]
@@ -82,16 +65,15 @@ def test_losses_and_answers_are_those_of_a_loop_over_endings(stock, losses_of, t
     right = sum(answer == int(line["label"]) for answer, line in zip(answers, lines, strict=True))
     assert scorer.score(losses) == {"hellaswag_acc": round(right / 26, 6), "hellaswag_items": 26}
 
-
-def test_of_rows_longer_than_the_window_the_beginning_is_left_out(stock, losses_of, tokenizer, lines, source) -> None:
-    scorer = HellaSwag(read_items(str(source))[:5], tokenizer, window=24)
-    losses = scorer.losses(losses_of, positions=1, device=torch.device("cpu"))  # a row a pass
-    cut = [naive(stock, tokenizer, line, window=24) for line in lines[:5]]
+    # Of rows longer than the window the beginning is left out. A row a pass.
+    short = HellaSwag(read_items(str(source))[:5], gpt2_tokenizer, window=24)
+    losses = short.losses(losses_of, positions=1, device=torch.device("cpu"))
+    cut = [naive(network, gpt2_tokenizer, line, window=24) for line in lines[:5]]
     torch.testing.assert_close(losses, torch.tensor(cut, dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
-def test_processes_share_the_rows(losses_of, tokenizer, source) -> None:
-    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
+def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:
+    scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     options = {"positions": 500, "device": torch.device("cpu")}
     whole = scorer.losses(losses_of, **options)
     passes: list[int] = []
@@ -107,9 +89,9 @@ def test_processes_share_the_rows(losses_of, tokenizer, source) -> None:
     assert all(int((share > 0).sum()) > 20 for share in shares)
 
 
-def test_a_model_of_nan_has_no_score(tokenizer, source, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_of_nan_has_no_score(gpt2_tokenizer, source, caplog: pytest.LogCaptureFixture) -> None:
     """The first ending each time would be right in a quarter of the items."""
-    scorer = HellaSwag(read_items(str(source)), tokenizer, window=160)
+    scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     losses = torch.full((26, 4), torch.nan)
     assert scorer.score(losses) == {} and caplog.messages
 
@@ -168,21 +150,11 @@ def test_a_hub_out_of_reach_is_no_mistake() -> None:
     assert "\n" not in str(told.value)
 
 
-def test_what_all_of_it_costs_is_what_a_dry_run_says(tokenizer, real_data: Path) -> None:
+@pytest.mark.slow  # encodes all items, 15 s
+def test_what_all_of_it_costs_is_what_a_dry_run_says(gpt2_tokenizer, real_data: Path) -> None:
     items = read_items(str(real_data / "hellaswag" / "hellaswag_val.jsonl.gz"))
     assert len(items) == HELLASWAG_ITEMS
-    scorer = HellaSwag(items, tokenizer, window=1024)
+    scorer = HellaSwag(items, gpt2_tokenizer, window=1024)
     batches = scorer.batches(64 * 1024)
     positions = sum(len(batch) * (len(scorer.rows[batch[0]][0]) - 1) for batch in batches)
     assert positions == HELLASWAG_TOKENS < 1.03 * sum(len(row) - 1 for row, _ in scorer.rows)
-
-
-def test_at_the_default_cadence_all_but_steps_stays_under_4_percent_on_8_gpus() -> None:
-    """Twice as fast as llm.c's published 300 ms a step of 8 x A100; seconds of a save and of a sample are assumed."""
-    training = parse_recipe([], sections={"training": PretrainingArguments}).values["training"]
-    tokens = training["tokens_per_step"]
-    share = forward_share(training["eval_tokens"], every_steps=training["eval_steps"], tokens_per_step=tokens)
-    share += forward_share(HELLASWAG_TOKENS, every_steps=training["hellaswag_steps"], tokens_per_step=tokens)
-    for seconds, steps in ((2.0, training["save_steps"]), (0.6, training["sample_steps"])):
-        share += seconds / (steps * tokens / 3.5e6)
-    assert 0.03 < share < 0.04

@@ -75,13 +75,10 @@ def test_published_numbers_check_what_is_measured() -> None:
     gpt2 = "openai-community/gpt2"
     for model, window, scores, broken in (
         (gpt2, 1024, measured("hellaswag", "acc", 0.2892), False),
-        (gpt2, 512, measured("hellaswag", "acc", 0.287), False),
         (gpt2, 1024, measured("hellaswag", "acc", 0.2504), True),
         (gpt2, 1024, measured("hellaswag", "acc", 0.2504, part=42), False),  # nothing is known of a part
-        (gpt2, 1024, measured("wikitext", "word_perplexity", 37.37), False),
         (gpt2, 512, measured("wikitext", "word_perplexity", 42.5), False),
         (gpt2, 1024, measured("wikitext", "word_perplexity", 42.5), True),
-        (gpt2, 256, measured("wikitext", "word_perplexity", 60.0), False),
         ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),
     ):
         assert len(lines := published.check(model, window, scores)) == broken, (model, window, scores)
@@ -97,7 +94,4 @@ def test_published_numbers_stand_in() -> None:
         **{("lambada_openai", "perplexity"): 40.0554, ("lambada_openai", "acc"): 0.3256},
         **{("wikitext", "word_perplexity"): 37.3698, ("wikitext", "bits_per_byte"): 0.9769},
     }
-    # Bits per byte and word perplexity of WikiText-2's test split are one number: 241,335 words in 1,290,527 bytes.
-    bits = math.log(37.3698) * 241_335 / (1_290_527 * math.log(2))
-    assert bits == pytest.approx(0.9769, abs=1e-4)
     assert published.stand_in("openai-community/gpt2", 512, scored("wikitext"))[1] == [published.BLOG]
