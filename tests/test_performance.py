@@ -1,5 +1,6 @@
 """What makes a step fast and small, counted without a GPU: operations, waits, saved bytes, collectives. Never a time."""
 
+import itertools
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.documents import Documents
+from tests.commands import ROOT
 
 
 LAYERS, WIDTH, LENGTH = 3, 128, 64
@@ -83,62 +85,47 @@ def test_memory_of_a_token(stock, ours) -> None:
     model.documents = Documents(separator=0)
     assert saved_bytes_per_token(model, call, length=LENGTH) - kept == 2 * LENGTH
     assert count(model, call).syncs == 0
+    model.activation_checkpointing_enable()
+    assert saved_bytes_per_token(model, call, length=LENGTH) < 8 * unit
 
 
-def test_activation_checkpointing_saves_memory_and_changes_no_gradient(ours) -> None:
-    model, call = ours
-    batch = torch.randint(0, 500, (3, LENGTH))
-    results = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.activation_checkpointing_enable()
-        model.zero_grad()
-        loss = call(model, batch)
-        loss.backward()
-        results.append([loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert saved_bytes_per_token(model, call, length=LENGTH) < 8 * LAYERS * WIDTH
-
-
-# Writes how often a run waits for the device, and how many collectives it starts.
+# Writes how often the first process waits for the device, and how many collectives it starts, after each pass.
 COUNTED_RUN = """
-import functools, json, os, sys
+import json, os, sys
 import torch.distributed as dist
 from tests.test_performance import Counter
 import train
+from gpt2_repro.training.trainer import PretrainingTrainer
 
-calls = []
+collectives, passes, counter, training_step = [], [], Counter(), PretrainingTrainer.training_step
 def counted(function):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        calls.append(function)
-        return function(*args, **kwargs)
-    return call
+    return lambda *args, **kwargs: collectives.append(1) or function(*args, **kwargs)
+def noted(*args, **kwargs):
+    passes.append((counter.syncs, len(collectives)))
+    return training_step(*args, **kwargs)
 
+PretrainingTrainer.training_step = noted
 for name in dir(dist):
     if name.startswith(("all_reduce", "all_gather", "reduce", "broadcast", "barrier")) and callable(getattr(dist, name)):
         setattr(dist, name, counted(getattr(dist, name)))
-counter = Counter()
 with counter:
     train.main(sys.argv[2:])
-if os.environ.get("RANK", "0") == "0":
-    with open(sys.argv[1], "w") as out:
-        json.dump({"syncs": counter.syncs, "collectives": len(calls)}, out)
+if os.environ["RANK"] == "0":
+    open(sys.argv[1], "w").write(json.dumps(passes))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [("python",), ("launch", 2)], ids=["one-process", "two-zero1"])
-def test_accumulation_adds_no_wait_and_no_collective(launcher, type_command, tiny_recipe, tmp_path: Path) -> None:
-    script = tmp_path / "counted.py"
+def test_accumulation_adds_no_wait_and_no_collective(type_command, tiny_recipe, tmp_path: Path) -> None:
+    script, out = tmp_path / "counted.py", tmp_path / "passes.json"
     script.write_text(COUNTED_RUN)
-    counts = []
-    for micro in (4, 1):  # 2 or 1 passes a step, then 8 or 4
-        out, run = tmp_path / f"{micro}.json", tmp_path / f"run-{micro}"
-        options = ("--per_device_train_batch_size", micro, "--logging_steps", 4, "--output_dir", run)
-        words = (*launcher, script, out, tiny_recipe, *options)
-        done = type_command(*words, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]))
-        assert done.returncode == 0, done.stderr[-3000:]
-        counts.append(json.loads(out.read_text()))
-    assert counts[0]["syncs"] > 0 and (len(launcher) == 1 or counts[0]["collectives"] > 0)
-    assert counts[0] == counts[1]
+    options = ("--per_device_train_batch_size", 1, "--max_steps", 4, "--output_dir", tmp_path / "run")
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    done = type_command("launch", 2, script, out, tiny_recipe, *options, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    passes = json.loads(out.read_text())
+    # Four passes a step. Only after the last one there is anything to wait for and to exchange.
+    assert len(passes) == 16
+    added = [[now - before for before, now in zip(*pair, strict=True)] for pair in itertools.pairwise(passes)]
+    assert [counts for number, counts in enumerate(added, start=1) if number % 4] == [[0, 0]] * 12
+    assert all(min(counts) > 0 for counts in added[3::4]), added
