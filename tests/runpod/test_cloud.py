@@ -15,29 +15,17 @@ def blocks(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["runpod/README.md", "cloud/lambda.md"])
-def test_what_the_pages_type_is_there(page: str) -> None:
+def test_what_the_pages_type_is_there(pod, page: str) -> None:
     commands = re.findall(r"bash runpod/(\w+\.sh)([^\n|]*)", (ROOT / page).read_text())
     assert commands
     for script, rest in commands:
         options = set(re.findall(r"(?<= )--\w+", rest.partition(" -- ")[0]))
         path = ROOT / "runpod" / script
         assert path.is_file() and options <= set(re.findall(r"(?<=^    )--\w+(?=\))", path.read_text(), re.MULTILINE))
+        if script == "create_pod.sh" and options:
+            assert pod.run(script, *shlex.split(rest, comments=True))[0] == 0, rest
     for block in blocks(page):
         assert subprocess.run(["bash", "-n"], input=block, text=True).returncode == 0
-
-
-def test_the_table_names_every_script() -> None:
-    text = (ROOT / "runpod" / "README.md").read_text()
-    assert {path.name for path in (ROOT / "runpod").glob("*.sh")} <= set(re.findall(r"`(\w+\.sh)`", text))
-    assert len(text.splitlines()) < 80
-
-
-def test_the_pods_of_the_page_can_be_rented(pod) -> None:
-    lines = [line for block in blocks("runpod/README.md") for line in block.splitlines() if "create_pod.sh" in line]
-    assert len(lines) == 2
-    for line in lines:
-        code, said = pod.run("create_pod.sh", *shlex.split(line, comments=True)[2:])
-        assert code == 0, said
 
 
 def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:

@@ -105,9 +105,3 @@ def test_a_shell_without_the_pods_variables_takes_them_from_process_1(pod) -> No
     before = len(pod.calls())
     pod.run("stop_pod.sh", INIT_ENVIRON=str(start))
     assert pod.calls()[before] == "runpodctl pod stop pod1"
-
-
-@pytest.mark.parametrize(("words", "pod_id"), [((), ""), (("halt",), "pod1"), (("stop", "halt"), "pod1")])
-def test_mistakes_of_stopping(pod, words: tuple[str, ...], pod_id: str) -> None:
-    code, said = pod.run("stop_pod.sh", *words, RUNPOD_POD_ID=pod_id)
-    assert code == 2 and said.startswith("error: ") and pod.calls() == []
