@@ -52,7 +52,10 @@ def test_every_number_is_compared(is_corrupt: bool, monkeypatch, capsys: pytest.
     [
         (None, "", "150 s"),
         (3, "0.3 GB/s\nerror: rank 1 has 7 wrong numbers: x\n====\n", "rank 1"),
-        (1, "Traceback\nRuntimeError: invalid device ordinal\n====\n", "RuntimeError: invalid device ordinal"),
+        (1, "Traceback\nRuntimeError: invalid device ordinal\n====\nRoot Cause:\n", "RuntimeError: invalid device"),
+        (1, "[rank1]: torch.OutOfMemoryError: CUDA\ntraceback : To enable traceback see\n", "[rank1]: torch.OutOf"),
+        (1, "step 1\nstep 2\n----\n", "step 2"),
+        (1, "", "no output"),
     ],
 )
 @pytest.mark.parametrize("works_without_p2p", [None, False, True])

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,9 +44,7 @@ def test_json_has_the_same(look) -> None:
     code, out = look("--gpu", "H100 SXM", "--n", 8, "--tokens_per_second", 1.59e6, "--json")
     document = json.loads(out, parse_constant=pytest.fail)  # no NaN, no Infinity
     assert code == 0 and [finding["about"] for finding in document["findings"]] == ["step"]
-    assert document["machine"]["tokens_per_second"] == 1.59e6 and document["speed"] == "as typed"
-    assert document["usd"] == pytest.approx(document["minutes"] / 60 * 8 * 3.99)
-    assert document["data_bytes"] > 20e9 and document["run_bytes"] > 8e9
+    assert document["machine"]["tokens_per_second"] == 1.59e6 and document["data_bytes"] > 20e9
     dollars = [offer["usd"] for offer in document["ranking"]]
     assert dollars == sorted(dollars) and len(dollars) > 10
 
@@ -90,9 +87,9 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
 def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, out = look("--dataset_dir", "data/none")
+    code, out = look("--dataset_dir", "data/none", "--memory")
     assert code == 1 and "✗ device" in out
-    assert "! data  " in out and "42.3 GB of data in data/none" in out
+    assert "! data  " in out and "42.3 GB of data in data/none" in out and "! memory" in out
 
 
 @pytest.fixture
@@ -107,19 +104,16 @@ def faked_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
 
-@pytest.mark.parametrize(
-    ("bf16", "accept_any_hardware", "mark", "words"),
-    [(True, False, "✗", "--bf16 false"), (True, True, "✓", "fp32"), (False, False, "✓", "fp32")],
-)
-def test_precision_is_judged_as_train_py_does(
-    faked_gpu: None, bf16: bool, accept_any_hardware: bool, mark: str, words: str
-) -> None:
-    training = {"use_cpu": False, "torch_compile": False, "bf16": bf16, "accept_any_hardware": accept_any_hardware}
-    found = {finding.about: finding for finding in machine.check_devices(training, attention="auto")}
-    assert found["driver"].mark == found["attention"].mark == "!" and "1 x Tesla T4" in found["device"].words
-    assert found["precision"].mark == mark and words in found["precision"].words
+def test_precision_is_judged_as_train_py_does(faked_gpu: None) -> None:
+    training = {"use_cpu": False, "torch_compile": False, "bf16": True, "accept_any_hardware": False}
+    for changed, mark, words in (({}, "✗", "--bf16 false"), ({"bf16": False}, "✓", "fp32")):
+        found = {finding.about: finding for finding in machine.check_devices(training | changed, attention="auto")}
+        assert found["driver"].mark == found["attention"].mark == "!" and "1 x Tesla T4" in found["device"].words
+        assert found["precision"].mark == mark and words in found["precision"].words
     refused = machine.check_devices(training, attention="flash_attention_2")[-1]
     assert refused.mark == "✗" and "flash_attention_2" in refused.words
+    found = machine.check_sum(8)
+    assert found.mark == "✗" and "--n 1" in found.words
 
 
 def test_a_missing_package_is_told_before_anything_is_imported(look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,19 +123,9 @@ def test_a_missing_package_is_told_before_anything_is_imported(look, monkeypatch
     assert code == 1 and out.startswith("✗ transformers") and out.count("\n") == 1
 
 
-def test_checks_that_cannot_be_done_are_told_without_waiting(
-    faked_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    recipe = SimpleNamespace(values={"data": {"dataset_dir": "data/none"}, "training": {}})
-    found = machine.find_micro_batch(recipe, "H200", 1)  # type: ignore[arg-type]
-    assert found.mark == "!" and "data/none" in found.words
-    found = machine.check_sum(8)
-    assert found.mark == "✗" and "--n 1" in found.words
-    # A container whose nvidia-smi says nothing; a file that says the same is a mistake.
+def test_a_container_whose_nvidia_smi_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stub = tmp_path / "nvidia-smi"
     stub.write_text("#!/bin/sh\necho Failed to initialize NVML\n")
     stub.chmod(0o755)
     monkeypatch.setattr(machine.shutil, "which", lambda name: str(stub))
     assert [found.mark for found in machine.check_links(None)] == ["!"]
-    with pytest.raises(UserError, match="nvidia-smi topo -m"):
-        machine.check_links(str(stub))
