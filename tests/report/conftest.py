@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,12 @@ def add(run: Path, file: str = "metrics.jsonl", **event: object) -> None:
 
 
 @pytest.fixture
-def make_run() -> Callable[..., Path]:
-    """Write a whole record into a new folder; the last validation loss is 4.123."""
-    return write_run
-
-
-@pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     return write_run(tmp_path / "runs" / "demo")
 
 
 def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> Path:
+    """Write a whole record into a new folder; the last validation loss is 4.123."""
     (folder / "evaluation").mkdir(parents=True)
     (folder / "final").mkdir()
     training = f"learning_rate: {learning_rate}, max_grad_norm: 1.0"

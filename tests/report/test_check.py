@@ -30,7 +30,6 @@ def marks(folder: Path) -> dict[str, str]:
         ([{"step": step, "loss": 50.0} for step in range(41, 60)], 1),
         ([{"step": 41, "loss": math.nan}], 1),
     ],
-    ids=["healthy", "validation", "training", "not-finite"],
 )
 def test_the_exit_code(run_folder: Path, events: list[dict], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     for event in events:
@@ -75,19 +74,10 @@ def test_a_run_that_follows_a_reference_is_judged_by_it(run_folder: Path, loss: 
     assert set(run_figures(read_run(run_folder))) == {"loss", "reference"}
 
 
-@pytest.mark.parametrize(
-    ("losses", "worse"),
-    [
-        ((3.0, 3.1, 3.2), False),
-        ((3.0, 3.1, 3.2, 3.3), True),
-        ((3.0, 3.1, 3.2, 3.2), False),
-        ((3.0, 3.1, 3.2, 3.3, 3.2), False),
-        ((4.0, 3.9, 3.0, 3.1, 3.2, 3.3), True),
-        ((3.0, 3.1, math.nan, 3.3, 3.4), False),
-    ],
-)
-def test_three_rises_in_a_row(losses: tuple[float, ...], worse: bool) -> None:
-    assert (rising_validation(losses) is not None) is worse
+def test_three_rises_in_a_row() -> None:
+    assert rising_validation((3.0, 3.1, 3.2, 3.3)) and rising_validation((4.0, 3.9, 3.0, 3.1, 3.2, 3.3))
+    for losses in ((3.0, 3.1, 3.2), (3.0, 3.1, 3.2, 3.2), (3.0, 3.1, 3.2, 3.3, 3.2), (3.0, 3.1, math.nan, 3.3, 3.4)):
+        assert rising_validation(losses) is None
 
 
 def test_training_loss_far_above_its_best() -> None:

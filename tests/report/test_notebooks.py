@@ -13,6 +13,7 @@ from nbclient import NotebookClient
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.sources import shakespeare
+from tests.report.conftest import write_run
 
 
 pytestmark = pytest.mark.slow
@@ -37,8 +38,8 @@ def execute() -> Callable[..., tuple[str, list[str]]]:
     return run
 
 
-def test_the_report_in_a_notebook(execute, make_run: Callable[..., Path], tmp_path: Path) -> None:
-    one, two = make_run(tmp_path / "one"), make_run(tmp_path / "two", learning_rate=2e-3)
+def test_the_report_in_a_notebook(execute, tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", learning_rate=2e-3)
     (two / "metrics.jsonl").open("a").write('{"step": 41, "los')  # killed while it wrote
     shutil.rmtree(two / "evaluation")
     text, kinds = execute("run_report", f"RUNS = {[str(one), str(two)]}")
@@ -47,9 +48,7 @@ def test_the_report_in_a_notebook(execute, make_run: Callable[..., Path], tmp_pa
     assert "two: Not evaluated yet" in text and "one, step 40: Once there was" in text
 
 
-def test_shakespeare_from_text_to_samples(
-    execute, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shakespeare_from_text_to_samples(execute, real_data: Path, tmp_path: Path, monkeypatch) -> None:
     recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text())
     monkeypatch.setattr(shakespeare, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
     prepare(DataArguments(**recipe["data"] | {"dataset_dir": str(tmp_path / "data")}), PreparationOptions(num_proc=1))
