@@ -1,39 +1,28 @@
 """The addresses of flash-attn's wheels, by the names of its releases."""
 
-import pytest
+from typing import Any
 
 from gpt2_repro.preflight.flash_attn_wheel import RELEASES, wheels
 
 
-HERE = {"cuda": "12.8", "cxx11_abi": True, "python": (3, 12), "machine": "x86_64"}
+def wheels_of(torch: str, **changed: Any) -> list[str]:
+    return wheels(torch=torch, **{"cuda": "12.8", "cxx11_abi": True, "python": (3, 12), "machine": "x86_64"} | changed)
 
 
-def test_the_wheel_of_a_pod_image() -> None:
-    """RunPod's image of torch 2.9.1: three independent logs have this file."""
-    assert f"{RELEASES}/v2.8.3/flash_attn-2.8.3%2Bcu12torch2.9cxx11abiTRUE-cp312-cp312-linux_x86_64.whl" in wheels(
-        torch="2.9.1+cu128", **HERE
-    )
+def test_names_follow_the_machine() -> None:
+    # RunPod's image of torch 2.9.1: three independent logs have this file.
+    name = "v2.8.3/flash_attn-2.8.3%2Bcu12torch2.9cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"
+    assert f"{RELEASES}/{name}" in wheels_of("2.9.1+cu128")
+    for found, part in (
+        (wheels_of("2.6.0+cu124", cuda="12.4", cxx11_abi=False), "cu12torch2.6cxx11abiFALSE-cp312"),
+        (wheels_of("2.10.0+cu130", cuda="13.0"), "cu13torch2.10cxx11abiTRUE"),
+        (wheels_of("2.12.1"), "torch2.10cxx11abi"),
+        (wheels_of("2.9.1", python=(3, 10), machine="aarch64"), "cp310-cp310-linux_aarch64.whl"),
+    ):
+        assert len(found) == 3 and all(part in wheel for wheel in found)
+        assert "2.8.3.post2" in found[0] and "/v2.8.3/" in found[-1]
 
 
-@pytest.mark.parametrize(
-    ("changed", "part"),
-    [
-        ({"torch": "2.6.0+cu124", "cuda": "12.4", "cxx11_abi": False}, "cu12torch2.6cxx11abiFALSE-cp312"),
-        ({"torch": "2.10.0+cu130", "cuda": "13.0"}, "cu13torch2.10cxx11abiTRUE"),
-        ({"torch": "2.11.0"}, "torch2.10cxx11abi"),
-        ({"torch": "2.12.1"}, "torch2.10cxx11abi"),
-        ({"torch": "2.9.1", "python": (3, 10), "machine": "aarch64"}, "cp310-cp310-linux_aarch64.whl"),
-    ],
-)
-def test_names_follow_the_machine(changed: dict, part: str) -> None:
-    found = wheels(**HERE | changed)
-    assert len(found) == 3 and all(part in wheel for wheel in found)
-    assert "2.8.3.post2" in found[0] and "/v2.8.3/" in found[-1]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"torch": "2.13.0"}, {"torch": "2.5.1"}, {"torch": "2.9.1", "cuda": None}, {"torch": "2.9.1", "python": (3, 14)}],
-)
-def test_where_none_fits_there_is_none(changed: dict) -> None:
-    assert wheels(**HERE | changed) == []
+def test_where_none_fits_there_is_none() -> None:
+    assert wheels_of("2.13.0") == wheels_of("2.5.1") == []
+    assert wheels_of("2.9.1", cuda=None) == wheels_of("2.9.1", python=(3, 14)) == []

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gpt2_repro.compute import gpt2_scale
-from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import peak_flops
 from gpt2_repro.preflight.cost import Work, plan_on, ranking, work_of
 from gpt2_repro.preflight.prices import card_of, card_table, cards_named, price_of, price_table
@@ -56,18 +55,6 @@ def test_the_disk_holds_what_is_kept() -> None:
         assert work(**changed).run_bytes == (kept + 2) * one + final
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("eval_steps", -5), ("save_steps", 0), ("tokens_per_step", 0), ("total_tokens", 100), ("max_steps", -1)),
-        *(("keep_checkpoints", -3), ("per_device_train_batch_size", -1), ("save_minutes", math.nan)),
-    ],
-)
-def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=name):
-        work(**{name: value})
-
-
 def test_a_budget_has_everything_that_is_paid() -> None:
     planned = plan_on(work(), "A100 SXM 80 GB", 8, training(), "gpt2", None)
     speed, spent = 8 * 218_500, minutes(planned)
@@ -82,9 +69,6 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     # On one card, 2,000 steps take longer than the 15 minutes after which a checkpoint is due.
     slow = minutes(plan_on(work(), "A100 SXM 80 GB", 1, training(), "gpt2", None))
     assert slow["saving"] == pytest.approx((1 + slow["training steps"] // 15) * 2 / 60)
-    for changed, saves in (({"save_minutes": 0}, 10), ({"save_strategy": "no"}, 0)):
-        spent = minutes(plan_on(work(**changed), "A100 SXM 80 GB", 1, training(), "gpt2", None))
-        assert spent.get("saving", 0) == pytest.approx(saves * 2 / 60)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,8 @@ class _Page:
 
     def __init__(self, path: Path) -> None:
         self.source = path.read_text()
-        self.text = html.unescape(
-            re.sub(r"<[^>]*>", "", re.sub(r"<style.*?</style>", "", self.source, flags=re.DOTALL))
-        )
-        self.addresses = re.findall(r'<[^>]* (?:src|srcset|href|data)="([^"]*)', self.source)
+        self.text = html.unescape(re.sub(r"<[^>]*>", "", self.source))
+        self.addresses = re.findall(r"""\b(?:src|srcset|href|data)\s*=\s*["']?([^"'\s>]*)""", self.source)
 
 
 @pytest.fixture

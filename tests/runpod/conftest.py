@@ -31,6 +31,7 @@ until [[ $1 == 0 || -e $TMPDIR/wake ]]; do /bin/sleep 0.02; done
 PYTHON = """#!/usr/bin/env bash
 echo "python $*" >>"$CALLS"
 case "$*" in
+  "- "*) echo "${DIFFERS:-0}" ;; # the comparison of a bucket
   "-m venv"*) [[ -n ${NO_VENV:-} ]] && exit 1; mkdir -p "${!#}/bin"; cp "$0" "${!#}/bin/python" ;;
   *"--requirement"*/requirements.txt) exit "${INSTALL:-0}" ;;
   *flash_attn_wheel*) echo "https://example.org/flash_attn.whl" ;;
