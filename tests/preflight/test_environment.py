@@ -1,6 +1,5 @@
 """Packages, driver, limits, disks and secrets of a machine."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -8,12 +7,11 @@ import pytest
 
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.disks import Need, check_room
-from gpt2_repro.preflight.environment import check_driver, check_limits, check_python, check_secrets
+from gpt2_repro.preflight.environment import check_driver, check_limits, check_python
 
 
-@pytest.mark.parametrize(
-    ("driver", "cuda", "usable", "mark", "words"),
-    [
+def test_the_driver_against_cuda() -> None:
+    for driver, cuda, usable, mark, words in (
         ("580.65.06", "13.0", False, "✓", ""),
         ("570.133.20", "13.0", False, "✗", "580"),
         ("570.133.20", "13.0", True, "!", "580"),
@@ -21,11 +19,9 @@ from gpt2_repro.preflight.environment import check_driver, check_limits, check_p
         ("580.1", None, False, "✗", ""),
         (None, None, False, "!", ""),
         ("999.1", "27.0", False, "!", ""),
-    ],
-)
-def test_the_driver_against_cuda(driver: str | None, cuda: str | None, usable: bool, mark: str, words: str) -> None:
-    found = check_driver(driver, cuda, usable=usable)
-    assert found.mark == mark and words in found.words
+    ):
+        found = check_driver(driver, cuda, usable=usable)
+        assert found.mark == mark and words in found.words, driver
 
 
 def test_packages_against_what_is_asked_for(tmp_path: Path) -> None:
@@ -49,11 +45,6 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found = check_limits(tmp_path)
         assert [finding.mark for finding in found] == expected
     assert "--shm-size" in found[0].words and "ulimit -n" in found[1].words
-
-
-def test_secrets_are_named_and_never_shown() -> None:
-    found = check_secrets({"HF_TOKEN": "hf_abcdef", "RUNPOD_API_KEY": "", "PATH": os.environ["PATH"]})
-    assert found.words == "HF_TOKEN set, WANDB_API_KEY, RUNPOD_API_KEY not"
 
 
 def test_needs_on_one_disk_are_added(tmp_path: Path) -> None:

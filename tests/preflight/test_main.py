@@ -78,7 +78,7 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
     lines = {line.split()[1]: line for line in out.splitlines() if line[:1] in ("✓", "!", "✗")}
     assert lines["torch"].startswith("✓") and lines["links"].startswith("!")
     assert lines["data"].startswith("✓") and "0 MB of data" in lines["disk"]
-    assert "HF_TOKEN set" in out and "hf_secret" not in out
+    assert "HF_TOKEN set, " in out and "hf_secret" not in out
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16)
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out

@@ -13,6 +13,8 @@ from tests.report.conftest import change
 HUGE = "1" + "0" * 400
 ODD: list[tuple[str, str | dict[str, Any]]] = [
     ("metrics.jsonl", '[1]\n5\n"x"\nnull\n{"step": "1", "loss": "x", "tokens": []}\n' + "[" * 100_000 + "\n"),
+    ("metrics.jsonl", '{"step": 1, "tokens": 8, "loss": 8, "learning_rate": 1, "grad_norm": 0}\n'),
+    ("metrics.jsonl", '{"step": 1, "tokens": 8, "loss": 8, "tokens_per_second": 9}\n'),
     ("metrics.jsonl", '{"step": 1, "loss": 1e308, "tokens": 1e308}\n'),
     ("metrics.jsonl", f'{{"step": 1, "loss": {HUGE}, "tokens": {HUGE}}}\n'),
     ("metrics.jsonl", '{"step": 1, "tokens": 8, "eval_loss": 3, "hellaswag_acc": 0.3, "hellaswag_items": null}\n'),

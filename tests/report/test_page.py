@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -110,12 +109,6 @@ def test_a_run_that_has_only_begun(run_folder: Path, capsys: pytest.CaptureFixtu
     assert page.addresses == []
 
 
-def test_one_logged_step_is_enough_for_every_figure(run_folder: Path) -> None:
-    row = {"step": 1, "tokens": 8192, "loss": 8.0, "learning_rate": 1e-3, "grad_norm": 0.0, "tokens_per_second": 900.0}
-    (run_folder / "metrics.jsonl").write_text(json.dumps(row))
-    assert list(plots.run_figures(read_run(run_folder))) == ["loss", "learning_rate", "throughput"]
-
-
 def test_the_learning_rate_lies_inside_its_frame(run_folder: Path) -> None:
     figure = Figure()
     plots._draw_learning_rate(figure, read_run(run_folder))
@@ -176,13 +169,6 @@ def test_the_page_goes_where_it_is_told(run_folder: Path, tmp_path: Path) -> Non
     for wrong in (tmp_path, run_folder / "report" / "page.html"):
         with pytest.raises(UserError, match=r"-o .*report\.html"):
             main([str(run_folder), "-o", str(wrong)])
-
-
-def test_a_folder_that_is_not_a_run_ends_in_one_line_and_code_2(run_folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gpt2_repro.report", str(tmp_path / "runs" / "dmo")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and str(run_folder) in done.stderr
 
 
 def test_reading_a_run_needs_neither_torch_nor_matplotlib() -> None:

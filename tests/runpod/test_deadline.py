@@ -14,7 +14,7 @@ def deadlines(pod, purpose: str = "") -> list[int]:
     return pod.processes(f"deadline.sh --armed {purpose}")
 
 
-@pytest.mark.parametrize("trouble", ["", "volume", "no repository", "no workspace"])
+@pytest.mark.parametrize("trouble", ["", "volume", "no repository"])
 def test_it_returns_at_once_and_stops_the_pod_later(pod, trouble: str) -> None:
     script, variables, calls = str(ROOT / "runpod" / "deadline.sh"), {}, STOP
     if trouble == "volume":  # a run that was not copied may lie outside it, so a stop is tried first
@@ -22,8 +22,6 @@ def test_it_returns_at_once_and_stops_the_pod_later(pod, trouble: str) -> None:
     elif trouble == "no repository":
         shutil.copytree(ROOT / "runpod", pod.folder / "gone")
         script = str(pod.folder / "gone" / "deadline.sh")
-    elif trouble == "no workspace":
-        pod.workspace.write_text("a file")
     code, said = pod.run(script, 4, **variables)
     assert code == 0 and "4 hours" in said and pod.calls() == []
     (process,) = deadlines(pod, "start")
@@ -33,8 +31,7 @@ def test_it_returns_at_once_and_stops_the_pod_later(pod, trouble: str) -> None:
     wait_for(lambda: len(pod.calls()) == len(calls))
     # Five minutes before the deadline a training would be told to end.
     assert pod.calls() == calls and pod.sleeps()[:2] == [4 * 3600 - 300, 300]
-    log = (pod.folder if trouble == "no workspace" else pod.workspace / "logs") / "deadline.log"
-    assert "stopping the pod" in log.read_text()
+    assert "stopping the pod" in pod.log("deadline.log")
 
 
 def test_that_of_the_start_is_kept_and_that_of_a_run_replaced(pod) -> None:
