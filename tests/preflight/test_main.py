@@ -1,6 +1,5 @@
-"""`python -m gpt2_repro.preflight`: lines, exit codes, JSON, and every mistake."""
+"""`python -m gpt2_repro.preflight`: lines, exit codes, and every mistake."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,8 @@ def look(capsys: pytest.CaptureFixture[str]):
 
 def test_a_machine_that_is_not_there_yet(look) -> None:
     code, out = look("--gpu", "A100 SXM", "--n", 8, "--usd_per_hour", 14)
-    assert code == 0
     # No machine is checked: the findings are about the recipe and the name.
+    assert code == 0
     assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")] == ["step", "card"]
     for number in ("18,865", "9.89B", "A100 SXM 80 GB", "94.3 min", "$14.00", "8.46e+18", "20.7 GB", "8.5 GB"):
         assert number in out, number
@@ -40,21 +39,11 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     assert code == 1 and "✗ step" in out
 
 
-def test_json_has_the_same(look) -> None:
-    code, out = look("--gpu", "H100 SXM", "--n", 8, "--tokens_per_second", 1.59e6, "--json")
-    document = json.loads(out, parse_constant=pytest.fail)  # no NaN, no Infinity
-    assert code == 0 and [finding["about"] for finding in document["findings"]] == ["step"]
-    assert document["machine"]["tokens_per_second"] == 1.59e6 and document["data_bytes"] > 20e9
-    dollars = [offer["usd"] for offer in document["ranking"]]
-    assert dollars == sorted(dollars) and len(dollars) > 10
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--gpu", "H10O SXM"], "H100 SXM"),
         (["--gpu", "H100", "--dist"], "--dist"),
-        (["--gpu", "H100", "--volume_gb", "50"], "--volume_gb"),
         (["--n", "0"], "--n 0"),
         (["--tokens_per_second", "nan"], "nan"),
         (["--usd_per_hour", "nan"], "--usd_per_hour nan"),

@@ -108,22 +108,19 @@ def test_every_card_has_its_source_and_every_price_its_card() -> None:
         assert card_of(price.card) is not None and price.source and isinstance(price.date, datetime.date)
 
 
-@pytest.mark.parametrize(
-    ("name", "cards"),
-    [
-        *((f"NVIDIA {name}", [name]) for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")),
-        ("NVIDIA H100 80GB HBM3", ["H100 SXM"]),
-        ("NVIDIA A100-SXM4-80GB", ["A100 SXM 80 GB"]),
-        ("NVIDIA A100-PCIE-40GB", ["A100 PCIe 40 GB"]),
-        ("A100 SXM", ["A100 SXM 80 GB", "A100 SXM 40 GB"]),
-        ("a100 sxm 40gb", ["A100 SXM 40 GB"]),
-        *((name, []) for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "a", "")),
-    ],
-)
-def test_a_card_is_found_by_whole_words(name: str, cards: list[str]) -> None:
-    assert [card.card for card in cards_named(name)] == cards
-    price = price_of(name)
-    assert price is None or price.card == cards[0]
+def test_a_card_is_found_by_whole_words() -> None:
+    for name, *cards in (
+        *((f"NVIDIA {name}", name) for name in ("H100 PCIe", "H100 NVL", "H200", "L40S")),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40 GB"),
+        ("A100 SXM", "A100 SXM 80 GB", "A100 SXM 40 GB"),
+        ("a100 sxm 40gb", "A100 SXM 40 GB"),
+        *((name,) for name in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA RTX A4000", "Tesla T4", "H", "a", "")),
+    ):
+        assert [card.card for card in cards_named(name)] == cards, name
+        price = price_of(name)
+        assert price is None or price.card == cards[0]
 
 
 def test_the_page_has_the_cheapest_price_of_each_card() -> None:

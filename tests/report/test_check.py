@@ -45,7 +45,7 @@ def test_the_exit_code(run_folder: Path, events: list[dict], code: int, capsys: 
 @pytest.mark.parametrize(
     ("status", "mark", "words"),
     [
-        ({"state": "running", "step": 20, "tokens": 163_840}, "✓", "left"),
+        ({"state": "running", "step": 20, "tokens": 163_840}, "✓", "18 s left"),
         ({"state": "running", "updated": AGO}, "✗", "2 h 10 min ago"),
         ({"state": "diverged", "reason": "the norm is not finite"}, "✗", "the norm is not finite"),
         ({"state": "failed", "reason": None}, "✗", "failed"),

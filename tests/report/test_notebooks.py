@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -22,23 +21,18 @@ pytestmark = pytest.mark.slow
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
-@pytest.fixture
-def execute() -> Callable[..., tuple[str, list[str]]]:
-    """Runs a notebook where it lies, with other parameters; returns its text and the kinds of its outputs."""
-
-    def run(name: str, parameters: str) -> tuple[str, list[str]]:
-        notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-        cell.source = parameters
-        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
-        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-        kinds = [kind for output in outputs for kind in output.get("data", {})]
-        return "".join(output.get("text", "") for output in outputs), kinds
-
-    return run
+def execute(name: str, parameters: str) -> tuple[str, list[str]]:
+    """Run a notebook where it lies, with other parameters; return its text and the kinds of its outputs."""
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    cell.source = parameters
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    kinds = [kind for output in outputs for kind in output.get("data", {})]
+    return "".join(output.get("text", "") for output in outputs), kinds
 
 
-def test_the_report_in_a_notebook(execute, tmp_path: Path) -> None:
+def test_the_report_in_a_notebook(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", learning_rate=2e-3)
     (two / "metrics.jsonl").open("a").write('{"step": 41, "los')  # killed while it wrote
     shutil.rmtree(two / "evaluation")
@@ -48,7 +42,7 @@ def test_the_report_in_a_notebook(execute, tmp_path: Path) -> None:
     assert "two: Not evaluated yet" in text and "one, step 40: Once there was" in text
 
 
-def test_shakespeare_from_text_to_samples(execute, real_data: Path, tmp_path: Path, monkeypatch) -> None:
+def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monkeypatch) -> None:
     recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text())
     monkeypatch.setattr(shakespeare, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
     prepare(DataArguments(**recipe["data"] | {"dataset_dir": str(tmp_path / "data")}), PreparationOptions(num_proc=1))

@@ -33,8 +33,7 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
     code, said = pod.run(script, *words)
     assert code == 0 and "nothing was started" in said and pod.calls() == []
     command = shlex.split(said.splitlines()[0])
-    for option in ("--flavor a100x8", "--timeout 4h", "--secrets HF_TOKEN", "-v hf://buckets/me/mine:/bucket"):
-        assert option in " ".join(command)
+    assert "--flavor a100x8 --timeout 4h --secrets HF_TOKEN -v hf://buckets/me/mine:/bucket" in " ".join(command)
     (copy,) = re.findall(r"^#   hf sync \S+ (\S+)$", (ROOT / "cloud" / "hf_jobs.sh").read_text(), re.MULTILINE)
     assert f"--dataset_dir /bucket{copy.removeprefix('hf://buckets/USER/BUCKET')} " in command[-1]
     assert pod.run(script, *words, "--yes")[0] == 0 and pod.calls()[0].startswith("hf jobs run")

@@ -29,7 +29,6 @@ RUN = "run_and_stop.sh --hours 1"
         (f"{RUN} --grace long -- train.py", "--grace"),
         (f"{RUN} --keep -- train.py", "--hours"),
         ("sync.sh", "hf://buckets/"),
-        ("sync.sh --check", "hf://buckets/"),
         ("sync.sh --check hf://me/mine", "hf://me/mine"),
         ("sync.sh no-such-run host:", "no-such-run"),
         ("stop_pod.sh stop halt", "'halt'"),
