@@ -81,9 +81,8 @@ def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "! data  " in out and "42.3 GB of data in data/none" in out and "! memory" in out
 
 
-@pytest.fixture
-def faked_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 of 16 GB, which cannot multiply in bf16."""
+def test_precision_is_judged_as_train_py_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a T4 of 16 GB, which cannot multiply in bf16."""
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: "570.1")
     monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda: Accelerator("cuda", "Tesla T4", 1, None, 16))
     for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", "Tesla T4")):
@@ -91,11 +90,9 @@ def faked_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-
-
-def test_precision_is_judged_as_train_py_does(faked_gpu: None) -> None:
     training = {"use_cpu": False, "torch_compile": False, "bf16": True, "accept_any_hardware": False}
-    for changed, mark, words in (({}, "✗", "--bf16 false"), ({"bf16": False}, "✓", "fp32")):
+    cases = [({}, "✗", "--bf16 false"), ({"bf16": False}, "✓", "fp32"), ({"accept_any_hardware": True}, "✓", "fp32")]
+    for changed, mark, words in cases:
         found = {finding.about: finding for finding in machine.check_devices(training | changed, attention="auto")}
         assert found["driver"].mark == found["attention"].mark == "!" and "1 x Tesla T4" in found["device"].words
         assert found["precision"].mark == mark and words in found["precision"].words
