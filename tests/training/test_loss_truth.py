@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from gpt2_repro.data.collator import EpochSampler
 from tests.training.by_hand import mean_nll, nll, rows_of, targets_of, untrained
@@ -50,26 +50,6 @@ def test_the_log_equals_a_hand_computation(launcher, train, events, data: Path, 
     assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, *fall], rel=1e-9)
 
 
-@LAUNCHERS
-def test_every_epoch_has_an_order_of_its_own(launcher, train, events, data: Path, tmp_path: Path) -> None:
-    # A rate too small to move a weight: each step's loss is then the first model's on that step's rows.
-    micro = 128 if launcher == ("python",) else 32
-    rows = rows_of(data, "train")
-    steps = len(rows) // 128  # whole steps of an epoch
-    options = ("--tokens_per_step", 128 * 32, "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
-    options += ("--max_steps", 2 * steps + 2, "--eval_strategy", "no", "--save_steps", 1000)
-    run = train(tmp_path / "run", *options, "--stop_at_step", steps + 2, launcher=launcher)
-    train(run, *options, launcher=launcher)  # resumed in the middle of the second epoch
-    logged = {event["step"]: event["loss"] for event in events(run) if "loss" in event}
-    assert sorted(logged) == list(range(1, 2 * steps + 3))
-    fresh = untrained(run)
-    per_row = torch.tensor([nll(fresh, row) / 32 for row in rows])
-    for step, loss in logged.items():
-        epoch, place = divmod(step - 1, steps)
-        order = order_of(rows, rows_per_step=128, epoch=epoch)[place * 128 : (place + 1) * 128]
-        assert loss == pytest.approx(per_row[order].mean().item(), abs=1e-5), step
-
-
 @pytest.mark.slow
 def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> None:
     options = ("--bf16", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3)
@@ -89,43 +69,38 @@ def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> Non
     assert all(torch.equal(weight.bfloat16(), checkpoint[name][: len(weight)]) for name, weight in final.items())
 
 
-def test_a_loss_that_is_not_finite_is_shown(typed, events, tmp_path: Path) -> None:
-    special = {"bos_token_id": 0, "eos_token_id": 0}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=32, n_embd=32, n_layer=2, n_head=2, **special))
-    model.transformer.ln_f.weight.data[0] = math.nan
-    model.save_pretrained(tmp_path / "nan")
-    run, options = tmp_path / "run", ("--max_steps", 1, "--sample_tokens", 0)
-    done = typed(run, "--init_from", tmp_path / "nan", *options)
-    assert done.returncode == 0 and "not finite at step 0: eval_loss" in done.stdout + done.stderr
-    validated, trained, *_ = events(run)
-    assert math.isnan(validated["eval_loss"]) and math.isnan(trained["loss"])
-
-
 @LAUNCHERS
-def test_padding_is_no_target(launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path) -> None:
-    one, run = launcher == ("python",), tmp_path / "run"
-    micro = 8 if one else 2
-    options = ("--output_dir", run, "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
-    for stop in (3, 0) if one else (0,):  # one of the two is interrupted
+def test_each_step_of_two_epochs_by_its_rows(
+    launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path
+) -> None:
+    """Orders of rows, accumulation, padding and resuming. The rate moves no weight: the losses are the fresh model's."""
+    rows, validation = (rows_of(wrapped_recipe.with_name("data"), split) for split in ("train", "validation"))
+    assert len({len(row) for row in rows}) > 3
+    one, steps, run = launcher == ("python",), len(rows) // 64, tmp_path / "run"
+    micro, last = (16 if one else 8), 2 * steps + 2
+    options = ("--tokens_per_step", 64 * 32, "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
+    options += ("--max_steps", last, "--eval_steps", steps + 2, "--save_steps", 1000, "--output_dir", run)
+    for stop in (steps + 2, 0) if one else (0,):  # one of the two is interrupted in its second epoch
         done = type_warm(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", stop)
         assert done.returncode == 0, done.stderr[-3000:]
 
     fresh = untrained(run)
-    rows, validation = (rows_of(wrapped_recipe.with_name("data"), split) for split in ("train", "validation"))
-    assert len({len(row) for row in rows}) > 3
-    validated = [event for event in events(run) if "eval_loss" in event]
-    assert [event["step"] for event in validated] == ([0, 3, 4, 8] if one else [0, 4, 8])
-    assert {event["eval_tokens"] for event in validated} == {targets_of(validation)}
+    validated = {event["step"]: event for event in events(run) if "eval_loss" in event}
+    assert list(validated) == [0, steps + 2, last]
+    assert {event["eval_tokens"] for event in validated.values()} == {targets_of(validation)}
     assert validated[0]["eval_loss"] == pytest.approx(mean_nll(fresh, validation), abs=1e-5)
 
-    order, seen = order_of(rows), 0
-    for event in (event for event in events(run) if "loss" in event):
-        step = [rows[place] for place in order[(event["step"] - 1) * 8 : event["step"] * 8]]
-        seen += targets_of(step)
-        assert event["loss"] == pytest.approx(mean_nll(fresh, step), abs=1e-5), event["step"]
+    of_row, seen = [nll(fresh, row) for row in rows], 0
+    logged = [event for event in events(run) if "loss" in event]
+    assert [event["step"] for event in logged] == list(range(1, last + 1))
+    for event in logged:
+        epoch, place = divmod(event["step"] - 1, steps)
+        order = order_of(rows, rows_per_step=64, epoch=epoch)[place * 64 : (place + 1) * 64]
+        targets = targets_of([rows[row] for row in order])
+        seen += targets
+        assert event["loss"] == pytest.approx(sum(of_row[row] for row in order) / targets, abs=1e-5), event["step"]
         # Targets, not positions, and right after a resume.
-        assert (event["tokens"], event["step_tokens"]) == (seen, targets_of(step))
-        batches = [step[first : first + micro] for first in range(0, 8, micro)]
-        positions = sum(micro * max(len(row) - 1 for row in batch) for batch in batches)
-        assert event["padding"] == pytest.approx(1 - targets_of(step) / positions, abs=1e-4)
-    assert seen < 8 * 8 * 32
+        assert (event["tokens"], event["step_tokens"]) == (seen, targets)
+        longest = [max(len(rows[row]) - 1 for row in order[first : first + micro]) for first in range(0, 64, micro)]
+        assert event["padding"] == pytest.approx(1 - targets / (micro * sum(longest)), abs=1e-4)
+    assert seen < last * 64 * 32
