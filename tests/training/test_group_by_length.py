@@ -1,5 +1,6 @@
 """Rows of like length together, and further validation sets: through train.py, beside a computation by hand."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def add_set(folder: Path, name: str, part: slice) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["counts"][f"validation_{name}"] = {"rows": written.rows, "row_tokens": written.targets}
     manifest["sha256"][f"validation_{name}"] = written.sha256
+    manifest["shards"][f"validation_{name}"] = [dataclasses.asdict(shard) for shard in written.shards]
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
