@@ -63,7 +63,7 @@ def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(train, typed, e
     train(run, *money)
     assert len(list(run.glob("checkpoint-*"))) == 8  # one was due after each step
     assert status(run)["seconds"] > told["seconds"]  # both attempts were paid for
-    assert list(rates(events, run)) == list(range(1, 9))
+    assert list(rates(events, run)) == list(range(1, 9)) and events(run)[-2]["usd"] > told["seconds"]
 
 
 def test_a_change_is_refused_unless_it_is_allowed(train, typed, events, tmp_path: Path) -> None:
@@ -80,24 +80,22 @@ def test_a_change_is_refused_unless_it_is_allowed(train, typed, events, tmp_path
     assert typed(run, *change).returncode == 0  # from now on this is the run
 
 
-def test_a_supervised_run_goes_back_once(train, typed, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", "--save_steps", 2, "--stop_at_step", 6, "--keep_checkpoints", 0)
+def test_a_supervised_run_goes_back_once(finished: Path, typed, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
-    words = ("--save_steps", 2, "--resume_from", "checkpoint-2")
-    for stop, start in ((5, 2), (6, 5), (7, 6)):  # as a supervisor starts it again and again
-        done = typed(run, *words, "--stop_at_step", stop, GPT2_REPRO_SUPERVISED=str(notes))
-        assert done.returncode == 0 and f"{run}/checkpoint-{start}\n" in done.stdout, done.stdout
-    assert (notes / "run").read_text() == str(run)
+    for stop, start in ((5, 4), (6, 5)):  # as a supervisor starts it again and again
+        words = ("--resume_from", "checkpoint-4", "--stop_at_step", stop)
+        done = typed(finished, *words, GPT2_REPRO_SUPERVISED=str(notes))
+        assert done.returncode == 0 and f"{finished}/checkpoint-{start}\n" in done.stdout, done.stdout
+    assert (notes / "run").read_text() == str(finished)
 
 
-def test_the_card_has_only_what_was_measured_of_these_weights(train, events, tmp_path: Path) -> None:
-    run = train(tmp_path / "run", "--eval_steps", 2, "--save_steps", 2, "--stop_at_step", 4)
-    given_up = status(run)["eval_loss"]
-    train(run, "--eval_strategy", "no", "--save_strategy", "no", "--resume_from", "checkpoint-2")
-    (kept,) = [event["eval_loss"] for event in events(run) if event["step"] == 2 and "eval_loss" in event]
-    assert kept != given_up and status(run)["eval_loss"] == kept and not (run / "checkpoint-8").exists()
-    card = (run / "final" / "README.md").read_text()
+def test_the_card_has_only_what_was_measured_of_these_weights(finished: Path, train, events) -> None:
+    given_up = status(finished)["eval_loss"]
+    train(finished, "--eval_strategy", "no", "--save_strategy", "no", "--resume_from", "checkpoint-4")
+    (kept,) = [event["eval_loss"] for event in events(finished) if event["step"] == 4 and "eval_loss" in event]
+    assert kept != given_up and status(finished)["eval_loss"] == kept and not (finished / "checkpoint-8").exists()
+    card = (finished / "final" / "README.md").read_text()
     assert "| tokens | 2,048 |" in card and "validation loss" not in card  # step 8 was not validated
 
 

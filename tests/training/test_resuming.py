@@ -57,46 +57,41 @@ def test_a_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkey
     assert (tmp_path / "malicious").exists()
 
 
-@pytest.mark.parametrize(
-    "content", [pickle.dumps(Malicious()), pickle.dumps(Malicious(), protocol=4), b"junk"], ids=["0", "4", "junk"]
-)
-def test_what_cannot_be_taken_apart_is_refused_too(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / f"{SHARD}.pt"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=f"{path} .*cannot be read"):
-        refuse_code(tmp_path, [path.name])
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", content)
-        archive.writestr("archive/version", "3\n")
-    with pytest.raises(UserError, match=str(path)):
-        refuse_code(tmp_path, [path.name])
+def archive(path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", content)
+        file.writestr("archive/version", "3\n")
 
 
-def test_nothing_leads_out_of_a_checkpoint(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint-4"
-    states, link, latest = checkpoint / "global_step4" / "states.pt", checkpoint / "link", checkpoint / "latest"
-    hidden = states.with_name("optimizer.pt")
-    files = ["latest", "link", "global_step4/states.pt", "global_step4/optimizer.pt"]
-
-    def refused(path: Path, files=files) -> None:
-        with pytest.raises(UserError, match=str(path)):
-            refuse_code(checkpoint, files)
-
-    states.parent.mkdir(parents=True)
-    data = {"m": torch.ones(3, dtype=torch.bfloat16), "steps": [1, 2.5, None, True, "x", b"y", (1, 2)], "set": {3}}
-    torch.save(data, states)
-    latest.write_text("global_step4")
-    refuse_code(checkpoint, files)  # data alone is no code
-    refused(states, ["latest"])  # not of the manifest
-    latest.write_text("../evil")  # deepspeed joins it to the folder as it is
-    refused(latest)
-    latest.write_text("global_step4")
-    link.symlink_to(tmp_path)
-    refused(link)
-    link.unlink()
+# A file of a checkpoint and how it is made to be more than data.
+ATTACKS = {
+    "a pickle": ("global_step4/states.pt", lambda path: path.write_bytes(pickle.dumps(Malicious()))),
+    "a pickle in a zip file": (
+        "global_step4/states.pt",
+        lambda path: archive(path, pickle.dumps(Malicious(), protocol=4)),
+    ),
+    "junk": ("global_step4/states.pt", lambda path: path.write_bytes(b"junk")),
+    "junk in a zip file": ("global_step4/states.pt", lambda path: archive(path, b"junk")),
     # Transformers reads its own files with care; deepspeed's may not hide behind their names.
-    torch.save({"more": Malicious()}, hidden)
-    refused(hidden)
+    "a name of transformers": ("global_step4/optimizer.pt", lambda path: torch.save({"more": Malicious()}, path)),
+    "a pointer": ("latest", lambda path: path.write_text("../evil")),  # deepspeed joins it to the folder as it is
+    "a link": ("link", lambda path: path.symlink_to(path.parents[1])),
+    "not in the manifest": ("foreign", lambda path: path.touch()),
+}
+
+
+@pytest.mark.parametrize(("name", "attack"), ATTACKS.values(), ids=ATTACKS)
+def test_nothing_but_data_is_loaded_from_inside_the_checkpoint(name: str, attack, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-4"
+    (checkpoint / "global_step4").mkdir(parents=True)
+    data = {"m": torch.ones(3, dtype=torch.bfloat16), "steps": [1, 2.5, None, True, "x", b"y", (1, 2)], "set": {3}}
+    torch.save(data, checkpoint / "global_step4" / "states.pt")
+    (checkpoint / "latest").write_text("global_step4")
+    files = {"latest", "global_step4/states.pt"}
+    refuse_code(checkpoint, files)
+    attack(checkpoint / name)
+    with pytest.raises(UserError, match=str(checkpoint / name)):
+        refuse_code(checkpoint, files if name == "foreign" else files | {name})
 
 
 def start_of(tmp_path: Path, *, launcher: str = "ddp", trajectory=TRAJECTORY, **asked: object):

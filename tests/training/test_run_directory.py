@@ -134,38 +134,33 @@ def accounts(run: RunDirectory) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(("supervised_before", "idle"), [(None, 0), (-100, 75), (-50, 0)])
-def test_the_wait_of_a_supervised_run_is_paid_too(run, supervised_before, idle: float, tmp_path: Path, monkeypatch):
-    """From the last sign of an attempt to the next process, on the same machine."""
-    began = time.time() - process_seconds()
-    if supervised_before is not None:
-        monkeypatch.setenv(FOLDER, str(tmp_path))
-        (tmp_path / SINCE).write_text(str(began + supervised_before))
-    last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
-    before(run, seconds=1000, updated=last, accounts={"training": 900, "idle": 40})
-    found = accounts(run)
-    assert found["idle"] == pytest.approx(40 + idle, abs=1.1)
-    assert (found["training"], found["redone"]) == (900, 60)  # 60 s of an attempt that recorded nothing
+LATE = {"training": 700, "data": 60}  # the accounts at the checkpoint of step 6, of 900 and 100 at step 8
 
 
 @pytest.mark.parametrize(
-    ("start", "at_checkpoint", "expected"),
+    ("start", "at_checkpoint", "supervised", "training", "redone", "data", "idle"),
     [
-        (8, {"training": 700, "data": 60}, (900, 0, 100)),  # no step is repeated
-        (6, {"training": 700, "data": 60}, (700, 240, 60)),
-        (0, {}, (0, 1000, 0)),
+        (8, LATE, None, 900, 60, 100, 40),  # no step is repeated; 60 s of an attempt that recorded nothing
+        (6, LATE, None, 700, 300, 60, 40),
+        (0, {}, None, 0, 1060, 0, 40),
+        (8, LATE, -100, 900, 60, 100, 115),  # since the last sign of an attempt, as its supervisor waits
+        (8, LATE, -50, 900, 60, 100, 40),  # of another supervisor
     ],
 )
-def test_repeated_steps_are_redone(run, start: int, at_checkpoint: dict, expected: tuple) -> None:
-    before(run, seconds=1010, step=8, accounts={"startup": 10, "training": 900, "data": 100})
+def test_the_time_of_earlier_attempts(
+    run, start: int, at_checkpoint, supervised, training, redone, data, idle, tmp_path: Path, monkeypatch
+) -> None:
+    began = time.time() - process_seconds()
+    if supervised is not None:
+        monkeypatch.setenv(FOLDER, str(tmp_path))
+        (tmp_path / SINCE).write_text(str(began + supervised))
+    last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
+    before = {"seconds": 1100, "step": 8, "updated": last, "accounts": {"training": 900, "data": 100, "idle": 40}}
+    run.path.mkdir()
+    (run.path / "run_status.json").write_text(json.dumps(before))
+    run.lock()
     run.book_redone_steps(start, at_checkpoint)
-    assert tuple(accounts(run)[name] for name in ("training", "redone", "data")) == expected
-
-
-def test_what_dies_early_is_booked_and_the_next_attempt_takes_it_up(tmp_path: Path) -> None:
-    for attempt in (1, 2):
-        run = RunDirectory(str(tmp_path))
-        run.claim("recipe")  # and the process dies
-        assert run.read_status()["accounts"]["startup"] == pytest.approx(attempt * process_seconds(), rel=0.1)
-        assert run._lock is not None
-        run._lock.close()
+    found = run.accounts()
+    assert (found["training"], found["redone"], found["data"]) == (training, redone, data)
+    assert found["idle"] == pytest.approx(idle, abs=1.1)
+    assert run.seconds() == pytest.approx(sum(found.values()), abs=0.2)

@@ -9,7 +9,7 @@ import pytest
 from transformers import TrainerControl
 
 from gpt2_repro.training.ranks import Ranks
-from gpt2_repro.training.stopping import MAX_HOURS, MAX_USD, NOTHING, SAVE, SIGNAL, SIGNALS, Stopping, StopSignals
+from gpt2_repro.training.stopping import SIGNALS, Stopping, StopSignals
 
 
 @pytest.fixture
@@ -84,12 +84,6 @@ def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: s
     assert ask(stopping, **options).should_training_stop is (reason is not None) and stopping.reason == reason
 
 
-@pytest.mark.parametrize(("usd_per_hour", "rank", "told"), [(14.0, 0, {"usd": 21.0}), (14.0, 1, {}), (0.0, 0, {})])
-def test_a_run_costs_what_its_machine_does(usd_per_hour: float, rank: int, told: dict) -> None:
-    args = SimpleNamespace(usd_per_hour=usd_per_hour, process_index=rank)
-    assert stopping_of(seconds=5400.0).cost(args) == told
-
-
 def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now, stopping = [1000.0], stopping_of()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -112,8 +106,3 @@ def test_stop_at_step_logs_and_validates_its_last_step() -> None:
     control = ask(stopping, step=5, stop_at_step=5, validates=False)
     assert control.should_save and control.should_training_stop and control.should_log and control.should_evaluate
     assert stopping.reason == "--stop_at_step 5"
-
-
-def test_ranks_hear_the_strongest_word() -> None:
-    """A signal on one rank outweighs what any other one wishes."""
-    assert NOTHING < SAVE < MAX_HOURS < MAX_USD < SIGNAL + min(SIGNALS)
