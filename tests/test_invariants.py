@@ -90,37 +90,13 @@ def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, events, t
     assert len(theirs) == 8 + 3 and len(ours - theirs) == 1 and theirs < ours  # where it stopped it validated too
     assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
 
-    # Killed before its final folder it only writes that.
-    shutil.rmtree(run / "final")
-    (run / "run_status.json").write_text(json.dumps(status | {"state": "running"}))
-    lines = events(run)
-    train(run, *options, launcher=launcher)
-    again = weights(run)
-    assert events(run) == lines and all(torch.equal(weight, again[name]) for name, weight in finals[0].items())
-    assert json.loads((run / "run_status.json").read_text())["state"] == "complete"
 
-
-def test_damaged_checkpoints_are_passed_over(reference: Path, train, events, tmp_path: Path) -> None:
-    """RS5, RS6: what transformers would pass over in silence."""
-    run = train(tmp_path / "run", "--save_steps", 2, "--stop_at_step", 5, "--keep_checkpoints", 0)
-    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4", "checkpoint-5"]
-    (run / "checkpoint-5" / "optimizer.pt").write_bytes(b"cut short")
-    (run / "checkpoint-4" / "rng_state.pth").unlink()
-    train(run, "--save_steps", 2, "--logging_steps", 2)  # intervals may change
-    # Step 5 was after the checkpoint: it is written once, by the run that went on.
-    assert [event["step"] for event in events(run) if "loss" in event] == [1, 2, 4, 6, 8]
-    final, expected = weights(run), weights(reference)
-    assert all(torch.equal(weight, expected[name]) for name, weight in final.items())
-
-
-def test_a_run_goes_on_without_the_weights_it_started_from(
-    reference: Path, train, type_warm, tiny_recipe: Path, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_without_the_weights_it_started_from(reference: Path, train, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(reference / "final", source)
     run = train(tmp_path / "run", "--init_from", source, "--stop_at_step", 4)
     shutil.rmtree(source)
     train(run, "--init_from", source)
     assert f"`{source.name}`" in (run / "final" / "README.md").read_text()
-    gone = type_warm("python", "train.py", tiny_recipe, "--output_dir", tmp_path / "new", "--init_from", source)
-    assert gone.returncode == 2 and str(source) in gone.stderr and not (tmp_path / "new").exists()
+    with pytest.raises(AssertionError, match=f"error: .*{source}"):
+        train(tmp_path / "new", "--init_from", source)

@@ -1,6 +1,5 @@
 """ST: updates that are not finite are skipped and logged, and end the run if they continue."""
 
-import json
 import math
 from pathlib import Path
 
@@ -23,12 +22,8 @@ ENGINES = [
 ]
 
 
-def events(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize(("launcher", "bf16"), ENGINES)
-def test_one_update_of_nan_is_skipped_and_seen(fault, launcher, bf16: str, tmp_path: Path) -> None:
+def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: str, tmp_path: Path) -> None:
     """ST1, ST2, ST3, P6: on one rank, in one pass of several."""
     run = tmp_path / "run"
     rank = 0 if launcher == ("python",) else 1

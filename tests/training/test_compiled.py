@@ -24,14 +24,11 @@ MASKED = Graph(training=True, causal=0, masked=12, logits=False)
         ([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], False, None),  # DDP cuts it at its buckets
         ([MASKED], True, None),
         ([], False, "nothing was compiled"),
-        ([VALIDATION], False, "nothing was compiled"),
         ([GOOD, GOOD], False, "24"),
         ([MASKED], False, "'masked': 12"),
         ([Graph(True, 11, 0, False)], False, "11"),
         ([Graph(True, 12, 0, True)], False, "logits"),
         ([GOOD], True, "'causal': 12"),
-        ([MASKED, MASKED], True, "24"),
-        ([Graph(True, 0, 11, False)], True, "11"),
     ],
 )
 def test_each_problem_is_named(graphs: list[Graph], masks: bool, problem: str | None) -> None:

@@ -33,14 +33,11 @@ def test_a_line_has_what_a_person_needs_to_let_a_run_go_on() -> None:
     assert format_event({"samples": 3}) == "" and "left" not in format_event(event)
 
 
-@pytest.mark.parametrize(
-    ("reference", "loss", "main"), [("llm.c", 4.331, True), ("llm.c", 4.331, False), (None, 4.5, True)]
-)
-def test_a_run_ends_with_a_verdict(reference: str | None, loss: float, main: bool, caplog) -> None:
+def test_a_run_ends_with_a_verdict(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    trainer = types.SimpleNamespace(eval_losses={}, environment={"reference": reference})
-    trainer.is_world_process_zero = lambda: main
-    judge(trainer)
-    trainer.eval_losses = {"eval_loss": loss, "step": 1000}
-    judge(trainer)
-    assert len(caplog.records) == (main and reference is not None)
+    for reference, main, told in (("llm.c", True, 1), ("llm.c", False, 1), (None, True, 1)):
+        losses = {"eval_loss": 4.331, "step": 1000}
+        trainer = types.SimpleNamespace(eval_losses=losses, environment={"reference": reference})
+        trainer.is_world_process_zero = lambda main=main: main
+        judge(trainer)
+        assert len(caplog.records) == told

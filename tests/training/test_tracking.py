@@ -2,6 +2,7 @@
 
 import os
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from transformers import TrainerCallback
@@ -12,40 +13,18 @@ from gpt2_repro.training.tracking import FAILURES_ALLOWED, Guarded, guard_report
 def test_failures_are_logged_and_after_three_the_service_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     events = [name for name in vars(TrainerCallback) if name.startswith("on_")]
     assert len(events) > 10
-    calls: list[str] = []
-
-    def fail(event: str):
-        def call(*args: object, **kwargs: object) -> None:
-            calls.append(event)
-            raise ConnectionResetError("the service is gone")
-
-        return call
-
-    guarded = Guarded(SimpleNamespace(**{event: fail(event) for event in events}))
+    service = Mock(**{f"{event}.side_effect": ConnectionResetError("the service is gone") for event in events})
+    guarded = Guarded(service)
     for event in events:
         assert getattr(guarded, event)(None, None, None) is None
-    assert calls == events[:FAILURES_ALLOWED] and len(caplog.records) == FAILURES_ALLOWED
-
-
-class FakeWandb:
-    def __init__(self) -> None:
-        self.calls: list[tuple] = []
-
-    def define_metric(self, name: str, **options: object) -> None:
-        self.calls.append((name, options))
-
-    def log(self, values: dict) -> None:
-        self.calls.append(("log", values))
-
-    @staticmethod
-    def Html(text: str) -> str:
-        return text
+    called = [name for name, _, _ in service.mock_calls]
+    assert called == events[:FAILURES_ALLOWED] and len(caplog.records) == FAILURES_ALLOWED
 
 
 class Reporting(TrainerCallback):
     """As transformers' callback: it has the library, and defines its own axis when the training begins."""
 
-    def __init__(self, wandb: FakeWandb | None) -> None:
+    def __init__(self, wandb: Mock) -> None:
         self._wandb = wandb
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
@@ -55,31 +34,24 @@ class Reporting(TrainerCallback):
 Reporting.__module__ = "transformers.integrations.integration_utils"
 
 
-def trainer_of(wandb: FakeWandb | None) -> SimpleNamespace:
-    callbacks = SimpleNamespace(callbacks=[Reporting(wandb), TrainerCallback()])
-    state = SimpleNamespace(is_world_process_zero=True, num_input_tokens_seen=2048)
-    trainer = SimpleNamespace(callback_handler=callbacks, state=state)
-    guard_reporting(trainer)
-    return trainer
-
-
 def test_wandb_draws_over_tokens_and_shows_samples(caplog: pytest.LogCaptureFixture) -> None:
-    wandb = FakeWandb()
-    trainer = trainer_of(wandb)
-    *guarded, own = trainer.callback_handler.callbacks
-    assert [type(callback) for callback in guarded] == [Guarded, Guarded] and type(own) is TrainerCallback
-    for callback in guarded:
-        callback.on_train_begin(None, trainer.state, None)
-    assert wandb.calls == [  # the last word is ours
-        ("*", {"step_metric": "train/global_step"}),
-        ("train/tokens", {}),
-        ("*", {"step_metric": "train/tokens", "step_sync": True}),
-    ]
+    wandb = Mock(Html=str)
+    state = SimpleNamespace(is_world_process_zero=True, num_input_tokens_seen=2048)
+    handler = SimpleNamespace(callbacks=[Reporting(wandb), TrainerCallback()])
+    trainer = SimpleNamespace(callback_handler=handler, state=state)
+    guard_reporting(trainer)
+    assert [type(callback) for callback in handler.callbacks] == [Guarded, Guarded, TrainerCallback]
+    for callback in handler.callbacks:
+        callback.on_train_begin(None, state, None)
+    axes = [("*", {"step_metric": "train/global_step"}), ("train/tokens", {})]
+    axes += [("*", {"step_metric": "train/tokens", "step_sync": True})]  # the last word is ours
+    assert wandb.mock_calls == [call.define_metric(name, **options) for name, options in axes]
     report_text(trainer, "a <b> c")
-    _, values = wandb.calls[-1]
+    (values,) = wandb.log.call_args.args
     assert values["train/tokens"] == 2048 and "a &lt;b&gt; c" in values["sample"]
     assert not caplog.records
-    report_text(trainer_of(None), "a sample that wandb refuses costs nothing")
+    wandb.log.side_effect = ConnectionResetError("a sample that wandb refuses costs nothing")
+    report_text(trainer, "a")
     assert len(caplog.records) == 1
 
 
