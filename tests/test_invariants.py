@@ -43,7 +43,8 @@ def losses(events, run: Path) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Path, train, events, tmp_path) -> None:
     launcher, micro, engine, stage = LAYOUTS[name]
-    run = train(tmp_path / "run", "--per_device_train_batch_size", micro, launcher=launcher)
+    options = ("--per_device_train_batch_size", micro, "--dataloader_num_workers", 2)
+    run = train(tmp_path / "run", *options, launcher=launcher)
     for ours, theirs in zip(events(run), events(reference), strict=True):
         assert ours.keys() - {"mfu"} == theirs.keys() - {"mfu"}
         for key, tolerance in (("loss", 1e-5), ("eval_loss", 1e-5), ("learning_rate", 0), ("tokens", 0)):
@@ -76,7 +77,7 @@ def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Pat
     ids=["one-fp32", "zero1-bf16", "zero2-bf16", "zero3-bf16", "fsdp2-bf16"],
 )
 def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, events, tmp_path: Path) -> None:
-    options = ("--bf16", bf16, "--per_device_train_batch_size", 4, "--dropout", 0.1)
+    options = ("--bf16", bf16, "--per_device_train_batch_size", 4, "--dropout", 0.1, "--dataloader_num_workers", 2)
     straight = train(tmp_path / "straight", *options, launcher=launcher)
     run = train(tmp_path / "run", *options, "--stop_at_step", 3, launcher=launcher)
     status = json.loads((run / "run_status.json").read_text())

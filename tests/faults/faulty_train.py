@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import train
@@ -37,6 +37,13 @@ def tear(original: Callable[[], Any], path: Path, **kwargs: Any) -> None:
 
 def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> Any:
     model.transformer.wte.weight.data.view(torch.int16)[5, 7] ^= 1
+    return original()
+
+
+def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any, *args: Any) -> Any:
+    """A device with room for one row a pass, and for two where only the inputs of blocks are kept."""
+    if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     return original()
 
 
@@ -67,6 +74,7 @@ def inject(fault: str) -> None:
         "flipped_bit": (Stopping, "on_step_end", flip, ends_at),
         "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
         "hang": (PretrainingTrainer, "compute_loss", lambda *_, **__: time.sleep(3600), at_step),
+        "small_device": (PretrainingTrainer, "training_step", fill_memory, always),
         "slow_validation": (ProgressBar, "on_prediction_step", slow, always),
     }
     owner, name, replacement, when = faults[fault]

@@ -10,31 +10,16 @@ from gpt2_repro.preflight import __main__ as preflight
 
 pytestmark = pytest.mark.faults
 ROOT = Path(__file__).parents[2]
-# train.py on a device that has room for one row a pass, and for two where only the inputs of blocks are kept.
-LIMITED = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import torch, train
-from gpt2_repro import entry
-from gpt2_repro.training.trainer import PretrainingTrainer
-
-original = PretrainingTrainer.training_step
-
-def limited(self, model, inputs, *args, **kwargs):
-    if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-    return original(self, model, inputs, *args, **kwargs)
-
-PretrainingTrainer.training_step = limited
-entry.run(train.main)
-"""
 
 
 def test_what_fits_is_found_with_the_real_command(
     tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
-    (tmp_path / "train.py").write_text(LIMITED)
+    (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
+    fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}
+    for name, value in fault.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(machine, "REPOSITORY", tmp_path)
     with pytest.raises(SystemExit) as end:
         preflight.main([str(tiny_recipe), "--memory", "--per_device_train_batch_size", "2"])

@@ -35,6 +35,7 @@ def losses(events, run: Path) -> list[float]:
     return [event.get("loss", event.get("eval_loss")) for event in events(run) if {"loss", "eval_loss"} & event.keys()]
 
 
+@pytest.mark.parametrize("kind", ["mixtral"], indirect=True)
 def test_a_run_that_was_stopped_is_the_straight_one(train, events, kind, whole: Path, tmp_path: Path) -> None:
     """Without DeepSpeed, where Trainer takes weights up by name; experts have other names on the disk."""
     run = train(tmp_path / "run", *kind, "--stop_at_step", 4)

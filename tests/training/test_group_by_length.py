@@ -1,37 +1,35 @@
 """Rows of like length together, and further validation sets: through train.py, beside a computation by hand."""
 
-import dataclasses
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.collator import EpochSampler
-from gpt2_repro.data.rows import open_rows
-from gpt2_repro.data.shards import write_rows
+from gpt2_repro.data.preparation.prepare import prepare
 from tests.training.by_hand import mean_nll, rows_of, targets_of, untrained
 
 
 TOKENS = 2048  # targets of a step; the longest row has 32
-SHORT, CUT = 9, 1500  # rows of one further set, and the targets at which the other is cut
+CUT = 1500  # targets at which validation sets are cut
 
 
 @pytest.fixture(scope="module")
-def recipe(wrapped_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wrapped recipe, grouped by length, with two further validation sets."""
     folder = tmp_path_factory.mktemp("grouped")
-    shutil.copytree(wrapped_recipe.with_name("data"), folder / "data")
-    add_set(folder / "data", "few", slice(0, SHORT))
-    add_set(folder / "data", "many_words", slice(SHORT, 200))
     document = yaml.safe_load(wrapped_recipe.read_text())
-    document["data"]["dataset_dir"] = str(folder / "data")
+    document["data"] |= {"dataset_dir": str(folder / "data"), "validation_sets": []}
+    for name, texts in (("few", documents[:2]), ("many_words", documents[2:20])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        document["data"]["validation_sets"].append(f"{name}={folder}/{name}.jsonl")
+    prepare(DataArguments(**document["data"]))
     document["training"] |= {
         "tokens_per_step": TOKENS,
         "per_device_train_batch_size": 32,
@@ -41,18 +39,6 @@ def recipe(wrapped_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     }
     (folder / "grouped.yaml").write_text(yaml.safe_dump(document))
     return folder / "grouped.yaml"
-
-
-def add_set(folder: Path, name: str, part: slice) -> None:
-    """Write some training rows as validation_<name>, as a preparation would."""
-    rows = [row["input_ids"] for row in open_rows(folder / "train").__getitems__(range(part.start, part.stop))]
-    block = (np.concatenate(rows), np.array([len(row) for row in rows]))
-    written = write_rows(folder / f"validation_{name}", [block], rows[0].dtype, None)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["counts"][f"validation_{name}"] = {"rows": written.rows, "row_tokens": written.targets}
-    manifest["sha256"][f"validation_{name}"] = written.sha256
-    manifest["shards"][f"validation_{name}"] = [dataclasses.asdict(shard) for shard in written.shards]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.fixture(scope="module")

@@ -59,26 +59,24 @@ def test_the_status_remembers_what_it_was_told(run: RunDirectory) -> None:
     assert run.read_status() == {}
 
 
-def test_a_new_an_empty_or_a_run_directory_is_accepted(run: RunDirectory) -> None:
+PROOFS = {
+    "recipe.yaml": "training: {seed: 1}",
+    "run_status.json": '{"state": "stopped"}',
+    "environment.json": '{"trajectory": {"seed": 1}}',
+    "checkpoint-4/manifest.json": '{"trajectory": {"seed": 1}}',
+}
+
+
+@pytest.mark.parametrize("kept", PROOFS)
+def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunDirectory) -> None:
     run.check_owner()
-    run.path.mkdir()
-    (run.path / ".lock").touch()  # of a start that was killed
+    (run.path / "checkpoint-4").mkdir(parents=True)
+    for name in (".lock", *PROOFS):  # after a power cut nothing is left in them
+        (run.path / name).touch()
+    with pytest.raises(UserError, match="--output_dir"):
+        run.check_owner()
+    (run.path / kept).write_text(PROOFS[kept])
     run.check_owner()
-    proofs = {
-        "recipe.yaml": "training: {seed: 1}",
-        "run_status.json": '{"state": "stopped"}',
-        "environment.json": '{"trajectory": {"seed": 1}}',
-        "checkpoint-4/manifest.json": '{"trajectory": {"seed": 1}}',
-    }
-    (run.path / "checkpoint-4").mkdir()
-    for kept in (None, *proofs):  # after a power cut one proof is left, or none
-        for name, content in proofs.items():
-            (run.path / name).write_text(content if name == kept else "")
-        if kept is not None:
-            run.check_owner()
-        else:
-            with pytest.raises(UserError, match="--output_dir"):
-                run.check_owner()
 
 
 def test_another_run_is_refused_with_every_difference(run: RunDirectory) -> None:

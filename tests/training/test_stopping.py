@@ -72,7 +72,6 @@ def test_what_is_ignored_stays_so(signals: StopSignals) -> None:
 @pytest.mark.parametrize(
     ("seconds", "options", "reason"),
     [
-        (7199, {"max_hours": 2.0}, None),
         (7200, {"max_hours": 2.0}, "--max_hours 2"),
         (3599, {"max_usd": 14.0, "usd_per_hour": 14.0}, None),
         (3600, {"max_usd": 14.0, "usd_per_hour": 14.0}, "--max_usd 14"),

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
 from gpt2_repro.training.validation import due, validation_batches
@@ -83,20 +83,14 @@ def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events,
     assert not any("hellaswag_acc" in event for event in events(run))
 
 
-class Table(list):
-    """Rows as `datasets` gives them."""
-
-    def __getitem__(self, numbers: list[int]) -> dict:
-        return {"input_ids": [list.__getitem__(self, number) for number in numbers]}
-
-
 @pytest.mark.parametrize("fixed_length", [None, 8])
 @pytest.mark.parametrize("rows", [1, 5, 8, 9])
 def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int, fixed_length: int | None) -> None:
     """Under sharded weights a process that made a pass by itself would wait for the others for ever."""
-    table, cut = Table([np.arange(n, n + 5) for n in range(rows)]), {"size": 2, "fixed_length": fixed_length}
+    table = Dataset.from_dict({"input_ids": [list(range(n, n + 5)) for n in range(rows)]}).with_format("numpy")
+    cut = {"size": 2, "fixed_length": fixed_length}
     shares = [list(validation_batches(table, process=process, processes=3, **cut)) for process in range(3)]
     assert {len(share) for share in shares} == {-(-rows // 6)}
     counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch, _ in share]
-    assert sorted(torch.cat(counted).tolist()) == sorted(label for row in table for label in row[1:])
+    assert sorted(torch.cat(counted).tolist()) == sorted(n + label for n in range(rows) for label in range(1, 5))
     assert sum(targets for share in shares for _, targets in share) == 4 * rows
