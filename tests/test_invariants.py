@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.faults.runs import losses
+
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +38,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "final" / "model.safetensors")
 
 
-def losses(events, run: Path) -> list[tuple[int, float]]:
-    return [(event["step"], event[key]) for event in events(run) for key in ("loss", "eval_loss") if key in event]
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Path, train, events, tmp_path) -> None:
     launcher, micro, engine, stage = LAYOUTS[name]
@@ -56,7 +54,7 @@ def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Pat
     texts = [(each / "samples.jsonl").read_text().split("\n")[0] for each in (run, reference)]
     assert texts[0] == texts[1]
     if name == "8x1":
-        assert losses(events, run) == losses(events, reference) and len(losses(events, run)) == 8 + 3
+        assert losses(run) == losses(reference) and len(losses(run)) == 8 + 3
         assert all(torch.equal(weight, expected[key]) for key, weight in final.items())  # two runs are bit-identical
 
     environment = json.loads((run / "environment.json").read_text())
@@ -76,7 +74,7 @@ def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Pat
     [(("python",), "false"), *((name, "true") for name in [("launch", 2), ("zero2", 2), ("zero3", 2), ("fsdp2", 2)])],
     ids=["one-fp32", "zero1-bf16", "zero2-bf16", "zero3-bf16", "fsdp2-bf16"],
 )
-def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, events, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, tmp_path: Path) -> None:
     options = ("--bf16", bf16, "--per_device_train_batch_size", 4, "--dropout", 0.1, "--dataloader_num_workers", 2)
     straight = train(tmp_path / "straight", *options, launcher=launcher)
     run = train(tmp_path / "run", *options, "--stop_at_step", 3, launcher=launcher)
@@ -87,7 +85,7 @@ def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, events, t
     assert saved["transformer.wte.weight"].shape == (320, 32)  # whole, whatever is sharded
     train(run, *options, launcher=launcher)
     finals = [weights(each) for each in (run, straight)]
-    ours, theirs = (set(losses(events, each)) for each in (run, straight))
+    ours, theirs = (set(losses(each)) for each in (run, straight))
     assert len(theirs) == 8 + 3 and len(ours - theirs) == 1 and theirs < ours  # where it stopped it validated too
     assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
 

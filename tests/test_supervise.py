@@ -1,5 +1,6 @@
 """A crashed command is started again, within bounds; everything else is not."""
 
+import contextlib
 import fcntl
 import json
 import signal
@@ -76,16 +77,11 @@ def handlers():
         signal.signal(number, handler)
 
 
-def test_crashes_with_progress_go_on_for_as_long_as_it_takes(command) -> None:
-    main(command("kill:1,kill:2,kill:3,kill:4,failed:5,complete"))
-    # What one attempt has told, the next one knows: it does not go back to --resume_from once more.
-    assert command.attempts() == ["None", "1", "2", "3", "4", "5"]
-
-
 @pytest.mark.parametrize(
     ("plan", "failure", "attempts"),
     [
         ("complete", None, 1),
+        ("kill:1,kill:2,kill:3,kill:4,failed:5,complete", None, 6),  # as long as there is progress
         ("stopped", None, 1),
         ("nothing", None, 1),
         ("quiet:3,complete", None, 2),  # an exit code of 0 does not make a run complete
@@ -95,12 +91,11 @@ def test_crashes_with_progress_go_on_for_as_long_as_it_takes(command) -> None:
     ],
 )
 def test_what_would_happen_again_is_not_started_again(command, plan: str, failure: str | None, attempts: int) -> None:
-    if failure is None:
+    with pytest.raises(RunFailed, match=failure) if failure else contextlib.nullcontext():
         main(command(plan))
-    else:
-        with pytest.raises(RunFailed, match=failure):
-            main(command(plan))
-    assert len(command.attempts()) == attempts
+    told = command.attempts()
+    # What one attempt has told, the next one knows: it does not go back to --resume_from once more.
+    assert len(told) == attempts and (attempts < 6 or told == ["None", "1", "2", "3", "4", "5"])
 
 
 def test_who_starts_it_is_told_the_run_directory(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,8 @@ def strike(command, source: random.Random, disk: Path) -> str:
     what = source.choice(["launcher", "worker", "all", "term", "disk"] if len(ranks) == 2 else ["launcher"])
     filler = disk / "filler"
     if what == "disk":
-        with contextlib.suppress(
-            OSError, subprocess.TimeoutExpired
-        ):  # the run may have been quicker with what was free
+        # The run may have been quicker with what was free.
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - source.randrange(300_000)))
             command.process.wait(5)
     with contextlib.suppress(psutil.Error, ProcessLookupError):

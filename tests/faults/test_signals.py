@@ -16,20 +16,13 @@ LONG = ("--max_steps", 300, "--save_steps", 1000, "--eval_steps", 50, "--per_dev
 READERS = ("--dataloader_num_workers", 1)  # which a launcher's signal reaches too
 
 
-def to_rank(number: int, rank: int):
-    return lambda command: command.ranks()[rank].send_signal(number)
-
-
-def to_launcher(number: int):
-    return lambda command: command.process.send_signal(number)
-
-
+# The rank that gets it, or None for the launcher; the signal; the reason that the run records.
 SIGNALS = {
-    "SIGTERM to rank 1": (to_rank(signal.SIGTERM, 1), "SIGTERM"),
-    "SIGUSR1 to rank 0": (to_rank(signal.SIGUSR1, 0), "SIGUSR1"),
-    "SIGTERM to the launcher": (to_launcher(signal.SIGTERM), "SIGTERM"),
-    "Ctrl-C in the launcher's terminal": (to_launcher(signal.SIGINT), "SIGINT"),
-    "a killed launcher": (to_launcher(signal.SIGKILL), "the launcher died"),
+    "SIGTERM to rank 1": (1, signal.SIGTERM, "SIGTERM"),
+    "SIGUSR1 to rank 0": (0, signal.SIGUSR1, "SIGUSR1"),
+    "SIGTERM to the launcher": (None, signal.SIGTERM, "SIGTERM"),
+    "Ctrl-C in the launcher's terminal": (None, signal.SIGINT, "SIGINT"),
+    "a killed launcher": (None, signal.SIGKILL, "the launcher died"),
 }
 
 
@@ -38,11 +31,11 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
     options = (*LONG, *READERS)
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
     run, before = tmp_path / "run", 0
-    for name, (send, reason) in SIGNALS.items():
-        command = start(run, *options, launcher=("launch", 2), warm="rank" in name)
+    for name, (rank, number, reason) in SIGNALS.items():
+        command = start(run, *options, launcher=("launch", 2), warm=rank is not None)
         command.wait_until(lambda: command.step() >= before + 20)  # noqa: B023
         workers = psutil.Process(command.process.pid).children(recursive=True)
-        send(command)
+        (command.process if rank is None else command.ranks()[rank]).send_signal(number)
         command.end()
         gone, alive = psutil.wait_procs(workers, timeout=5)
         assert not alive, f"{name}: {alive} still there"

@@ -27,9 +27,10 @@ def untrained(run: Path) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300) -> float:
-    """The sum over the targets of a row, without the ids that pad the vocabulary."""
-    logits = model(row[None, :-1]).logits[0, :, :vocabulary].double()
+def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300, begin: int = 0) -> float:
+    """The sum over the targets of a row that begins at a position, without the ids that pad the vocabulary."""
+    positions = torch.arange(begin, begin + len(row) - 1)[None]
+    logits = model(row[None, :-1], position_ids=positions).logits[0, :, :vocabulary].double()
     return F.cross_entropy(logits, row[1:], reduction="sum").item()
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from gpt2_repro.model.export import load_pair
+from tests.faults.runs import losses
 from tests.training.by_hand import rows_of
 
 
@@ -31,23 +32,19 @@ def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
     return train(tmp_path_factory.mktemp(kind[1]) / "run", *kind)
 
 
-def losses(events, run: Path) -> list[float]:
-    return [event.get("loss", event.get("eval_loss")) for event in events(run) if {"loss", "eval_loss"} & event.keys()]
-
-
 @pytest.mark.parametrize("kind", ["mixtral"], indirect=True)
-def test_a_run_that_was_stopped_is_the_straight_one(train, events, kind, whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_is_the_straight_one(train, kind, whole: Path, tmp_path: Path) -> None:
     """Without DeepSpeed, where Trainer takes weights up by name; experts have other names on the disk."""
     run = train(tmp_path / "run", *kind, "--stop_at_step", 4)
     train(run, *kind)
-    assert losses(events, run) == losses(events, whole)
+    assert losses(run) == losses(whole)
     assert (run / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
 def test_two_processes_train_the_same_run(train, events, kind, whole: Path, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *kind, launcher=("launch", 2))
-    assert losses(events, run) == pytest.approx(losses(events, whole), abs=1e-5)
+    assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
 
 
 def test_stock_transformers_reads_what_comes_out(events, whole: Path, kind, typed, data: Path) -> None:

@@ -4,25 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.training.by_hand import rows_of
+from tests.training.by_hand import nll, rows_of, targets_of
 
 
 def naive_loss(run: Path, data: Path) -> float:
     """The mean loss of `final/` on the validation rows, each document run alone at its place in the row."""
     model = AutoModelForCausalLM.from_pretrained(run / "final").eval()
     separator = AutoTokenizer.from_pretrained(data / "tokenizer").eos_token_id
-    losses = []
-    for ids in rows_of(data, "validation"):
+    rows, total = rows_of(data, "validation"), 0.0
+    for ids in rows:
         begins = sorted({0, *(ids[:-1] == separator).nonzero().flatten().tolist()})
         for begin, end in zip(begins, [*begins[1:], len(ids) - 1], strict=True):
-            with torch.no_grad():
-                logits = model(ids[None, begin:end], position_ids=torch.arange(begin, end)[None]).logits[0]
-            losses.append(F.cross_entropy(logits, ids[begin + 1 : end + 1], reduction="none"))
-    return float(torch.cat(losses).mean())
+            total += nll(model, ids[begin : end + 1], begin=begin)
+    return total / targets_of(rows)
 
 
 def test_it_trains_and_validates(straight, train, typed, events, data: Path, tmp_path: Path) -> None:

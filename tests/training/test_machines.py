@@ -20,25 +20,19 @@ def test_two_machines_train_the_run_of_one(train, events, tiny_recipe: Path, tmp
     rows = ("--per_device_train_batch_size", 4)
     straight, run = train(tmp_path / "one", *rows), tmp_path / "two"
 
-    def launch(*options: object) -> None:
-        config = "accelerate_configs/zero1_multinode.yaml"
-        groups = []
-        for rank in (0, 1):
-            machine = ("--machine_rank", rank, "--main_process_ip", "127.0.0.1", "--main_process_port", port)
-            words = ("-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", 2, *machine)
-            command = ("python", *words, "train.py", tiny_recipe, *rows, "--output_dir", run, *options)
-            groups.append(start_warm(command, {}, tmp_path / f"log{rank}"))
-        try:
-            codes = [group.wait(120) for group in groups]
-        finally:
-            for group in groups:
-                kill_all(group.pid)
-        assert codes == [0, 0], (tmp_path / "log0").read_text()[-2000:] + (tmp_path / "log1").read_text()[-2000:]
-
-    launch("--stop_at_step", 3)
-    assert json.loads((run / "run_status.json").read_text())["state"] == "stopped"
-    launch()
-    assert json.loads((run / "run_status.json").read_text())["state"] == "complete"
+    config = "accelerate_configs/zero1_multinode.yaml"
+    groups = []
+    for rank in (0, 1):
+        machine = ("--machine_rank", rank, "--main_process_ip", "127.0.0.1", "--main_process_port", port)
+        words = ("-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", 2, *machine)
+        command = ("python", *words, "train.py", tiny_recipe, *rows, "--output_dir", run)
+        groups.append(start_warm(command, {}, tmp_path / f"log{rank}"))
+    try:
+        codes = [group.wait(120) for group in groups]
+    finally:
+        for group in groups:
+            kill_all(group.pid)
+    assert codes == [0, 0], (tmp_path / "log0").read_text()[-2000:] + (tmp_path / "log1").read_text()[-2000:]
     environment = json.loads((run / "environment.json").read_text())
     assert environment["engine"]["zero_stage"] == 1 and environment["plan"]["num_processes"] == 2
     losses = [{event["step"]: event["loss"] for event in events(each) if "loss" in event} for each in (run, straight)]

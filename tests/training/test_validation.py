@@ -31,29 +31,18 @@ def test_what_is_rarer_than_validation_is_due_with_one_at_or_behind_its_multiple
 
 @pytest.mark.slow
 def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) -> None:
-    words = ["abc", "de fg", "hij a", "b c d e", "fg"]
-    contexts = [words[n % 5] * (8 if n == 3 else 1) for n in range(9)]
-    items = [
-        {"ctx": context, "endings": words[: n % 5] + words[n % 5 + 1 :], "label": n % 4}
-        for n, context in enumerate(contexts)
-    ]
+    endings = ["abc", "de fg", "hij a", "b c d e"]
+    items = [{"ctx": " ".join(endings[: n % 4 + 1]), "endings": endings, "label": n % 4} for n in range(9)]
     hellaswag = tmp_path / "hellaswag.jsonl"
     hellaswag.write_text("".join(json.dumps(item) + "\n" for item in items))
     options = ("--max_steps", 6, "--eval_steps", 2, "--hellaswag_steps", 4, "--hellaswag_data", hellaswag)
     options += ("--sample_steps", 3, "--learning_rate", 1e-30)
     one = train(tmp_path / "one", *options)
     two = train(tmp_path / "two", *options, "--per_device_train_batch_size", 4, launcher=("launch", 2))
-    scored = [
-        {
-            event["step"]: (event.get("hellaswag_acc"), event.get("hellaswag_items"))
-            for event in events(run)
-            if "eval_loss" in event
-        }
-        for run in (one, two)
-    ]
-    due_at = scored[0][0]
-    assert due_at[0] is not None and due_at[1] == 9
-    assert scored[0] == scored[1] == {0: due_at, 2: (None, None), 4: due_at, 6: due_at}  # no weight has moved
+    validated = [{event["step"]: event for event in events(run) if "eval_loss" in event} for run in (one, two)]
+    assert list(validated[0]) == [0, 2, 4, 6] and "hellaswag_acc" not in validated[0][2]
+    scores = [(its[step]["hellaswag_acc"], its[step]["hellaswag_items"]) for its in validated for step in (0, 4, 6)]
+    assert len(set(scores)) == 1 and scores[0][1] == 9  # no weight has moved
     samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [0, 4, 6]
     status = json.loads((one / "run_status.json").read_text())
