@@ -91,19 +91,17 @@ def test_the_newest_complete_one_is_chosen_and_newer_ones_are_named(save, damage
     assert newest_complete(tmp_path) == (good, []) and newest_complete(tmp_path / "nothing") == (None, [])
 
 
-def test_files_that_nfs_keeps_for_a_process_are_no_files(tmp_path: Path) -> None:
+def test_files_of_nfs_are_none_and_a_hash_taken_while_writing_counts(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-3"
     checkpoint.mkdir()
     (checkpoint / ".nfs000000000001").write_text("deleted, but open")
     seal(checkpoint, {})
     assert read_manifest(checkpoint)["files"] == {} and defect(checkpoint, read_files=True) is None
     refuse_code(checkpoint, [])
-
-
-def test_a_hash_taken_while_writing_is_kept_and_counts(tmp_path: Path) -> None:
-    (tmp_path / "shard.pt").write_bytes(b"what the disk made of it")
-    seal(tmp_path, {"shard.pt": {"bytes": 24, "sha256": "0" * 64}}, trajectory=TRAJECTORY)
-    assert defect(tmp_path, read_files=False) is None and "shard.pt" in defect(tmp_path, read_files=True)
+    (checkpoint / "manifest.json").unlink()
+    (checkpoint / "shard.pt").write_bytes(b"what the disk made of it")
+    seal(checkpoint, {"shard.pt": {"bytes": 24, "sha256": "0" * 64}})
+    assert defect(checkpoint, read_files=False) is None and "shard.pt" in defect(checkpoint, read_files=True)
 
 
 def test_rotation_counts_steps_and_keeps_the_best_and_every_so_many(save, tmp_path: Path) -> None:

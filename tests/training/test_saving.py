@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,20 +41,13 @@ def test_what_is_saved_is_hashed_and_is_the_file_that_is_written_otherwise(tmp_p
     assert (tmp_path / "elsewhere.pt").is_file() and not (staging / "training_args.bin").exists()
 
 
-class Alone:
-    """What a saver asks of accelerate, in one process."""
-
-    is_main_process = True
-
-    def wait_for_everyone(self) -> None: ...
-
-
 @pytest.fixture
 def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(saving, "broadcast_object_list", lambda objects: objects)
     monkeypatch.setattr(saving, "gather_object", lambda objects: objects)
     args = SimpleNamespace(keep_checkpoints=2, keep_every_steps=0, keep_best_checkpoint=False)
-    made = CheckpointSaver(tmp_path, Alone(), args, expected=1000, alive=lambda: None)
+    alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+    made = CheckpointSaver(tmp_path, alone, args, expected=1000, alive=lambda: None)
 
     def save(step: int, stops: str | None = None) -> bool:
         def write() -> None:
@@ -70,9 +62,6 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return made
 
 
-Usage = namedtuple("Usage", ["total", "used", "free"])
-
-
 def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Path, monkeypatch) -> None:
     assert saver.step(1) and saver.step(2) and saver.step(3)
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
@@ -82,7 +71,7 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     size = sum(path.stat().st_size for path in (tmp_path / "checkpoint-2").iterdir())
     quota = int(2.5 * size)
     taken = lambda: sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: E731
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: Usage(0, 0, quota - taken()))
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: SimpleNamespace(free=quota - taken()))
     assert saver.step(4)  # an older one has made room
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3"]
     quota = size + 10

@@ -56,17 +56,13 @@ def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # the terminal's and the launcher's
         os.kill(os.getpid(), number)
     assert signals.received == signal.SIGINT
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    signals.install()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     forked = StopSignals()
     forked._process = 1
     forked._receive(signal.SIGTERM, None)
     assert forked.received == 0
-
-
-def test_what_is_ignored_stays_so(signals: StopSignals) -> None:
-    """nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signals.install()
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN and callable(signal.getsignal(signal.SIGTERM))
 
 
 @pytest.mark.parametrize(
