@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import entry
+from gpt2_repro import cli
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.export import export_llmc
 from gpt2_repro.data.manifest import MANIFEST, read_manifest
@@ -88,4 +88,4 @@ def describe(dataset_dir: str, manifest: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    cli.run(main)

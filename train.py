@@ -9,7 +9,7 @@ Start the same command again to resume; a finished run is left as it is.
 
 from typing import Any
 
-from gpt2_repro import diff_recipe, dry_run, entry
+from gpt2_repro import cli, diff_recipe, dry_run
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import open_manifest, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro.model.build import build_model, choose_attention
     from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.model.documents import documents_of
+    from gpt2_repro.model.document_mask import documents_of
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.fit import fit
     from gpt2_repro.training.inputs import open_inputs
@@ -96,4 +96,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    cli.run(main)

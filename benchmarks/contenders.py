@@ -89,7 +89,7 @@ def our_model(setup: Setup, *, document_mask: bool = False) -> Any:
     from gpt2_repro.model.arguments import ModelArguments
     from gpt2_repro.model.build import build_model, choose_attention
     from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.model.documents import Documents
+    from gpt2_repro.model.document_mask import Documents
 
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
     length, vocabulary = setup.model["sequence_length"], setup.model["vocab_size"]

@@ -244,6 +244,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    from gpt2_repro import entry
+    from gpt2_repro import cli
 
-    entry.run(main)
+    cli.run(main)

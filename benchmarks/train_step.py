@@ -106,7 +106,7 @@ def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, A
 
 def table(setup: Setup, results: dict[str, list[dict[str, Any]]]) -> str:
     """What was measured, and on what, in Markdown."""
-    from gpt2_repro.compute import flops_per_token, gpt2_parameters
+    from gpt2_repro.batch_plan import flops_per_token, gpt2_parameters
     from gpt2_repro.hardware import find_accelerator, peak_flops
 
     shape = setup.model

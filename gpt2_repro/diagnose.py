@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro import entry
+from gpt2_repro import cli
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.comparison import diagnosis_tables, markdown_table
-from gpt2_repro.compute import TokenCount
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
-from gpt2_repro.evaluation.candidates import open_candidate
 from gpt2_repro.evaluation.diagnosis.measure import measure
 from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, of_rows, read_task, rows_to_score
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
+from gpt2_repro.evaluation.loaded_model import open_candidate
 from gpt2_repro.evaluation.provenance import default_output_dir, trace
-from gpt2_repro.evaluation.stamp import stamp
+from gpt2_repro.evaluation.run_metadata import stamp
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import load_sections, read_section
@@ -182,4 +182,4 @@ def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    cli.run(main)

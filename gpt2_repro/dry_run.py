@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.compute import checkpoint_bytes, forward_share
+from gpt2_repro.batch_plan import checkpoint_bytes, forward_share
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import read_manifest
 from gpt2_repro.data.tokenizer import expected_vocab_size

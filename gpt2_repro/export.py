@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro import entry
-from gpt2_repro.card import model_card
+from gpt2_repro import cli
 from gpt2_repro.checkpoint import training_record
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.cache import fingerprint
 from gpt2_repro.files import read_object, readable
+from gpt2_repro.model_card import model_card
 
 
 def main(argv: list[str]) -> None:
@@ -121,4 +121,4 @@ def push(folder: Path, repository: str, *, private: bool) -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    cli.run(main)

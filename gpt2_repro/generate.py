@@ -4,7 +4,7 @@ python -m gpt2_repro.generate runs/demo/final --prompt "The meaning of"
 python -m gpt2_repro.generate openai-community/gpt2 --prompt "The meaning of" --num_samples 3 --temperature 0.8
 """
 
-from gpt2_repro import entry
+from gpt2_repro import cli
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import UserError
 
@@ -48,4 +48,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    cli.run(main)

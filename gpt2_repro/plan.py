@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from gpt2_repro.compute import BatchPlan, check_counts, count_steps, plan_batches
+from gpt2_repro.batch_plan import BatchPlan, check_counts, count_steps, plan_batches
 from gpt2_repro.errors import UserError
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from gpt2_repro import entry
+from gpt2_repro import cli
 from gpt2_repro.checkpoint import step_of
 from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
@@ -166,4 +166,4 @@ class Supervisor:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    cli.run(main)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gpt2_repro.units import duration
+from gpt2_repro.formatting import duration
 
 
 # In the order of the table.

@@ -12,19 +12,19 @@ PACKAGE = Path(gpt2_repro.__file__).parent
 ROOT = PACKAGE.parent
 STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
 LAYERS = {
-    -1: ("errors", "units"),
-    0: ("files", "supervision", "reference_band", "time_breakdown", "baselines", "comparison"),
-    1: ("checkpoint", "recipe", "commandline", "compute", "hardware"),
-    2: ("plan", "card", "data", "model", "evaluation", "report", "preflight"),
+    -1: ("errors", "formatting"),
+    0: ("files", "supervision", "reference_band", "time_breakdown", "references", "comparison"),
+    1: ("checkpoint", "recipe", "commandline", "batch_plan", "hardware"),
+    2: ("plan", "model_card", "data", "model", "evaluation", "report", "preflight"),
     3: ("training",),
-    4: ("entry", "dry_run", "diff_recipe", "machine"),
+    4: ("cli", "dry_run", "diff_recipe", "machine"),
     5: ("diagnose", "generate", "export", "supervise"),
 }
 FLOORS = {name: floor for floor, names in LAYERS.items() for name in names}
 TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [
-    *("checkpoint", "errors", "compute", "plan", "comparison", "reference_band", "time_breakdown", "baselines"),
-    *("units", "card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
+    *("checkpoint", "errors", "batch_plan", "plan", "comparison", "reference_band", "time_breakdown", "references"),
+    *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
 ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gpt2_repro.compute import plan_batches
+from gpt2_repro.batch_plan import plan_batches
 
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("runs.json").read_text())["one"]

@@ -16,7 +16,7 @@ from benchmarks.saved_bytes import saved_bytes_per_token
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
-from gpt2_repro.model.documents import Documents
+from gpt2_repro.model.document_mask import Documents
 from tests.commands import ROOT
 
 

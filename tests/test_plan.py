@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpt2_repro.compute import plan_batches
+from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.plan import plan_by_length, plan_run
 

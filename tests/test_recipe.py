@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from gpt2_repro.compute import TokenCount
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import parse_recipe
 

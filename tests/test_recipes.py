@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.compute import gpt2_parameters
+from gpt2_repro.batch_plan import gpt2_parameters
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationArguments

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from gpt2_repro.compute import TokenCount
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
 
 

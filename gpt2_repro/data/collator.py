@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from gpt2_repro.compute import IGNORED
+from gpt2_repro.batch_plan import IGNORED
 
 
 def collate_rows(

@@ -15,21 +15,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.card import add_results
+from gpt2_repro.cli import run
 from gpt2_repro.comparison import to_markdown
-from gpt2_repro.entry import run
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import published
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
 from gpt2_repro.evaluation.cache import FOLDER, Cache
-from gpt2_repro.evaluation.candidates import Candidate, open_candidate
 from gpt2_repro.evaluation.compare import ComparedModel, compare
 from gpt2_repro.evaluation.harness import Settings, choose_device
+from gpt2_repro.evaluation.loaded_model import Candidate, open_candidate
 from gpt2_repro.evaluation.provenance import Provenance, checkpoints_of, common_window, default_output_dir, trace
+from gpt2_repro.evaluation.run_metadata import stamp
 from gpt2_repro.evaluation.scoring import Benchmark, score
-from gpt2_repro.evaluation.stamp import stamp
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
 from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.model_card import add_results
 from gpt2_repro.recipe import read_section
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt2_repro.compute import IGNORED
+from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import read_json_lines
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.evaluation.cache import Cache, Entry
-from gpt2_repro.evaluation.candidates import Candidate
 from gpt2_repro.evaluation.harness import Settings, evaluate_model, fetch_data
 from gpt2_repro.evaluation.launch import evaluate_launched
+from gpt2_repro.evaluation.loaded_model import Candidate
 from gpt2_repro.evaluation.provenance import file_name
 from gpt2_repro.evaluation.scores import TaskScores, read_scores
 from gpt2_repro.files import write_whole

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, Pre
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.configuration import stock_model
-from gpt2_repro.model.documents import Documents
+from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
 from gpt2_repro.model.pretraining import make_pretraining
 

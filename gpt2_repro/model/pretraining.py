@@ -22,8 +22,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 
-from gpt2_repro.compute import IGNORED
-from gpt2_repro.model.documents import Documents
+from gpt2_repro.batch_plan import IGNORED
+from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.experts import balance_loss
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gpt2_repro.compute import ModelScale, flops_per_token, gpt2_scale
+from gpt2_repro.batch_plan import ModelScale, flops_per_token, gpt2_scale
 from gpt2_repro.model.arguments import GPT2, ModelArguments
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2_repro.entry import run as run_story
+from gpt2_repro.cli import run as run_story
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.preflight import disks, environment
 from gpt2_repro.preflight.findings import Finding

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.compute import ModelScale, checkpoint_bytes, count_steps
+from gpt2_repro.batch_plan import ModelScale, checkpoint_bytes, count_steps
 from gpt2_repro.errors import UserError
+from gpt2_repro.formatting import size, tokens
 from gpt2_repro.preflight.prices import card_of, price_of, price_table
-from gpt2_repro.units import size, tokens
 
 
 GPT2_FLOPS_PER_TOKEN = 855e6  # of the 124M model in rows of 1,024 tokens (6N + 12LCT), measured in the table of cards

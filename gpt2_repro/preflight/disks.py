@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gpt2_repro.formatting import size
 from gpt2_repro.preflight.findings import Finding
-from gpt2_repro.units import size
 
 
 class Need(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpt2_repro.baselines import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
+from gpt2_repro.formatting import duration
+from gpt2_repro.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Run, is_number, mapping, values
-from gpt2_repro.units import duration
 
 
 OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set

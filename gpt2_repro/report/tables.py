@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpt2_repro.comparison import Cell
+from gpt2_repro.formatting import duration
 from gpt2_repro.report.facts import facts, key_numbers
 from gpt2_repro.report.read import Row, Run, mapping
 from gpt2_repro.time_breakdown import breakdown
-from gpt2_repro.units import duration
 
 
 class Table(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gpt2_repro.compute import BatchPlan
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.model.scale import measure
 from gpt2_repro.training.arguments import PretrainingArguments

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from transformers import TrainingArguments
 
-from gpt2_repro.compute import TokenCount
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.training.launcher import launcher_name
 
 

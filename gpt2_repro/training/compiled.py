@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback
 
 from gpt2_repro.model.compilation import Graph
-from gpt2_repro.model.documents import takes_lengths
+from gpt2_repro.model.document_mask import takes_lengths
 
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from gpt2_repro.compute import BatchPlan
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError
 from gpt2_repro.training.sharding import whole
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from gpt2_repro.compute import IGNORED, BatchPlan
+from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.batching import LengthGroupedBatches
 from gpt2_repro.data.collator import EpochSampler
 from gpt2_repro.data.rows import Rows

@@ -7,9 +7,9 @@ from typing import Any
 from tqdm import tqdm
 from transformers import ProgressCallback
 
-from gpt2_repro.baselines import GPT2, HELLASWAG_ITEMS
+from gpt2_repro.formatting import duration
 from gpt2_repro.reference_band import compared, explained, verdict
-from gpt2_repro.units import duration
+from gpt2_repro.references import GPT2, HELLASWAG_ITEMS
 
 
 class ProgressBar(ProgressCallback):

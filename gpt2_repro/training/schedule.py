@@ -6,7 +6,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import SchedulerType
 
-from gpt2_repro.compute import learning_rate_factor
+from gpt2_repro.batch_plan import learning_rate_factor
 from gpt2_repro.training.arguments import PretrainingArguments
 
 

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
-from gpt2_repro.compute import BatchPlan, checkpoint_bytes
+from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.model.experts import load_experts
 from gpt2_repro.training.arguments import PretrainingArguments

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from gpt2_repro.compute import IGNORED
+from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import train
-from gpt2_repro import entry
+from gpt2_repro import cli
 
 
 FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
@@ -94,4 +94,4 @@ if __name__ == "__main__":
 
     original_fit = fit_module.fit
     fit_module.fit = lambda *args: (inject(os.environ["FAULT"]), original_fit(*args))[1]
-    entry.run(train.main)
+    cli.run(train.main)

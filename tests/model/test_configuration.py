@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, PreTrainedModel
 
-from gpt2_repro.compute import gpt2_scale
+from gpt2_repro.batch_plan import gpt2_scale
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments, Overrides
 from gpt2_repro.model.build import build_model

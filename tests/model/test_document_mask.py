@@ -10,7 +10,7 @@ from transformers import modeling_flash_attention_utils
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.compilation import compile_loss
-from gpt2_repro.model.documents import Documents, documents_of
+from gpt2_repro.model.document_mask import Documents, documents_of
 from tests.model import families
 from tests.model.families import CONFIGS, LENGTH, VOCABULARY
 from tests.model.families import SEPARATOR as S

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt2_repro.compute import IGNORED
+from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model import pretraining
 from gpt2_repro.model.pretraining import chunked_cross_entropy, plain_model
 from tests.model.families import CONFIGS, PADDED, VOCABULARY, build

@@ -10,7 +10,7 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
-from gpt2_repro.compute import plan_batches
+from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.training.engine import check_engine
 from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher, launcher_name

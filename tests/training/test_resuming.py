@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt2_repro.compute import plan_batches
+from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.training import resuming
 from gpt2_repro.training.checkpoints import publish, seal

@@ -10,7 +10,7 @@ from gpt2_repro.data.sources.hub import HubFile
 from gpt2_repro.data.sources.presets import peak_bytes
 from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError
-from gpt2_repro.units import size
+from gpt2_repro.formatting import size
 
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from gpt2_repro.data.sources.text_files import TextForm
-from gpt2_repro.units import duration, size
+from gpt2_repro.formatting import duration, size
 
 
 # Text a second that one of two workers prepares, of text that no worker has seen before: 91 MB/s of both,

@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from gpt2_repro.compute import checkpoint_bytes, flops_per_token, gpt2_parameters, learning_rate_factor, plan_batches
+from gpt2_repro.batch_plan import (
+    checkpoint_bytes,
+    flops_per_token,
+    gpt2_parameters,
+    learning_rate_factor,
+    plan_batches,
+)
 from gpt2_repro.errors import UserError
 
 
