@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     manifest = open_manifest(recipe)
 
     # Mistakes are answered here, before the rest of the stack is imported and anything is built.
-    from gpt2_repro.training.resolve import resolve_arguments, trajectory_of
+    from gpt2_repro.training.resolve import resolve_arguments, run_identity_of
     from gpt2_repro.training.resuming import choose_start
     from gpt2_repro.training.run_directory import RunDirectory
 
@@ -56,13 +56,13 @@ def main(argv: list[str]) -> None:
     args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, manifest=manifest, **names)
     main_process = args.process_index == 0
     run = RunDirectory(str(args.output_dir))
-    trajectory = trajectory_of(args, plan, data=manifest, model=recipe.values["model"])
+    run_identity = run_identity_of(args, plan, data=manifest, model=recipe.values["model"])
     run.check_owner()
-    run.check_trajectory(trajectory, allow_change=args.allow_resume_change)
+    run.check_identity(run_identity, allow_change=args.allow_resume_change)
     if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
         note(RUN, str(run.path.resolve()))
         return print(f"{run.path} is already complete: {run.path}/final") if main_process else None
-    start, plan = choose_start(run, args, plan, trajectory)
+    start, plan = choose_start(run, args, plan, run_identity)
 
     from transformers import set_seed
 
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
         run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
     environment = announce(describe_run(args, plan, model, manifest, attention, diff_recipe.beside_default(recipe)))
     trainer = PretrainingTrainer(
-        model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, trajectory=trajectory
+        model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity
     )
     fit(trainer, start)
 

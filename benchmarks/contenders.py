@@ -154,7 +154,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         plan=plan,
         run=RunDirectory(str(args.output_dir)),
         environment=environment,
-        trajectory={"max_steps": plan.max_steps, "extensions": []},
+        run_identity={"max_steps": plan.max_steps, "extensions": []},
     )
     training.add_callback(Watched())
     training.train()

@@ -149,7 +149,7 @@ class Bench:
             data_wait=statistics.median(event["data_wait"] for event in warm),
             peak_mib=max(first.peak_mib, second.peak_mib),
             checks=checks,
-            environment={key: value for key, value in environment.items() if key not in ("data", "trajectory")},
+            environment={key: value for key, value in environment.items() if key not in ("data", "run_identity")},
         )
 
     def export(self) -> None:

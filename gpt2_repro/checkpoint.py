@@ -38,7 +38,7 @@ def training_record(checkpoint: Path) -> dict[str, Any]:
     if {"tokens", "losses", "environment"} <= manifest.keys():
         return manifest
     environment = read_object(checkpoint.parent / "environment.json")
-    if not environment or "trajectory" not in manifest:
+    if not environment or "run_identity" not in manifest:
         return {}
     losses = {} if manifest.get("eval_loss") is None else {"eval_loss": manifest["eval_loss"]}
-    return manifest | {"losses": losses, "environment": environment | {"trajectory": manifest["trajectory"]}}
+    return manifest | {"losses": losses, "environment": environment | {"run_identity": manifest["run_identity"]}}

@@ -36,8 +36,8 @@ def model_card(
         comparison: a comparison.json whose `column` is this model. Results of a smoke test are left out.
     """
     environment = record["environment"]
-    trajectory, data = environment["trajectory"], environment["data"]
-    start = trajectory.get("init_from")
+    run_identity, data = environment["run_identity"], environment["data"]
+    start = run_identity.get("init_from")
     origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
     rows = _rows(comparison, column)
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
@@ -55,7 +55,7 @@ def model_card(
         "versions": ", ".join(f"{package} {version}" for package, version in environment["versions"].items()),
         "commit": environment["commit"],
     }
-    settings = {key: trajectory[key] for key in SETTINGS if key in trajectory}
+    settings = {key: run_identity[key] for key in SETTINGS if key in run_identity}
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}",
         f"{_architecture(environment)}, {origin}. One seed is one checkpoint, not a recipe.",

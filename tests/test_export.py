@@ -122,8 +122,8 @@ def test_the_card_has_no_paths_of_this_machine(run: Path, record: dict) -> None:
     name = "/home/me/a.jsonl=0.7,/home/me/b.jsonl=0.3"
     files = [{"name": "/home/me/a.jsonl", "files": [{"path": "/home/me/a.jsonl"}]}, {"name": "org/set"}]
     data = record["environment"]["data"] | {"source": {"name": name, "sources": files}}
-    trajectory = record["environment"]["trajectory"] | {"init_from": "/home/me/runs/x/final"}
-    changed = record["environment"] | {"data": data, "trajectory": trajectory}
+    run_identity = record["environment"]["run_identity"] | {"init_from": "/home/me/runs/x/final"}
+    changed = record["environment"] | {"data": data, "run_identity": run_identity}
     card = model_card("me", record | {"environment": changed}, COMPARISON, "me")
     assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "evaluate.sh x --local_data 'd'" in card
     assert str(run.parent) not in (run / "final" / "README.md").read_text()

@@ -35,7 +35,7 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "comparison": comparison,
         "data": _pairs(data, without=("counts", "reference_losses")),
         "counts": count_table(data),
-        "environment": _pairs(run.environment, without=("data", "deviations", "trajectory")),
+        "environment": _pairs(run.environment, without=("data", "deviations", "run_identity")),
         "missing": run.missing(),
         "files": [{"key": name, "value": path} for name, path in where_things_are(run).items()],
     }

@@ -117,7 +117,7 @@ def _list_price(*, use_cpu: bool) -> float:
     return cards * price.usd_per_hour
 
 
-def trajectory_of(
+def run_identity_of(
     args: PretrainingArguments, plan: BatchPlan, *, data: dict[str, Any], model: dict[str, Any]
 ) -> dict[str, Any]:
     """What a resumed run must share with the one that was saved, so that it is the same run."""

@@ -109,30 +109,30 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 
 
 def choose_start(
-    run: RunDirectory, args: PretrainingArguments, plan: BatchPlan, trajectory: dict[str, Any]
+    run: RunDirectory, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
 ) -> tuple[Start, BatchPlan]:
     """Choose the checkpoint to start from, and extend the plan if `--extend_to` was passed. A collective.
 
-    Adds the extension to `trajectory` and `args`. Afterwards the run is locked: no other job can change the choice.
+    Adds the extension to `run_identity` and `args`. Afterwards the run is locked: no other job can change the choice.
     Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
         run.lock()
     start = find_start(run.path, name=args.resume_from, main_process=main_process)
-    extensions = start.manifest.get("trajectory", {}).get("extensions", [])
-    plan, trajectory["extensions"] = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
+    extensions = start.manifest.get("run_identity", {}).get("extensions", [])
+    plan, run_identity["extensions"] = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
     args.max_steps = plan.max_steps
     if start.checkpoint is None:
         if (run.path / "final").exists():
             told = f"{run.path}/final is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
             raise UserError(f"{told} Restore it, or pass another --output_dir.")
         return start, plan
-    saved, where, by = start.manifest["trajectory"], start.checkpoint, written_under(start.manifest)
-    if by in ("zero1", "zero3") and saved.get("bf16") != trajectory.get("bf16"):
+    saved, where, by = start.manifest["run_identity"], start.checkpoint, written_under(start.manifest)
+    if by in ("zero1", "zero3") and saved.get("bf16") != run_identity.get("bf16"):
         told = f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change."
         raise UserError(f"{told} Pass --bf16 {saved.get('bf16')} or another --output_dir.")
-    refuse_another_run(saved, trajectory, where=where, allow_change=args.allow_resume_change)
+    refuse_another_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
         raise UserError(
             f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."

@@ -59,8 +59,8 @@ class RunDirectory:
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
         recipe = self.path / "recipe.yaml"
-        proofs = [self.read_status().get("state"), read_object(self.path / ENVIRONMENT).get("trajectory")]
-        proofs += [checkpoints.read_manifest(path).get("trajectory") for path in checkpoints.checkpoints(self.path)]
+        proofs = [self.read_status().get("state"), read_object(self.path / ENVIRONMENT).get("run_identity")]
+        proofs += [checkpoints.read_manifest(path).get("run_identity") for path in checkpoints.checkpoints(self.path)]
         with contextlib.suppress(UserError, UnicodeDecodeError):
             proofs.append(recipe.is_file() and load_sections(recipe).get("training"))
         if not any(proofs):
@@ -124,16 +124,16 @@ class RunDirectory:
         if self.read_status().get("state") != "complete" or self.final_defect() is not None:
             return False
         manifest = checkpoints.read_manifest(self.path / "final")
-        return steps in (manifest["step"], manifest["environment"]["trajectory"]["max_steps"])
+        return steps in (manifest["step"], manifest["environment"]["run_identity"]["max_steps"])
 
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
         return checkpoints.defect(self.path / "final", read_files=False)
 
-    def check_trajectory(self, trajectory: dict[str, Any], *, allow_change: bool = False) -> None:
+    def check_identity(self, run_identity: dict[str, Any], *, allow_change: bool = False) -> None:
         """Raise UserError where this directory belongs to another run than the one that is asked for."""
-        if saved := read_object(self.path / ENVIRONMENT).get("trajectory"):
-            refuse_another_run(saved, trajectory, where=self.path, allow_change=allow_change)
+        if saved := read_object(self.path / ENVIRONMENT).get("run_identity"):
+            refuse_another_run(saved, run_identity, where=self.path, allow_change=allow_change)
 
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
         """Drop the events after `step`, and the validation at `step` if it is repeated. Damaged lines go too."""

@@ -10,14 +10,14 @@ from gpt2_repro.batch_plan import learning_rate_factor
 from gpt2_repro.training.arguments import PretrainingArguments
 
 
-def build_schedule(optimizer: Any, args: PretrainingArguments, trajectory: dict[str, Any]) -> LambdaLR:
-    """llm.c's warm-up and a fall up to the trajectory's max_steps, and what it was extended by."""
+def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: dict[str, Any]) -> LambdaLR:
+    """llm.c's warm-up and a fall up to the run's max_steps, and what it was extended by."""
     factor = functools.partial(
         learning_rate_factor,
         warmup_steps=int(args.warmup_steps),
-        max_steps=trajectory["max_steps"],
+        max_steps=run_identity["max_steps"],
         final_factor=args.final_learning_rate_fraction,
-        extensions=trajectory["extensions"],
+        extensions=run_identity["extensions"],
         kind=SchedulerType(args.lr_scheduler_type).value,
         decay_fraction=args.decay_fraction,
     )

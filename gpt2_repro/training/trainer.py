@@ -68,7 +68,7 @@ class PretrainingTrainer(Trainer):
         plan: tokens, rows and steps.
         run: where metrics and checkpoints go.
         environment: what environment.json says; the engine's facts join it once there is an engine.
-        trajectory: what a checkpoint must agree on to be resumed.
+        run_identity: what a checkpoint must agree on to be resumed.
     """
 
     args: PretrainingArguments
@@ -81,7 +81,7 @@ class PretrainingTrainer(Trainer):
         plan: BatchPlan,
         run: RunDirectory,
         environment: dict[str, Any],
-        trajectory: dict[str, Any],
+        run_identity: dict[str, Any],
         **kwargs: Any,
     ) -> None:
         prepare_wandb(kwargs["args"].report_to, run.path)
@@ -95,9 +95,9 @@ class PretrainingTrainer(Trainer):
             optimizer_cls_and_kwargs=muon_for(kwargs["model"], kwargs["args"]),
             **kwargs,
         )
-        self.plan, self.run, self.trajectory = plan, run, trajectory
+        self.plan, self.run, self.run_identity = plan, run, run_identity
         self.sampler = choose_sampler(self.train_dataset, plan, self.args)
-        self.environment = environment | {"trajectory": trajectory}
+        self.environment = environment | {"run_identity": run_identity}
         self.full_rows = environment["data"]["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
         run.book = self.meter.accounts
@@ -175,7 +175,7 @@ class PretrainingTrainer(Trainer):
         self._losses_taken_up = manifest["loss_window"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.trajectory)
+        self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.run_identity)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -270,7 +270,7 @@ class PretrainingTrainer(Trainer):
         losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
         validated = self.eval_losses.get("step") == self.state.global_step
         return {
-            "trajectory": self.trajectory,
+            "run_identity": self.run_identity,
             "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
             "tokens": self.tokens_trained,
             "eval_loss": self.eval_losses["eval_loss"] if validated else None,

@@ -24,7 +24,7 @@ def save(tmp_path: Path):
         (staged / f"global_step{step}").mkdir(parents=True)
         (staged / "model.safetensors").write_bytes(b"weights" * step)
         (staged / f"global_step{step}" / "optimizer.pt").write_bytes(b"moments" * step)
-        seal(staged, {}, trajectory=TRAJECTORY, eval_loss=eval_loss)
+        seal(staged, {}, run_identity=TRAJECTORY, eval_loss=eval_loss)
         publish(staged, tmp_path / f"checkpoint-{step}")
         return tmp_path / f"checkpoint-{step}"
 
@@ -39,14 +39,14 @@ def test_a_checkpoint_says_which_run_it_belongs_to_and_what_it_holds(save) -> No
     save(5).joinpath("left").write_text("of a save that was damaged: its name is taken over")
     checkpoint = save(5, 3.0)
     manifest = read_manifest(checkpoint)
-    assert (manifest["trajectory"], manifest["eval_loss"]) == (TRAJECTORY, 3.0)
+    assert (manifest["run_identity"], manifest["eval_loss"]) == (TRAJECTORY, 3.0)
     assert manifest["files"].keys() == {"model.safetensors", "global_step5/optimizer.pt"}
     assert checkpoints.size(checkpoint) == 7 * 5 * 2
     assert defect(checkpoint, read_files=True) is None and names(checkpoint.parent) == {"checkpoint-5"}
     # The record of a checkpoint is its own, and shown only if it is intact.
     (checkpoint.parent / "environment.json").write_text('{"plan": {}}')
-    assert training_record(checkpoint)["trajectory"] == TRAJECTORY
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"trajectory": {"seed": 2}}))
+    assert training_record(checkpoint)["run_identity"] == TRAJECTORY
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run_identity": {"seed": 2}}))
     assert training_record(checkpoint) == {}
 
 
@@ -66,7 +66,7 @@ DAMAGES = {
     "lost manifest": lambda its: (its / "manifest.json").unlink(),
     "cut manifest": lambda its: (its / "manifest.json").write_text((its / "manifest.json").read_text()[:50]),
     "empty blocks": lambda its: (its / "manifest.json").write_bytes(b"\0" * 200),
-    "another run's": change(trajectory={}),
+    "another run's": change(run_identity={}),
     "no files": change(files=[], sha256=""),
     "a plain file": lambda its: (discard(its), its.write_text("x")),
 }

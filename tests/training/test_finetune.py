@@ -24,8 +24,8 @@ def test_a_checkpoint_is_trained_on_in_its_own_shape_at_a_constant_rate(
     run = tmp_path / "tuned"
     done = tune(straight, run, "--max_steps", 20, "--sample_prompt", "")
     assert done.returncode == 0, done.stderr
-    trajectory = json.loads((run / "environment.json").read_text())["trajectory"]
-    assert (trajectory["n_layer"], trajectory["n_head"], trajectory["n_embd"]) == (2, 2, 32)  # the checkpoint's
+    run_identity = json.loads((run / "environment.json").read_text())["run_identity"]
+    assert (run_identity["n_layer"], run_identity["n_head"], run_identity["n_embd"]) == (2, 2, 32)  # the checkpoint's
     logged = events(run)
     assert {event["learning_rate"] for event in logged if "loss" in event} == {3e-5}
     losses = {event["step"]: event["eval_loss"] for event in logged if "eval_loss" in event}

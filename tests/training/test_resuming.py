@@ -28,12 +28,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def save(tmp_path: Path):
-    def run(step: int, *, processes: int | None = None, trajectory=TRAJECTORY, **states: object) -> Path:
+    def run(step: int, *, processes: int | None = None, run_identity=TRAJECTORY, **states: object) -> Path:
         staged = tmp_path / "staging" / f"checkpoint-{step}"
         staged.mkdir(parents=True)
         for name, state in ({"optimizer": {"m": torch.ones(3)}} | states).items():
             torch.save(state, staged / f"{name}.pt")
-        seal(staged, {}, trajectory=trajectory, deepspeed_processes=processes)
+        seal(staged, {}, run_identity=run_identity, deepspeed_processes=processes)
         publish(staged, tmp_path / f"checkpoint-{step}")
         return tmp_path / f"checkpoint-{step}"
 
@@ -94,13 +94,13 @@ def test_nothing_but_data_is_loaded_from_inside_the_checkpoint(name: str, attack
         refuse_code(checkpoint, files if name == "foreign" else files | {name})
 
 
-def start_of(tmp_path: Path, *, launcher: str = "ddp", trajectory=TRAJECTORY, **asked: object):
+def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **asked: object):
     args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False, launcher=launcher)
     vars(args).update(asked)
-    trajectory = dict(trajectory)
-    start, plan = choose_start(SimpleNamespace(path=tmp_path, lock=lambda: None), args, PLAN, trajectory)
+    run_identity = dict(run_identity)
+    start, plan = choose_start(SimpleNamespace(path=tmp_path, lock=lambda: None), args, PLAN, run_identity)
     assert args.max_steps == plan.max_steps
-    return start.step, plan.max_steps, trajectory["extensions"]
+    return start.step, plan.max_steps, run_identity["extensions"]
 
 
 def refused(match: str, *args, **asked) -> None:
@@ -128,7 +128,7 @@ def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path:
     save(8)
     assert start_of(tmp_path, extend_to=1600) == (8, 16, [[8, 16]])
     refused("step 4, .* step 8", tmp_path, extend_to=400)
-    save(12, trajectory=TRAJECTORY | {"extensions": [[8, 16]]})
+    save(12, run_identity=TRAJECTORY | {"extensions": [[8, 16]]})
     assert start_of(tmp_path, extend_to=1600)[2] == [[8, 16]]  # the same command again
     assert start_of(tmp_path, extend_to=2000)[2] == [[8, 16], [12, 20]]
     refused("--extend_to 1600", tmp_path)
@@ -151,7 +151,7 @@ def test_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
                 refused(f"{written}.yaml", tmp_path, launcher=launcher)
     save(5, processes=2)
     for changed, told in (({"seed": 2}, "seed 1 -> 2.*--allow_resume_change"), ({"bf16": True}, "--bf16 None")):
-        refused(told, tmp_path, launcher="zero1", trajectory=TRAJECTORY | changed)
+        refused(told, tmp_path, launcher="zero1", run_identity=TRAJECTORY | changed)
     asked = {"launcher": "zero1", "allow_resume_change": True}
-    assert start_of(tmp_path, **asked, trajectory=TRAJECTORY | {"seed": 2})[0] == 5
-    refused("--bf16 None", tmp_path, **asked, trajectory=TRAJECTORY | {"bf16": True})  # DeepSpeed cannot change it
+    assert start_of(tmp_path, **asked, run_identity=TRAJECTORY | {"seed": 2})[0] == 5
+    refused("--bf16 None", tmp_path, **asked, run_identity=TRAJECTORY | {"bf16": True})  # DeepSpeed cannot change it

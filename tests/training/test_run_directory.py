@@ -50,7 +50,7 @@ def test_the_status_remembers_what_it_was_told(run: RunDirectory) -> None:
     final = run.path / "final"
     final.mkdir()
     (final / "model.safetensors").write_text("weights")
-    checkpoints.seal(final, {}, step=10, environment={"trajectory": {"max_steps": 8}})
+    checkpoints.seal(final, {}, step=10, environment={"run_identity": {"max_steps": 8}})
     # 10: where it is; 8: the original command after an extension.
     assert [steps for steps in (8, 9, 10, 20) if run.is_finished(steps)] == [8, 10]
     (final / "model.safetensors").write_text("")
@@ -62,8 +62,8 @@ def test_the_status_remembers_what_it_was_told(run: RunDirectory) -> None:
 PROOFS = {
     "recipe.yaml": "training: {seed: 1}",
     "run_status.json": '{"state": "stopped"}',
-    "environment.json": '{"trajectory": {"seed": 1}}',
-    "checkpoint-4/manifest.json": '{"trajectory": {"seed": 1}}',
+    "environment.json": '{"run_identity": {"seed": 1}}',
+    "checkpoint-4/manifest.json": '{"run_identity": {"seed": 1}}',
 }
 
 
@@ -80,11 +80,11 @@ def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunDirect
 
 
 def test_another_run_is_refused_with_every_difference(run: RunDirectory) -> None:
-    run.check_trajectory({"seed": 1})
-    run.write_json("environment.json", {"trajectory": {"seed": 1, "max_steps": 10, "processes": 2}})
-    run.check_trajectory({"seed": 1, "max_steps": 10, "processes": 2})
+    run.check_identity({"seed": 1})
+    run.write_json("environment.json", {"run_identity": {"seed": 1, "max_steps": 10, "processes": 2}})
+    run.check_identity({"seed": 1, "max_steps": 10, "processes": 2})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3.*--output_dir") as error:
-        run.check_trajectory({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # of some there is no going on
+        run.check_identity({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # of some there is no going on
     assert "--allow_resume_change" not in str(error.value)
 
 

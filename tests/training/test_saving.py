@@ -56,7 +56,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             torch.save({"step": step}, folder / "optimizer.pt")
             (folder / "config.json").write_text("{}")
 
-        return made.save(step, write, lambda: {"trajectory": {"seed": 1}}, stops=stops)
+        return made.save(step, write, lambda: {"run_identity": {"seed": 1}}, stops=stops)
 
     made.step = save
     return made
