@@ -89,7 +89,9 @@ def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
     return getattr(outer, "optimizer", outer)
 
 
-def mend_loaded(wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
+def fix_universal_checkpoint(
+    wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float
+) -> None:
     """Correct what DeepSpeed 0.19.8 loads wrongly from a checkpoint. Other engines stay as they are.
 
     - The clipping limit: stages 1 to 3 restore the checkpoint's and ignore the configuration

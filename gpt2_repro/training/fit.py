@@ -26,7 +26,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     run, args = trainer.run, trainer.args
     trainer.stopping.signals.install()
     if start.checkpoint is not None:
-        trainer.take_up(start.manifest)
+        trainer.restore(start.manifest)
         # What was cut short, or not come to, before the checkpoint was saved.
         owed = start.step % args.eval_steps == 0 or start.step == args.last_step
         args.eval_on_start = args.eval_strategy != "no" and owed and start.manifest["eval_loss"] is None

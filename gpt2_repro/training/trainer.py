@@ -34,8 +34,8 @@ from gpt2_repro.training.compiled import CompilationReport, time_compilation
 from gpt2_repro.training.engine import (
     check_engine,
     describe_engine,
+    fix_universal_checkpoint,
     innermost_optimizer,
-    mend_loaded,
     zero_gradient_norm,
 )
 from gpt2_repro.training.guard import UpdateGuard
@@ -110,7 +110,7 @@ class PretrainingTrainer(Trainer):
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
-        self._losses_taken_up: dict[str, Any] | None = None
+        self._restored_losses: dict[str, Any] | None = None
         self.eval_losses: dict[str, float] = {}  # of the last validation, with its step
         self._use_own_callbacks()
 
@@ -138,7 +138,7 @@ class PretrainingTrainer(Trainer):
             prepared = super()._prepare_for_training(*args, **kwargs)
         follow(self.lr_scheduler, self.args.learning_rate)
         optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
-        mend_loaded(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
+        fix_universal_checkpoint(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
@@ -158,7 +158,7 @@ class PretrainingTrainer(Trainer):
             return
         # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
         self.sampler.set_epoch(epoch)
-        window, self._losses_taken_up = self._losses_taken_up, None
+        window, self._restored_losses = self._restored_losses, None
         if window is not None:
             sums, process = window["sums"], self.args.process_index
             self._tr_loss += sums[process] if len(sums) == self.args.world_size else sum(sums) / len(sums)
@@ -169,10 +169,10 @@ class PretrainingTrainer(Trainer):
         if self.is_fsdp_enabled or not load_experts(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def take_up(self, manifest: dict[str, Any]) -> None:
+    def restore(self, manifest: dict[str, Any]) -> None:
         """Go on from what transformers' own files do not say of the checkpoint of this manifest."""
         self.guard.load_state(manifest["guard"])
-        self._losses_taken_up = manifest["loss_window"]
+        self._restored_losses = manifest["loss_window"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.run_identity)
