@@ -26,9 +26,9 @@ from gpt2_repro.evaluation.diagnosis.measure import measure
 from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, of_rows, read_task, rows_to_score
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
-from gpt2_repro.evaluation.loaded_model import open_candidate
-from gpt2_repro.evaluation.provenance import default_output_dir, trace
-from gpt2_repro.evaluation.run_metadata import stamp
+from gpt2_repro.evaluation.loaded_model import open_model
+from gpt2_repro.evaluation.provenance import default_output_dir, inspect_checkpoint
+from gpt2_repro.evaluation.run_metadata import run_metadata
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import load_sections, read_section
@@ -47,9 +47,9 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.evaluation.diagnosis.scoring import score_rows
     from gpt2_repro.model.export import load_pair, load_tokenizer, resolve_checkpoint
 
-    known = trace(resolve_checkpoint(options.run))
+    known = inspect_checkpoint(resolve_checkpoint(options.run))
     recipe = known.run / "recipe.yaml" if known.run else None
-    against = trace(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
+    against = inspect_checkpoint(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
     tokenizer = load_tokenizer(known.source)
     _check_vocabulary(load_tokenizer(against.source), tokenizer, f"--baseline {against.name}")
     own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
 
     device = choose_device(options.device)
-    models = [open_candidate(one, functools.partial(load_pair, one.source)) for one in (known, against)]
+    models = [open_model(one, functools.partial(load_pair, one.source)) for one in (known, against)]
     window = min(options.max_length, *(one.positions for one in models))
     parts = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
             home=HOME if own_data and dataset_dir == Path(own_data) else None,
             counts=counts,
         ),
-        **stamp("python -m gpt2_repro.diagnose", argv),
+        **run_metadata("python -m gpt2_repro.diagnose", argv),
     }
     _write(diagnosis, options.output_dir or default_output_dir(known) / "diagnosis")
 

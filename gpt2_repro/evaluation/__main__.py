@@ -23,9 +23,15 @@ from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, 
 from gpt2_repro.evaluation.cache import FOLDER, Cache
 from gpt2_repro.evaluation.compare import ComparedModel, compare
 from gpt2_repro.evaluation.harness import Settings, choose_device
-from gpt2_repro.evaluation.loaded_model import Candidate, open_candidate
-from gpt2_repro.evaluation.provenance import Provenance, checkpoints_of, common_window, default_output_dir, trace
-from gpt2_repro.evaluation.run_metadata import stamp
+from gpt2_repro.evaluation.loaded_model import LoadedModel, open_model
+from gpt2_repro.evaluation.provenance import (
+    Provenance,
+    checkpoints_of,
+    common_window,
+    default_output_dir,
+    inspect_checkpoint,
+)
+from gpt2_repro.evaluation.run_metadata import run_metadata
 from gpt2_repro.evaluation.scoring import Benchmark, score
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
 from gpt2_repro.files import read_object, write_whole
@@ -45,7 +51,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_pair, resolve_checkpoint
 
     named = [folder for name in options.checkpoints for folder in checkpoints_of(name, every=options.all_checkpoints)]
-    traced = [trace(resolve_checkpoint(checkpoint)) for checkpoint in named]
+    traced = [inspect_checkpoint(resolve_checkpoint(checkpoint)) for checkpoint in named]
     recipe = next((known.run / "recipe.yaml" for known in traced if known.run), None)
     section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
     settings = with_options(section, options)
@@ -55,7 +61,7 @@ def main(argv: list[str]) -> None:
     device = choose_device(options.device)
 
     unique = {known.name: known for known in traced}.values()
-    candidates = [open_candidate(known, functools.partial(load_pair, known.source)) for known in unique]
+    candidates = [open_model(known, functools.partial(load_pair, known.source)) for known in unique]
     baseline, stands_in = _add_baseline(candidates, settings.baseline)
     max_length = common_window(
         settings.max_length,
@@ -102,7 +108,7 @@ def main(argv: list[str]) -> None:
         models=columns,
         warnings=warnings,
         **dataclasses.asdict(run_settings),
-        **stamp("bash evaluate.sh", argv),
+        **run_metadata("bash evaluate.sh", argv),
     )
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
@@ -124,7 +130,7 @@ def check_output(folder: Path) -> None:
         )
 
 
-def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, str | None]:
+def _add_baseline(candidates: list[LoadedModel], name: str) -> tuple[str | None, str | None]:
     """Open the baseline beside the others; its name, and the Hub id that published numbers have to stand in for."""
     from gpt2_repro.model.export import load_pair, resolve_checkpoint
 
@@ -133,13 +139,13 @@ def _add_baseline(candidates: list[Candidate], name: str) -> tuple[str | None, s
     if name == UNTRAINED:
         first = candidates[0].known
         like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record={"tokens": 0})
-        candidates.append(open_candidate(like, functools.partial(_load_untrained, first.source)))
+        candidates.append(open_model(like, functools.partial(_load_untrained, first.source)))
         return UNTRAINED, None
-    known: Provenance = trace(resolve_checkpoint(name))
+    known: Provenance = inspect_checkpoint(resolve_checkpoint(name))
     if known.name in [one.name for one in candidates]:
         return known.name, None
     try:
-        candidates.append(open_candidate(known, functools.partial(load_pair, known.source)))
+        candidates.append(open_model(known, functools.partial(load_pair, known.source)))
     except UserError as error:
         if name in published.NUMBERS and not Path(name).exists():
             logger.warning("%s; its published numbers stand in for it, without a test of the difference", error)

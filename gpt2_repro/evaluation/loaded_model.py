@@ -14,7 +14,7 @@ PADDING = 1024  # ids that a vocabulary may have beyond the tokenizer's: round s
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class LoadedModel:
     """A model that can be loaded and fits its tokenizer."""
 
     known: Provenance
@@ -38,7 +38,7 @@ class Candidate:
         return target
 
 
-def open_candidate(known: Provenance, load: Callable[[], tuple[Any, Any]]) -> Candidate:
+def open_model(known: Provenance, load: Callable[[], tuple[Any, Any]]) -> LoadedModel:
     """Load a model, look at it and let it go.
 
     Raises UserError where it cannot be loaded, has weights that are no numbers, or a tokenizer of another vocabulary.
@@ -54,4 +54,4 @@ def open_candidate(known: Provenance, load: Callable[[], tuple[Any, Any]]) -> Ca
             "tokenizer that it was trained with into the folder"
         )
     positions = getattr(model.config, "max_position_embeddings", None) or 1 << 20
-    return Candidate(known, load, fingerprint(model, tokenizer), model.num_parameters(), int(positions))
+    return LoadedModel(known, load, fingerprint(model, tokenizer), model.num_parameters(), int(positions))

@@ -67,7 +67,7 @@ def checkpoints_of(name: str, *, every: bool) -> list[str]:
     return [str(path) for path in found]
 
 
-def trace(source: str) -> Provenance:
+def inspect_checkpoint(source: str) -> Provenance:
     """The provenance of a folder or Hub id. A checkpoint belongs to the run in whose folder it lies."""
     folder = Path(source)
     run = folder.parent if (folder.parent / "recipe.yaml").is_file() and folder.is_dir() else None

@@ -10,7 +10,7 @@ from typing import Any
 LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
-def stamp(command: str, argv: Sequence[str]) -> dict[str, Any]:
+def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """What was run, when and with which libraries. `command` is what a user types before the arguments."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

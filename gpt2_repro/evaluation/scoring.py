@@ -10,7 +10,7 @@ from typing import Any
 from gpt2_repro.evaluation.cache import Cache, Entry
 from gpt2_repro.evaluation.harness import Settings, evaluate_model, fetch_data
 from gpt2_repro.evaluation.launch import evaluate_launched
-from gpt2_repro.evaluation.loaded_model import Candidate
+from gpt2_repro.evaluation.loaded_model import LoadedModel
 from gpt2_repro.evaluation.provenance import file_name
 from gpt2_repro.evaluation.scores import TaskScores, read_scores
 from gpt2_repro.files import write_whole
@@ -33,7 +33,7 @@ class Benchmark:
     settings: Settings
 
 
-def score(candidate: Candidate, benchmark: Benchmark, cache: Cache | None, output: Path) -> list[TaskScores]:
+def score(candidate: LoadedModel, benchmark: Benchmark, cache: Cache | None, output: Path) -> list[TaskScores]:
     """Score a model on all tasks. Each task is cached at once, so that a second start continues with the next one."""
     scores: list[TaskScores] = []
     loaded: tuple[Any, Any] | None = None
@@ -56,7 +56,9 @@ def score(candidate: Candidate, benchmark: Benchmark, cache: Cache | None, outpu
     return scores
 
 
-def _evaluate(candidate: Candidate, loaded: tuple[Any, Any], task: str, benchmark: Benchmark, scratch: Path) -> Entry:
+def _evaluate(
+    candidate: LoadedModel, loaded: tuple[Any, Any], task: str, benchmark: Benchmark, scratch: Path
+) -> Entry:
     num_processes = count_processes(benchmark.settings)
     if num_processes > 1:
         fetch_data(task, benchmark.task_folder)

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gpt2_repro.batch_plan import learning_rate_factor
-from gpt2_repro.evaluation.provenance import trace
+from gpt2_repro.evaluation.provenance import inspect_checkpoint
 from gpt2_repro.model_card import add_results
 
 
@@ -104,9 +104,9 @@ def test_the_record_of_final_is_its_own(finished: Path, typed) -> None:
     before = (final / "README.md").read_text()
     assert typed(finished, "--extend_to", 16 * 256, "--stop_at_step", 12).returncode == 0
     assert status(finished)["step"] == 12
-    assert trace(str(final)).tokens_trained == 8 * 256
-    assert trace(str(finished / "checkpoint-12")).tokens_trained == 12 * 256
-    for record in (trace(str(final)).record, {"sha256": "of other weights"}):
+    assert inspect_checkpoint(str(final)).tokens_trained == 8 * 256
+    assert inspect_checkpoint(str(finished / "checkpoint-12")).tokens_trained == 12 * 256
+    for record in (inspect_checkpoint(str(final)).record, {"sha256": "of other weights"}):
         add_results(final, record, {"limit": None, "baseline": None, "rows": []})
         assert (final / "README.md").read_text() == before
 
