@@ -134,21 +134,21 @@ def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
         whole = {"resume_from": "", "extend_to": 0, "stop_at_step": 0}
         path.write_text(recipe.to_yaml(output_dir=str(run), **silent, **whole))
 
-        def attempt(rung: memory.Rung) -> memory.Outcome:
+        def attempt(trial: memory.MemoryTrial) -> memory.Outcome:
             # Two steps, the second with the optimizer's states there, of two passes each.
-            step = str(2 * rung.micro_batch * length * cards)
+            step = str(2 * trial.micro_batch * length * cards)
             steps = ["--tokens_per_step", step, "--max_steps", "2", "--warmup_steps", "1", "--disable_tqdm", "true"]
             # As here: of a folder that is typed only the form has to fit.
             typed = ["--dataset_dir", data["dataset_dir"]]
             command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed, *steps]
             shutil.rmtree(run, ignore_errors=True)
-            outcome = memory.attempt_command(command, rung, seconds=PROBE_SECONDS)
-            say(f"  {' '.join(rung.options)}: {outcome.result}")
+            outcome = memory.attempt_command(command, trial, seconds=PROBE_SECONDS)
+            say(f"  {' '.join(trial.options)}: {outcome.result}")
             return outcome
 
         outcomes = memory.find_largest(min(most, card.micro_batch if card else most), most, rows, attempt)
     if outcomes[-1].result == "failed":
-        probe = " ".join(outcomes[-1].rung.options)
+        probe = " ".join(outcomes[-1].trial.options)
         return Finding("✗", "memory", f"the probe of {probe} failed: {outcomes[-1].said}")
     if found := memory.best(outcomes):
         return Finding("✓", "memory", f"fits: {' '.join(found.options)}")

@@ -15,7 +15,7 @@ from gpt2_repro.files import read_object
 logger = logging.getLogger(__name__)
 
 
-def hold_for_reading(folder: Path) -> None:
+def reading_lock(folder: Path) -> None:
     """Until this process ends, keep others from replacing the folder. Raises UserError where one is at it.
 
     Mapped files that are replaced under a reader end it with SIGBUS. A file system that cannot lock is passed over.
@@ -30,7 +30,7 @@ def hold_for_reading(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold_alone(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Lock a prepared folder that may be replaced. Raises UserError if it is not ours, or something reads it."""
     if not folder.exists():
         yield
@@ -42,7 +42,7 @@ def hold_alone(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hold_staging(staging: Path) -> Iterator[None]:
+def staging_lock(staging: Path) -> Iterator[None]:
     """Keep a preparation to this process. Raises UserError where another one is at it, and where nothing can be made."""
     try:
         staging.mkdir(parents=True, exist_ok=True)

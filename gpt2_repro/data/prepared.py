@@ -7,7 +7,7 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.locks import hold_for_reading
+from gpt2_repro.data.locks import reading_lock
 from gpt2_repro.data.rows import Rows, open_rows
 from gpt2_repro.data.shards import check_shards
 from gpt2_repro.errors import UserError
@@ -44,7 +44,7 @@ def open_dataset(
     name "" and raises UserError where it has fewer; a further one, `validation_<name>/`, is then taken whole. Until the
     process ends, the folder cannot be replaced.
     """
-    hold_for_reading(Path(args.dataset_dir))
+    reading_lock(Path(args.dataset_dir))
     sets = open_validation(args.dataset_dir, manifest)
     if eval_tokens > (targets := int((sets[""].lengths() - 1).sum())):
         raise UserError(

@@ -17,7 +17,7 @@ OUT_OF_MEMORY = (
 )
 
 
-class Rung(NamedTuple):
+class MemoryTrial(NamedTuple):
     """A setting to attempt: the micro-batch, and whether activation checkpointing is on."""
 
     micro_batch: int
@@ -33,12 +33,12 @@ class Rung(NamedTuple):
 class Outcome(NamedTuple):
     """The result of an attempt. `said`: the error if it failed for another reason than memory."""
 
-    rung: Rung
+    trial: MemoryTrial
     result: Literal["fits", "out of memory", "failed"]
     said: str = ""
 
 
-def find_largest(start: int, most: int, rows: int, attempt: Callable[[Rung], Outcome]) -> list[Outcome]:
+def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
     """Attempt rungs until the largest that fits is known, or one fails for another reason than memory.
 
     From `start` up to `most` by doubling, or down: with activation checkpointing, half of it without, and so on. If one fits
@@ -49,43 +49,43 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[Rung], Out
     """
     outcomes: list[Outcome] = []
 
-    def fits(rung: Rung) -> bool:
+    def fits(trial: MemoryTrial) -> bool:
         if outcomes and outcomes[-1].result == "failed":
             return False
-        outcomes.append(attempt(rung))
+        outcomes.append(attempt(trial))
         return outcomes[-1].result == "fits"
 
     ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
     while ladder[-1] > 1:
         ladder.append(next(size for size in range(ladder[-1] // 2, 0, -1) if rows % size == 0))
     down = [size for size in ladder if size <= start]
-    if fits(Rung(down[0])):
+    if fits(MemoryTrial(down[0])):
         for size in reversed(ladder):
-            if size > down[0] and not fits(Rung(size)):
+            if size > down[0] and not fits(MemoryTrial(size)):
                 break
         return outcomes
     checkpointed = False
     for size, half in itertools.zip_longest(down, down[1:]):
-        checkpointed = checkpointed or fits(Rung(size, checkpointing=True))
-        if half and fits(Rung(half)):
+        checkpointed = checkpointed or fits(MemoryTrial(size, checkpointing=True))
+        if half and fits(MemoryTrial(half)):
             break
     return outcomes
 
 
-def best(outcomes: Sequence[Outcome]) -> Rung | None:
+def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
     """Return the largest that fits without checkpointing, else the largest with it; None if none fits."""
-    fitting = [outcome.rung for outcome in outcomes if outcome.result == "fits"]
-    return max(fitting, key=lambda rung: (not rung.checkpointing, rung.micro_batch), default=None)
+    fitting = [outcome.trial for outcome in outcomes if outcome.result == "fits"]
+    return max(fitting, key=lambda trial: (not trial.checkpointing, trial.micro_batch), default=None)
 
 
-def attempt_command(command: Sequence[str], rung: Rung, *, seconds: float) -> Outcome:
-    """Run the command with the options of a rung in a fresh process, which frees all memory at its end."""
-    code, said = run_to_end([*command, *rung.options], seconds=seconds)
+def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
+    """Run the command with the options of a trial in a fresh process, which frees all memory at its end."""
+    code, said = run_to_end([*command, *trial.options], seconds=seconds)
     if code is None:
-        return Outcome(rung, "failed", f"not done in {seconds:.0f} s")
+        return Outcome(trial, "failed", f"not done in {seconds:.0f} s")
     if code == 0:
-        return Outcome(rung, "fits")
+        return Outcome(trial, "fits")
     # The kernel kills a process that takes all memory of the machine.
     if code in (-9, 137) or any(sign in said for sign in OUT_OF_MEMORY):
-        return Outcome(rung, "out of memory")
-    return Outcome(rung, "failed", last_words(said))
+        return Outcome(trial, "out of memory")
+    return Outcome(trial, "failed", last_words(said))

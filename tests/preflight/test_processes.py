@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.preflight.memory import Outcome, Rung, attempt_command, best, find_largest
+from gpt2_repro.preflight.memory import MemoryTrial, Outcome, attempt_command, best, find_largest
 from tests.runpod.conftest import wait_for
 
 
@@ -60,7 +60,7 @@ def test_a_command_ends_with_its_workers(number: signal.Signals, tmp_path: Path)
 def test_out_of_memory_is_told_from_a_failure(code: str, result: str, said: str, monkeypatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its handlers
     seconds = 2 if "sleep" in code else 60
-    outcome = attempt_command([sys.executable, "-c", code], Rung(1), seconds=seconds)
+    outcome = attempt_command([sys.executable, "-c", code], MemoryTrial(1), seconds=seconds)
     assert outcome.result == result and said in outcome.said
 
 
@@ -81,16 +81,16 @@ def test_out_of_memory_is_told_from_a_failure(code: str, result: str, said: str,
     ],
 )
 def test_the_ladder_of_settings(start, most, rows, plain, checkpointed, attempts) -> None:
-    def attempt(rung: Rung) -> Outcome:
-        room = checkpointed if rung.checkpointing else plain
-        return Outcome(rung, "fits" if rung.micro_batch <= room else "out of memory")
+    def attempt(trial: MemoryTrial) -> Outcome:
+        room = checkpointed if trial.checkpointing else plain
+        return Outcome(trial, "fits" if trial.micro_batch <= room else "out of memory")
 
     outcomes = find_largest(start, most, rows, attempt)
-    rungs = [outcome.rung for outcome in outcomes] + [rung for rung in [best(outcomes)] if rung]
-    assert " ".join(f"{rung.micro_batch}{'C' if rung.checkpointing else ''}" for rung in rungs) == attempts
+    rungs = [outcome.trial for outcome in outcomes] + [trial for trial in [best(outcomes)] if trial]
+    assert " ".join(f"{trial.micro_batch}{'C' if trial.checkpointing else ''}" for trial in rungs) == attempts
 
 
 def test_another_failure_ends_the_search() -> None:
-    outcomes = find_largest(8, 64, 512, lambda rung: Outcome(rung, "failed", "no such data"))
-    assert [outcome.rung for outcome in outcomes] == [Rung(8)] and best(outcomes) is None
-    assert Rung(8, True).options == ["--per_device_train_batch_size", "8", "--activation_checkpointing"]
+    outcomes = find_largest(8, 64, 512, lambda trial: Outcome(trial, "failed", "no such data"))
+    assert [outcome.trial for outcome in outcomes] == [MemoryTrial(8)] and best(outcomes) is None
+    assert MemoryTrial(8, True).options == ["--per_device_train_batch_size", "8", "--activation_checkpointing"]

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder
-from gpt2_repro.data.locks import hold_alone, hold_staging
+from gpt2_repro.data.locks import exclusive_lock, staging_lock
 from gpt2_repro.data.manifest import MANIFEST, first_difference, not_prepared, request_of
 from gpt2_repro.data.preparation.cutting import cut_split
 from gpt2_repro.data.preparation.describe import Opened, describe, write_validation_text
@@ -58,7 +58,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
         _warn_of_changes(target, manifest, args)
         _clear_away(target, staging)
         return manifest
-    with hold_alone(target), hold_staging(staging):
+    with exclusive_lock(target), staging_lock(staging):
         _claim(staging, request)
         try:
             if not (staging / "folder" / MANIFEST).is_file():
@@ -98,7 +98,7 @@ def _check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any])
 def _clear_away(target: Path, staging: Path) -> None:
     """Remove the staging folder of a process that was killed after it had renamed the finished folder into place."""
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
-        with contextlib.suppress(UserError), hold_staging(staging):  # unless another process starts there
+        with contextlib.suppress(UserError), staging_lock(staging):  # unless another process starts there
             remove_folder(staging, PUBLISHED)
 
 

@@ -38,15 +38,15 @@ def test_a_folder_that_is_read_is_not_replaced(arguments, tmp_path: Path, conten
     before = content(folder)
     reader = os.dup(0)
     os.close(reader)
-    locks.hold_for_reading(folder)  # which opens the lowest free descriptor, and never closes it
+    locks.reading_lock(folder)  # which opens the lowest free descriptor, and never closes it
     with pytest.raises(UserError, match="out"):
         prepare(arguments(sequence_length=16), again)
     assert content(folder) == before
     os.close(reader)
     assert prepare(arguments(sequence_length=16), again)["request"]["sequence_length"] == 16
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with locks.hold_alone(folder), pytest.raises(UserError, match="is being replaced"):
-        locks.hold_for_reading(folder)
+    with locks.exclusive_lock(folder), pytest.raises(UserError, match="is being replaced"):
+        locks.reading_lock(folder)
 
 
 def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
