@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import pack_rows, pack_windows
-from gpt2_repro.data.preparation.order import Run
+from gpt2_repro.data.preparation.order import DocumentSpan
 from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.rows import Block
 from gpt2_repro.data.shards import WrittenRows, rows_per_block, write_rows
@@ -20,7 +20,7 @@ PIECE_TOKENS = 2**22  # tokens in memory at once
 
 def cut_split(
     folder: Path,
-    runs: Iterable[Run],
+    runs: Iterable[DocumentSpan],
     streams: Sequence[Sequence[StagedPart]],
     args: DataArguments,
     *,
@@ -64,7 +64,7 @@ def _short(pieces: Iterator[Block], args: DataArguments) -> Iterator[Block]:
             yield part, np.array([len(part)])
 
 
-def _read(runs: Iterable[Run], streams: Sequence[Sequence[StagedPart]], bar: tqdm) -> Iterator[Block]:
+def _read(runs: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], bar: tqdm) -> Iterator[Block]:
     """Yield the ids of runs, a few million at a time, with the lengths of their documents."""
     opened: dict[int, tuple[int, np.ndarray]] = {}  # by stream: number and ids of the part that is being read
     for run in runs:

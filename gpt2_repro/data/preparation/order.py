@@ -16,7 +16,7 @@ class Lengths(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class DocumentSpan:
     """Documents of one part that follow each other and go to one split.
 
     Args:
@@ -49,7 +49,7 @@ def runs(
     *,
     head: float | None = np.inf,
     below: float = np.inf,
-) -> Iterator[Run]:
+) -> Iterator[DocumentSpan]:
     """The documents of all streams in order, as runs.
 
     A document stands where it starts: at the tokens before it in its stream, divided by the stream's weight. So each
@@ -75,7 +75,7 @@ def runs(
         yield from _group(documents, np.where(held_out, 0, len(splits) - 1), splits)
 
 
-def _group(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> Iterator[Run]:
+def _group(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> Iterator[DocumentSpan]:
     follows = (np.diff(documents["number"]) == 1) & (np.diff(codes) == 0)
     for name in ("part", "stream"):
         follows &= np.diff(documents[name]) == 0
@@ -85,7 +85,7 @@ def _group(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> I
             stream, part, number, token = (
                 int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
             )
-            yield Run(stream, part, number, token, documents["length"][first:last], splits[codes[first]])
+            yield DocumentSpan(stream, part, number, token, documents["length"][first:last], splits[codes[first]])
 
 
 class _Cursor:
@@ -122,7 +122,7 @@ class _Cursor:
         return taken
 
 
-def count(found: Iterable[Run]) -> dict[tuple[str, int], dict[str, int]]:
+def count(found: Iterable[DocumentSpan]) -> dict[tuple[str, int], dict[str, int]]:
     """Documents, empty ones apart, and tokens, of each split and stream."""
     counts: dict[tuple[str, int], dict[str, int]] = {}
     for run in found:

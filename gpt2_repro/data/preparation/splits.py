@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.order import Run, runs
+from gpt2_repro.data.preparation.order import DocumentSpan, runs
 from gpt2_repro.data.preparation.staged import StagedPart
 from gpt2_repro.data.preparation.staging import Stream
 from gpt2_repro.data.sources.opening import Source, documents_of
@@ -32,7 +32,7 @@ class Group:
     splits: list[str]
     streams: list[list[StagedPart]]
     names: list[str]
-    found: Callable[[], Iterator[Run]]
+    found: Callable[[], Iterator[DocumentSpan]]
 
 
 def validation_sets(args: DataArguments) -> dict[str, str]:
@@ -127,7 +127,7 @@ def stage_groups(sources: Sequence[Source], sets: dict[str, Source], args: DataA
     return groups
 
 
-def _in_turn(streams: Sequence[Sequence[StagedPart]]) -> Iterator[Run]:
+def _in_turn(streams: Sequence[Sequence[StagedPart]]) -> Iterator[DocumentSpan]:
     """The documents of one stream after the other, for validation."""
     for number, parts in enumerate(streams):
         for run in runs([parts], [1.0], ["validation"]):
