@@ -43,9 +43,9 @@ def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, 
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
     from torch.utils.data import DataLoader, RandomSampler
 
+    from gpt2_repro.batch_plan import passes_by_length
     from gpt2_repro.data.batching import LengthGroupedBatches
     from gpt2_repro.data.collator import EpochSampler
-    from gpt2_repro.plan import passes_by_length
 
     passes = TOKENS_PER_STEP // LENGTH // micro_batch // processes
     rows = Rows()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
+from gpt2_repro.batch_plan import plan_run
 from gpt2_repro.data.manifest import open_manifest
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.build import choose_attention
-from gpt2_repro.plan import plan_run
 from gpt2_repro.preflight import environment, memory, topology
 from gpt2_repro.preflight.all_reduce import check_all_reduce
 from gpt2_repro.preflight.findings import Finding

@@ -15,7 +15,7 @@ LAYERS = {
     -1: ("errors", "formatting"),
     0: ("files", "supervision", "reference_band", "time_breakdown", "references", "comparison"),
     1: ("checkpoint", "recipe", "commandline", "batch_plan", "hardware"),
-    2: ("plan", "model_card", "data", "model", "evaluation", "report", "preflight"),
+    2: ("model_card", "data", "model", "evaluation", "report", "preflight"),
     3: ("training",),
     4: ("cli", "dry_run", "diff_recipe", "machine"),
     5: ("diagnose", "generate", "export", "supervise"),
@@ -23,7 +23,7 @@ LAYERS = {
 FLOORS = {name: floor for floor, names in LAYERS.items() for name in names}
 TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [
-    *("checkpoint", "errors", "batch_plan", "plan", "comparison", "reference_band", "time_breakdown", "references"),
+    *("checkpoint", "errors", "batch_plan", "comparison", "reference_band", "time_breakdown", "references"),
     *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
 ]

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from gpt2_repro.batch_plan import plan_batches
+from gpt2_repro.batch_plan import plan_batches, plan_by_length, plan_run
 from gpt2_repro.errors import UserError
-from gpt2_repro.plan import plan_by_length, plan_run
 
 
 ASKED = {"tokens_per_step": 524_288, "total_tokens": 9_890_693_120, "max_steps": 0, "torch_compile": None}

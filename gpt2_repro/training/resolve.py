@@ -7,9 +7,8 @@ from typing import Any
 from transformers.training_args import OptimizerNames
 
 from gpt2_repro import hardware
-from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.batch_plan import BatchPlan, plan_run
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.plan import plan_run
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import MUON, PretrainingArguments

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 
-from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
-from gpt2_repro.plan import extend_plan
 from gpt2_repro.training import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
