@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt2_repro import reference_band
+from gpt2_repro import references
 from gpt2_repro.data.manifest import read_manifest
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import ParsedRecipe, parse_recipe
@@ -87,7 +87,7 @@ def beside_default(run: ParsedRecipe) -> dict[str, Any]:
     if run.values["data"]["source"] == "fineweb-10bt-tokens":
         moving -= {"source", "split"}  # the same text; its validation shard is the default's head
     return {
-        "reference": None if moving else reference_band.NAME,
+        "reference": None if moving else references.NAME,
         "deviations": [its.as_text() for its in found if its.group == "learned"],
     }
 

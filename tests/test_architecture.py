@@ -13,7 +13,7 @@ ROOT = PACKAGE.parent
 STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
 LAYERS = {
     -1: ("errors", "formatting"),
-    0: ("files", "supervision", "reference_band", "time_breakdown", "references", "comparison"),
+    0: ("files", "supervision", "time_breakdown", "references", "comparison"),
     1: ("checkpoint", "recipe", "commandline", "batch_plan", "hardware"),
     2: ("model_card", "data", "model", "evaluation", "report", "preflight"),
     3: ("training",),
@@ -23,7 +23,7 @@ LAYERS = {
 FLOORS = {name: floor for floor, names in LAYERS.items() for name in names}
 TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [
-    *("checkpoint", "errors", "batch_plan", "comparison", "reference_band", "time_breakdown", "references"),
+    *("checkpoint", "errors", "batch_plan", "comparison", "time_breakdown", "references"),
     *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
 ]

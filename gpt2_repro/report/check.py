@@ -5,7 +5,7 @@ import statistics
 from typing import Literal, NamedTuple
 
 from gpt2_repro.formatting import duration
-from gpt2_repro.reference_band import explained, verdict
+from gpt2_repro.references import explained, verdict
 from gpt2_repro.report.facts import facts
 from gpt2_repro.report.read import Run, is_number, reading, values
 from gpt2_repro.report.trend import risen_training_loss, rising_validation

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from gpt2_repro.reference_band import NAME, band
+from gpt2_repro.references import NAME, band
 from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
 from gpt2_repro.report.read import Row, Run, is_number, mapping, points
 

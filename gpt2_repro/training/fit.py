@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from gpt2_repro.errors import Diverged, RunFailed
-from gpt2_repro.reference_band import explained
+from gpt2_repro.references import explained
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
 from gpt2_repro.training import checkpoints

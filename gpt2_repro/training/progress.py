@@ -8,8 +8,7 @@ from tqdm import tqdm
 from transformers import ProgressCallback
 
 from gpt2_repro.formatting import duration
-from gpt2_repro.reference_band import compared, explained, verdict
-from gpt2_repro.references import GPT2, HELLASWAG_ITEMS
+from gpt2_repro.references import GPT2, HELLASWAG_ITEMS, compared, explained, verdict
 
 
 class ProgressBar(ProgressCallback):
