@@ -1,13 +1,15 @@
-"""What every command shares: its log on the terminal, and one line and exit code 2 for a user's mistake."""
+"""The terminal side of every command: log, options, errors and exit codes."""
 
+import argparse
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed, UserError, did_you_mean
 from gpt2_repro.supervision import MISTAKE, note
 
 
@@ -45,3 +47,23 @@ def run(story: Callable[[list[str]], None]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse whose complaints are UserErrors. Options are never abbreviated; a wrong one names the nearest."""
+
+    def __init__(self, *, prog: str, description: str | None, **kwargs: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=prog, description=description, formatter_class=formatter, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The options. Raises UserError for unknown ones and impossible values."""
+        options, unknown = self.parse_known_args(argv)
+        if unknown:
+            flag = unknown[0].split("=")[0]
+            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            raise UserError(f"there is no option {flag}: {did_you_mean(flag, known)}")
+        return options

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.commandline import CommandParser
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.comparison import diagnosis_tables, markdown_table
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments

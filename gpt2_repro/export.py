@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoint import training_record
-from gpt2_repro.commandline import CommandParser
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.cache import fingerprint
 from gpt2_repro.files import read_object, readable

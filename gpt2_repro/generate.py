@@ -5,7 +5,7 @@ python -m gpt2_repro.generate openai-community/gpt2 --prompt "The meaning of" --
 """
 
 from gpt2_repro import cli
-from gpt2_repro.commandline import CommandParser
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
 

@@ -24,7 +24,7 @@ import psutil
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoint import step_of
-from gpt2_repro.commandline import CommandParser
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import remove_folder
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted

@@ -14,7 +14,7 @@ STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
 LAYERS = {
     -1: ("errors", "formatting"),
     0: ("files", "supervision", "time_breakdown", "references", "comparison"),
-    1: ("checkpoint", "recipe", "commandline", "batch_plan", "hardware"),
+    1: ("checkpoint", "recipe", "batch_plan", "hardware"),
     2: ("model_card", "data", "model", "evaluation", "report", "preflight"),
     3: ("training",),
     4: ("cli", "dry_run", "diff_recipe", "machine"),

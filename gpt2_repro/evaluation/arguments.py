@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2_repro.commandline import CommandParser
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
 

@@ -11,8 +11,8 @@ import datetime
 import sys
 from pathlib import Path
 
+from gpt2_repro.cli import CommandParser
 from gpt2_repro.cli import run as run_story
-from gpt2_repro.commandline import CommandParser
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import signs
 from gpt2_repro.report.facts import why_not_comparable
