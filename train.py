@@ -48,9 +48,9 @@ def main(argv: list[str]) -> None:
     manifest = open_manifest(recipe)
 
     # Mistakes are answered here, before the rest of the stack is imported and anything is built.
+    from gpt2_repro.run_record import RunDirectory
     from gpt2_repro.training.resolve import resolve_arguments, run_identity_of
     from gpt2_repro.training.resuming import choose_start
-    from gpt2_repro.training.run_directory import RunDirectory
 
     length, names = data_args.sequence_length, {"stem": recipe.path.stem, "title": recipe.title}
     args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, manifest=manifest, **names)

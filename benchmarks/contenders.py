@@ -105,10 +105,10 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from transformers import TrainerCallback
 
     from gpt2_repro.recipe import parse_recipe
+    from gpt2_repro.run_record import RunDirectory
     from gpt2_repro.training.arguments import PretrainingArguments
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
-    from gpt2_repro.training.run_directory import RunDirectory
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))

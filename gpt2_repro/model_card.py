@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from gpt2_repro.checkpoint import training_record
 from gpt2_repro.comparison import comparison_markdown
 from gpt2_repro.files import write_whole
+from gpt2_repro.run_record.layout import training_record
 
 
 # The Hub's name and split of each task's data, for its form of evaluation results.

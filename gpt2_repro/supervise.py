@@ -23,14 +23,14 @@ from typing import Any
 import psutil
 
 from gpt2_repro import cli
-from gpt2_repro.checkpoint import step_of
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import remove_folder
+from gpt2_repro.run_record import RunDirectory
+from gpt2_repro.run_record.checkpoints import complete_checkpoints
+from gpt2_repro.run_record.layout import step_of
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
-from gpt2_repro.training.checkpoints import complete_checkpoints
 from gpt2_repro.training.launcher import adopt_orphans
-from gpt2_repro.training.run_directory import RunDirectory
 
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
 LAYERS = {
     -1: ("errors", "formatting"),
     0: ("files", "supervision", "time_breakdown", "references", "comparison"),
-    1: ("checkpoint", "recipe", "batch_plan", "hardware"),
+    1: ("recipe", "batch_plan", "run_record", "hardware"),
     2: ("model_card", "data", "model", "evaluation", "report", "preflight"),
     3: ("training",),
     4: ("cli", "dry_run", "diff_recipe", "machine"),
@@ -23,7 +23,7 @@ LAYERS = {
 FLOORS = {name: floor for floor, names in LAYERS.items() for name in names}
 TOP = 5  # entry scripts and the modules of `python -m`
 PURE = [
-    *("checkpoint", "errors", "batch_plan", "comparison", "time_breakdown", "references"),
+    *("errors", "batch_plan", "comparison", "time_breakdown", "references"),
     *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
 ]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoint import checkpoints, training_record
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import load_sections
+from gpt2_repro.run_record.layout import checkpoints, training_record
 
 
 logger = logging.getLogger(__name__)

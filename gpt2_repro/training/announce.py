@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.model.scale import measure
+from gpt2_repro.run_record import describe_environment
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.run_directory import describe_environment
 
 
 logger = logging.getLogger(__name__)

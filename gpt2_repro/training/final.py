@@ -3,11 +3,11 @@
 import logging
 import shutil
 
-from gpt2_repro.checkpoint import training_record
 from gpt2_repro.files import readable, sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.model_card import model_card
-from gpt2_repro.training.checkpoints import STAGING, discard, seal
+from gpt2_repro.run_record.checkpoints import STAGING, discard, seal
+from gpt2_repro.run_record.layout import training_record
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.saving import full_disk_in_words
 from gpt2_repro.training.sharding import build_whole

@@ -5,9 +5,9 @@ from typing import Any
 
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.references import explained
+from gpt2_repro.run_record import checkpoints
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
-from gpt2_repro.training import checkpoints
 from gpt2_repro.training.final import finish
 from gpt2_repro.training.resharding import loadable
 from gpt2_repro.training.resuming import Start

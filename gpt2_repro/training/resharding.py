@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.training.checkpoints import size
+from gpt2_repro.run_record.checkpoints import size
 from gpt2_repro.training.resuming import Start
 
 

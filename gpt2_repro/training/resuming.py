@@ -10,9 +10,8 @@ from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
-from gpt2_repro.training import checkpoints
+from gpt2_repro.run_record import RunDirectory, checkpoints, refuse_another_run
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.run_directory import RunDirectory, refuse_another_run
 
 
 # What deepspeed 0.19.8 pickles into a checkpoint beyond tensors and plain containers.

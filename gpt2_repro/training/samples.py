@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, TrainerCallback
 
 from gpt2_repro.model.export import start_ids
-from gpt2_repro.training.run_directory import RunDirectory
+from gpt2_repro.run_record import RunDirectory
 from gpt2_repro.training.sharding import has_shards
 from gpt2_repro.training.validation import due
 

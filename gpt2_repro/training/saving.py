@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list, gather_object
 
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.training import checkpoints
+from gpt2_repro.run_record import checkpoints
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.hashing import hashed_saves
 

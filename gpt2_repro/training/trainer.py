@@ -29,6 +29,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.model.experts import load_experts
+from gpt2_repro.run_record import RunDirectory
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport, time_compilation
 from gpt2_repro.training.engine import (
@@ -46,7 +47,6 @@ from gpt2_repro.training.muon import muon_for
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.ranks import Ranks
 from gpt2_repro.training.replicas import require_same_weights
-from gpt2_repro.training.run_directory import RunDirectory
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow

@@ -16,7 +16,7 @@ from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
 from gpt2_repro.evaluation.provenance import common_window, default_output_dir, inspect_checkpoint
 from gpt2_repro.evaluation.published import DOCUMENTS, Published
-from gpt2_repro.training.checkpoints import seal
+from gpt2_repro.run_record.checkpoints import seal
 
 
 PUBLISHED = Published("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01)

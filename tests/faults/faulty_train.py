@@ -49,7 +49,7 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 
 def inject(fault: str) -> None:
     """Replace a function by one with the fault, where its arguments say so, on one rank."""
-    from gpt2_repro.training import checkpoints
+    from gpt2_repro.run_record import checkpoints
     from gpt2_repro.training.hashing import _HashedFile
     from gpt2_repro.training.progress import ProgressBar
     from gpt2_repro.training.saving import CheckpointSaver

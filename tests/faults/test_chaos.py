@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpt2_repro.training.checkpoints import complete_checkpoints, step_of
+from gpt2_repro.run_record.checkpoints import complete_checkpoints, step_of
 from tests.faults.runs import losses, weights
 
 

@@ -11,8 +11,8 @@ import torch
 
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
+from gpt2_repro.run_record.checkpoints import publish, seal
 from gpt2_repro.training import resuming
-from gpt2_repro.training.checkpoints import publish, seal
 from gpt2_repro.training.resuming import choose_start, find_start, refuse_code
 
 

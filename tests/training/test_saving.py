@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from gpt2_repro.errors import RunFailed
+from gpt2_repro.run_record.checkpoints import checkpoints, defect, read_manifest
 from gpt2_repro.training import saving
-from gpt2_repro.training.checkpoints import checkpoints, defect, read_manifest
 from gpt2_repro.training.hashing import hashed_saves
 from gpt2_repro.training.saving import CheckpointSaver
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.run_record import RunDirectory, checkpoints
 from gpt2_repro.supervision import FOLDER, SINCE
-from gpt2_repro.training import checkpoints
 from gpt2_repro.training.meter import process_seconds
-from gpt2_repro.training.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -110,7 +109,7 @@ def test_a_full_disk_costs_words_and_not_the_run(run: RunDirectory, writer: str,
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(f"gpt2_repro.training.run_directory.{writer}", full)
+    monkeypatch.setattr(f"gpt2_repro.run_record.{writer}", full)
     run.path.mkdir()
     run.write_status("running", step=2)
     run.append("metrics.jsonl", {"step": 2})

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.checkpoint import checkpoints, manifest_hash, step_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of, sync, write_whole
+from gpt2_repro.run_record.layout import checkpoints, manifest_hash, step_of
 
 
 MANIFEST = "manifest.json"

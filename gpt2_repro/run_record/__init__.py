@@ -19,9 +19,9 @@ from typing import Any, TextIO
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import append_line, parse_event, read_lines, read_object, sync, write_whole
 from gpt2_repro.recipe import load_sections
+from gpt2_repro.run_record import checkpoints
 from gpt2_repro.supervision import SINCE, noted
 from gpt2_repro.time_breakdown import ACCOUNTS
-from gpt2_repro.training import checkpoints
 from gpt2_repro.training.meter import STEPS, process_seconds
 
 
