@@ -105,7 +105,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from transformers import TrainerCallback
 
     from gpt2_repro.recipe import parse_recipe
-    from gpt2_repro.run_record import RunDirectory
+    from gpt2_repro.run_record import RunRecord
     from gpt2_repro.training.arguments import PretrainingArguments
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
@@ -152,7 +152,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         args=args,
         inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
         plan=plan,
-        run=RunDirectory(str(args.output_dir)),
+        run=RunRecord(args.output_dir),
         environment=environment,
         run_identity={"max_steps": plan.max_steps, "extensions": []},
     )

@@ -32,6 +32,7 @@ from gpt2_repro.evaluation.run_metadata import run_metadata
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import load_sections, read_section
+from gpt2_repro.run_record.layout import RECIPE
 
 
 HOME = "validation text"
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_pair, load_tokenizer, resolve_checkpoint
 
     known = inspect_checkpoint(resolve_checkpoint(options.run))
-    recipe = known.run / "recipe.yaml" if known.run else None
+    recipe = known.run / RECIPE if known.run else None
     against = inspect_checkpoint(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
     tokenizer = load_tokenizer(known.source)
     _check_vocabulary(load_tokenizer(against.source), tokenizer, f"--baseline {against.name}")

@@ -18,7 +18,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.cache import fingerprint
 from gpt2_repro.files import read_object, readable
 from gpt2_repro.model_card import model_card
-from gpt2_repro.run_record.layout import training_record
+from gpt2_repro.run_record.checkpoints import training_record
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""Numbers as people read them."""
+"""Numbers and times as people read them."""
+
+import datetime
 
 
 def size(count: float) -> str:
@@ -24,3 +26,8 @@ def duration(seconds: float | None) -> str:
     if hours < 48:
         return f"{hours} h {minutes_rest:02} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def now() -> str:
+    """Return the time in ISO form, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -10,7 +10,8 @@ import yaml
 
 from gpt2_repro.comparison import comparison_markdown
 from gpt2_repro.files import write_whole
-from gpt2_repro.run_record.layout import training_record
+from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 
 
 # The Hub's name and split of each task's data, for its form of evaluation results.
@@ -62,7 +63,7 @@ def model_card(
         _table(facts),
         *_evaluation(rows, comparison, column),
         "## Data\n\n" + _table(_describe_data(data)),
-        "## Recipe\n\n" + _table(settings) + "\n\n`recipe.yaml` and `environment.json` of the run say the rest.",
+        "## Recipe\n\n" + _table(settings) + f"\n\n`{RECIPE}` and `{ENVIRONMENT}` of the run have the rest.",
         *_deviations(environment.get("deviations")),
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'

@@ -18,7 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
@@ -26,9 +25,10 @@ from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import remove_folder
-from gpt2_repro.run_record import RunDirectory
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import complete_checkpoints
 from gpt2_repro.run_record.layout import step_of
+from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.launcher import adopt_orphans
 
@@ -96,8 +96,8 @@ class Supervisor:
             directory = noted(RUN, self.notes)
             if directory and (kept := os.environ.get(KEEP_RUN)):
                 Path(kept).write_text(directory)
-            run = None if directory is None else RunDirectory(directory)
-            status = run.read_status() if run else {}
+            run = None if directory is None else RunRecord(directory)
+            status = run.status() if run else RunStatus()
             if self._is_over(code, status):
                 return
             reached = max([step_of(path) for path in complete_checkpoints(run.path)] if run else [], default=-1)
@@ -108,7 +108,7 @@ class Supervisor:
                     f"gave up: {failures} crashes without a newer checkpoint, the last with exit code {code}"
                 )
             wait = min(LONGEST_WAIT, self.first_wait * 2 ** (failures - 1))
-            where = f"from checkpoint-{newest}" if newest >= 0 else "from the beginning"
+            where = f"from step {newest}" if newest >= 0 else "from the beginning"
             logger.warning("crashed (exit code %s), attempt %d: %s again in %.0f s", code, failures, where, wait)
             self._sleep(wait)
             if self.signalled:
@@ -135,9 +135,9 @@ class Supervisor:
         psutil.wait_procs(alive)
         return code
 
-    def _is_over(self, code: int, status: dict[str, Any]) -> bool:
+    def _is_over(self, code: int, status: RunStatus) -> bool:
         """Whether there is nothing to restart. Raises RunFailed where that is no good end."""
-        state, reason = status.get("state"), status.get("reason")
+        state, reason = status.state, status.reason
         if state == "diverged":
             raise RunFailed(f"not started again: {reason}")
         if state in ("complete", "stopped") or (state is None and code == 0):

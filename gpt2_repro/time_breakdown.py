@@ -7,7 +7,7 @@ from gpt2_repro.formatting import duration
 
 
 # In the order of the table.
-ACCOUNTS = {
+PARTS = {
     "startup": "start-up",  # with compiling
     "training": "training",
     "redone": "redone steps",  # steps that were repeated after a crash, and attempts that recorded nothing
@@ -16,6 +16,9 @@ ACCOUNTS = {
     "saving": "saving",
     "idle": "idle",  # between two attempts of a supervised run
 }
+
+
+STEPS = ("training", "data")  # the parts of optimizer steps
 
 
 class Line(NamedTuple):
@@ -27,15 +30,15 @@ class Line(NamedTuple):
     usd: float | None  # None if the price is unknown
 
 
-def breakdown(accounts: Mapping[str, float], *, usd_per_hour: float) -> list[Line]:
+def breakdown(parts: Mapping[str, float], *, usd_per_hour: float) -> list[Line]:
     """Return a line for each account that is not empty, and the total; [] if no time has passed.
 
     Args:
-        accounts: seconds by the keys of ACCOUNTS.
+        parts: seconds by the keys of PARTS.
         usd_per_hour: price of the whole machine, 0 if unknown.
     """
-    total = sum(accounts.values())
-    entries = {name: accounts.get(key, 0.0) for key, name in ACCOUNTS.items()}
+    total = sum(parts.values())
+    entries = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
     shown = {name: seconds for name, seconds in entries.items() if seconds} | ({"total": total} if total else {})
     return [
         Line(name, seconds, seconds / total, seconds / 3600 * usd_per_hour if usd_per_hour else None)
@@ -43,10 +46,10 @@ def breakdown(accounts: Mapping[str, float], *, usd_per_hour: float) -> list[Lin
     ]
 
 
-def breakdown_lines(accounts: Mapping[str, float], *, usd_per_hour: float) -> list[str]:
+def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float) -> list[str]:
     """Return the breakdown as lines of text: account, time, share, dollars."""
     return [
         f"{line.name:<22} {duration(line.seconds):>11} {line.share:>7.1%}"
         + (f" {f'${line.usd:,.2f}':>9}" if line.usd is not None else "")
-        for line in breakdown(accounts, usd_per_hour=usd_per_hour)
+        for line in breakdown(parts, usd_per_hour=usd_per_hour)
     ]

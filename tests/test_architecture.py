@@ -1,4 +1,4 @@
-"""Imports go down only, and what upstream libraries are for stays in its room."""
+"""Imports go to lower layers only, each library and each file name has its place, and entry points are short."""
 
 import ast
 from pathlib import Path
@@ -10,34 +10,33 @@ import gpt2_repro
 
 PACKAGE = Path(gpt2_repro.__file__).parent
 ROOT = PACKAGE.parent
-STORIES = [ROOT / "train.py", ROOT / "prepare_data.py"]
-LAYERS = {
-    -1: ("errors", "formatting"),
-    0: ("files", "supervision", "time_breakdown", "references", "comparison"),
-    1: ("recipe", "batch_plan", "run_record", "hardware"),
-    2: ("model_card", "data", "model", "evaluation", "report", "preflight"),
-    3: ("training",),
-    4: ("cli", "dry_run", "diff_recipe", "machine"),
-    5: ("diagnose", "generate", "export", "supervise"),
-}
-FLOORS = {name: floor for floor, names in LAYERS.items() for name in names}
-TOP = 5  # entry scripts and the modules of `python -m`
+SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
+# Layer 0 is everything else. Entry points, layer 3, are the scripts, every __main__.py and these.
+ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_recipe", "machine"}
+SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
 PURE = [
     *("errors", "batch_plan", "comparison", "time_breakdown", "references"),
     *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
 ]
+RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")
 
 
 def files() -> list[Path]:
-    return [*STORIES, *sorted(PACKAGE.rglob("*.py"))]
+    return [*SCRIPTS, *sorted(PACKAGE.rglob("*.py"))]
 
 
-def room_of(path: Path) -> tuple[str, int]:
-    if path in STORIES or path.name == "__main__.py":
-        return path.stem, TOP
-    name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    return name, 0 if name == "__init__" else FLOORS[name]
+def layer_of(module: str) -> int:
+    """The layer of `gpt2_repro.a.b` or of a script."""
+    parts = module.split(".")
+    room = parts[1] if len(parts) > 1 else ""
+    if parts[0] != "gpt2_repro" or room in ENTRY_POINTS or parts[-1] == "__main__":
+        return 3
+    return 2 if room == "training" else 1 if room in SUBPACKAGES else 0
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports(path: Path) -> list[tuple[str, ast.AST]]:
@@ -51,16 +50,42 @@ def imports(path: Path) -> list[tuple[str, ast.AST]]:
     return found
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_down_only(path: Path) -> None:
-    room, floor = room_of(path)
+@pytest.mark.parametrize("path", files(), ids=module_of)
+def test_imports_go_to_lower_layers(path: Path) -> None:
+    module, layer = module_of(path), layer_of(module_of(path))
     for name, _ in imports(path):
-        parts = name.split(".")
-        if parts[0] != "gpt2_repro" or parts[1] not in FLOORS or parts[1] == room:
-            continue
-        below = FLOORS[parts[1]]
-        # A room's __main__ composes: it may import its own room and everything below the top.
-        assert below < floor, f"{path.name} ({room}, floor {floor}) imports {name} (floor {below})"
+        same = name.split(".")[:2] == module.split(".")[:2]  # a module of the same subpackage
+        if name.startswith("gpt2_repro.") and not same:
+            assert layer_of(name) < layer or layer_of(name) == layer in (0, 3), f"{module} imports {name}"
+
+
+def test_names_of_run_files_are_known_to_run_record_only() -> None:
+    for path in [*files(), *PACKAGE.rglob("*.j2")]:
+        if path.parent.name != "run_record":
+            found = [name for name in RUN_FILES for text in texts_of(path) if name in text]
+            assert not found, f"{path.relative_to(ROOT)} has {found}: use gpt2_repro.run_record.layout"
+
+
+def texts_of(path: Path) -> list[str]:
+    """All strings of a module but its docstrings; f-strings as they are written. Other files: everything."""
+    if path.suffix != ".py":
+        return [path.read_text()]
+    tree = ast.parse(path.read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    docstrings = {id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)}
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)]
+    return [ast.unparse(node) for node in strings if id(node) not in docstrings]
+
+
+def test_rooms_inside_data_lie_one_above_the_other() -> None:
+    """sources know nothing of how they are prepared, and what opens a folder knows nothing of either."""
+    for path in (PACKAGE / "data").rglob("*.py"):
+        inner = path.relative_to(PACKAGE / "data").parts
+        above = {"preparation": [], "sources": ["preparation"], "export.py": ["preparation"]}.get(
+            inner[0], ["preparation", "sources"]
+        )
+        for name, _ in imports(path):
+            assert not any(name.startswith(f"gpt2_repro.data.{room}") for room in above), f"{path} imports {name}"
 
 
 def importers(library: str) -> set[str]:
@@ -85,3 +110,11 @@ def test_pure_modules_use_no_torch_network_or_environment(name: str) -> None:
     path = PACKAGE / f"{name}.py"
     imported = {name.split(".")[0] for name, _ in imports(path)}
     assert not imported & {"torch", "transformers", "requests", "urllib", "socket", "huggingface_hub", "os"}
+
+
+def test_main_functions_are_short() -> None:
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name == "main" and layer_of(module_of(path)) == 3:
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < 40, f"main of {path.relative_to(ROOT)}"

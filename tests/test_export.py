@@ -14,7 +14,7 @@ from gpt2_repro.export import main
 from gpt2_repro.model.export import load_model
 from gpt2_repro.model.llmc import read_llmc
 from gpt2_repro.model_card import model_card
-from gpt2_repro.run_record.layout import training_record
+from gpt2_repro.run_record.checkpoints import training_record
 
 
 @pytest.fixture(scope="module")

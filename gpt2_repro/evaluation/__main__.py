@@ -37,6 +37,7 @@ from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_comp
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.model_card import add_results
 from gpt2_repro.recipe import read_section
+from gpt2_repro.run_record.layout import FINAL, RECIPE
 
 
 SEED = 1234
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> None:
 
     named = [folder for name in options.checkpoints for folder in checkpoints_of(name, every=options.all_checkpoints)]
     traced = [inspect_checkpoint(resolve_checkpoint(checkpoint)) for checkpoint in named]
-    recipe = next((known.run / "recipe.yaml" for known in traced if known.run), None)
+    recipe = next((known.run / RECIPE for known in traced if known.run), None)
     section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
     settings = with_options(section, options)
     tasks = with_completion(settings.tasks)
@@ -117,7 +118,7 @@ def main(argv: list[str]) -> None:
     for line in warnings:
         logger.error(line)
     for one in candidates:
-        if one.known.run and Path(one.known.source).name == "final":
+        if one.known.run and Path(one.known.source).name == FINAL:
             add_results(Path(one.known.source), one.known.record, comparison, one.name)
 
 

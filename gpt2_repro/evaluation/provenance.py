@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import load_sections
-from gpt2_repro.run_record.layout import checkpoints, training_record
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.layout import FINAL, MANIFEST, checkpoints, run_of
 
 
 logger = logging.getLogger(__name__)
@@ -60,8 +61,8 @@ def checkpoints_of(name: str, *, every: bool) -> list[str]:
     if not every:
         return [name]
     run = Path(name)
-    found = [path for path in reversed(checkpoints(run)) if (path / "manifest.json").is_file()]
-    found += [path for path in [run / "final"] if path.is_dir()]
+    found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
+    found += [path for path in [run / FINAL] if path.is_dir()]
     if not found:
         raise UserError(f"--all_checkpoints: {name} is no run with checkpoints")
     return [str(path) for path in found]
@@ -70,11 +71,11 @@ def checkpoints_of(name: str, *, every: bool) -> list[str]:
 def inspect_checkpoint(source: str) -> Provenance:
     """The provenance of a folder or Hub id. A checkpoint belongs to the run in whose folder it lies."""
     folder = Path(source)
-    run = folder.parent if (folder.parent / "recipe.yaml").is_file() and folder.is_dir() else None
+    run = run_of(folder)
     if run is None:
         return Provenance(source.rstrip("/"), source, run=None, sequence_length=None, record={})
     shown = run if run.name else run.resolve().name
-    length = load_sections(run / "recipe.yaml").get("data", {}).get("sequence_length")
+    length = RunRecord(run).recipe().get("data", {}).get("sequence_length")
     length = None if length is None else int(length)
     return Provenance(f"{folder.name} ({shown})", source, run, length, training_record(folder))
 

@@ -93,7 +93,7 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
             if isinstance(number, int | float) and not math.isfinite(number):
                 raise RunFailed(
                     f"{task}: document {sample['doc_id']} has the log-probability {number}: the model computes what is no "
-                    "number; look for updates that were not finite in the run's metrics.jsonl"
+                    "number; look for updates that were not finite in the run's metrics"
                 )
 
 

@@ -9,6 +9,7 @@ from transformers.hf_argparser import HfArg
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import ParsedRecipe, load_sections
+from gpt2_repro.run_record.layout import FINAL
 
 
 GPT2 = "gpt2"
@@ -91,24 +92,26 @@ def check_documents(model: ModelArguments, *, packing: str, separator: str) -> N
         )
 
 
-def follow_checkpoint(recipe: ParsedRecipe) -> None:
-    """Give a recipe that starts from a checkpoint that one's layers, heads and width, where it says none itself.
+def follow_checkpoint(recipe: ParsedRecipe) -> ParsedRecipe:
+    """Return the recipe with layers, heads and width of its `init_from`, unless it sets them itself.
 
-    What is wrong with a checkpoint is told where its weights are loaded.
+    A checkpoint that cannot be read is reported later, when its weights are loaded.
     """
     model = recipe.values["model"]
-    if model["init_from"]:
-        said = recipe.typed | load_sections(recipe.path).get("model", {}).keys()
-        config = _read_config(model["init_from"])
-        shape = {key: config.get(key, config.get(name)) for key, name in SHAPE.items()}
-        model |= {key: value for key, value in shape.items() if value is not None and key not in said}
+    if not model["init_from"]:
+        return recipe
+    said = recipe.typed | load_sections(recipe.path).get("model", {}).keys()
+    config = _read_config(model["init_from"])
+    shape = {key: config.get(key, config.get(name)) for key, name in SHAPE.items()}
+    model = model | {key: value for key, value in shape.items() if value is not None and key not in said}
+    return dataclasses.replace(recipe, values=recipe.values | {"model": model})
 
 
 def _read_config(name: str) -> dict[str, Any]:
     """config.json of a checkpoint, a run directory or a Hub id; {} where there is none."""
     from transformers import PretrainedConfig
 
-    final = Path(name, "final")
+    final = Path(name, FINAL)
     try:
         return PretrainedConfig.get_config_dict(str(final) if final.is_dir() else name)[0]
     except (OSError, ValueError):

@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
     of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and of_a_machine:
         raise UserError(f"--{of_a_machine[0]} checks this machine, but --gpu plans for another: leave out one")
-    follow_checkpoint(recipe)
+    recipe = follow_checkpoint(recipe)
     data = recipe.values["data"]
     check_documents(ModelArguments(**recipe.values["model"]), packing=data["packing"], separator=data["separator"])
     findings, planned = _look(recipe, packages)

@@ -9,6 +9,7 @@ from gpt2_repro.references import explained, verdict
 from gpt2_repro.report.facts import facts
 from gpt2_repro.report.read import Run, is_number, reading, values
 from gpt2_repro.report.trend import risen_training_loss, rising_validation
+from gpt2_repro.run_record.layout import STATUS
 
 
 SILENT_SECONDS = 900  # without an update of the status of a running run
@@ -34,7 +35,7 @@ def _state(run: Run, now: datetime.datetime) -> Sign:
     if its.state in ("failed", "diverged"):
         return Sign("✗", f"{said}: {its.reason or 'no reason is recorded'}")
     if its.state == "running" and its.updated:
-        with reading(run.path / "run_status.json"):
+        with reading(run.path / STATUS):
             silent = (now - datetime.datetime.fromisoformat(its.updated)).total_seconds()
         if silent > SILENT_SECONDS:
             return Sign("✗", f"{said}, last update {duration(silent)} ago: it hangs or was killed")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gpt2_repro.formatting import duration
 from gpt2_repro.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Run, is_number, mapping, values
+from gpt2_repro.run_record import RunRecord
 
 
 OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set
@@ -46,21 +47,21 @@ class KeyNumber(NamedTuple):
 
 
 def facts(run: Run) -> Facts:
-    """Return state and progress, from run_status.json or else from the last event."""
+    """Return state and progress, from the status or else from the last event."""
     plan = mapping(run.environment.get("plan"))
     last = run.training[-1] if run.training else {}
-    state = str(run.status.get("state", "unknown"))
-    tokens = _number(run.status.get("tokens"), last.get("tokens"))
-    max_steps = _number(run.status.get("max_steps"), plan.get("max_steps"))
+    state = run.status.state or "unknown"
+    tokens = _number(run.status.tokens, last.get("tokens"))
+    max_steps = _number(run.status.max_steps, plan.get("max_steps"))
     tokens_per_step = _number(plan.get("tokens_per_step"))
     total_tokens = max_steps * tokens_per_step if max_steps and tokens_per_step else None
     speed = _median(run, "tokens_per_second")
     is_predictable = state == "running" and speed and tokens is not None and total_tokens is not None
     return Facts(
         state=state,
-        reason=run.status.get("reason"),
-        updated=run.status.get("updated"),
-        step=_number(run.status.get("step"), last.get("step")),
+        reason=run.status.reason,
+        updated=run.status.updated,
+        step=_number(run.status.step, last.get("step")),
         max_steps=max_steps,
         tokens=tokens,
         total_tokens=total_tokens,
@@ -71,13 +72,13 @@ def facts(run: Run) -> Facts:
 def key_numbers(run: Run) -> list[KeyNumber]:
     """Return the numbers at the head of a report, without those that are unknown."""
     progress, usd_per_hour = facts(run), run.usd_per_hour
-    losses = values([run.status, *run.validation], "eval_loss")
+    losses = values([dict(run.status.losses), *run.validation], "eval_loss")
     references = ", ".join(f"{name} {loss:.3f}" for name, loss in run.reference_losses.items())
     further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
     hellaswag = run.hellaswag[-1] if run.hellaswag else {}
     beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
     items = f"of {count(_number(hellaswag.get('hellaswag_items')))} items"
-    seconds = _number(run.status.get("seconds"))
+    seconds = run.status.seconds
     usd = seconds / 3600 * usd_per_hour if seconds is not None and usd_per_hour else None
     planned = f"of {count(progress.total_tokens)} planned" if progress.total_tokens else ""
     numbers = [
@@ -165,9 +166,10 @@ def count(number: float | None) -> str:
 
 def where_things_are(run: Run) -> dict[str, Path]:
     """Return the paths of the model, the metrics and the evaluation, if they exist."""
+    record = RunRecord(run.path)
     files = {
-        "model": run.path / "final",
-        "metrics": run.path / "metrics.jsonl",
+        "model": record.final,
+        "metrics": record.metrics,
         "evaluation": run.path / "evaluation" / "comparison.md",
     }
     return {name: path for name, path in files.items() if path.exists()}

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import yaml
-
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.files import parse_event, read_lines
+from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.run_record.layout import ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
+from gpt2_repro.run_record.status import RunStatus
 
 
-RECORD_FILES = ("metrics.jsonl", "run_status.json", "environment.json", "recipe.yaml")
 Row = dict[str, Any]
 COMPARISON, DIAGNOSIS = "evaluation/comparison.json", "evaluation/diagnosis/diagnosis.json"
 WRITERS = {"comparison.json": "bash evaluate.sh", "diagnosis.json": "python -m gpt2_repro.diagnose"}
@@ -29,13 +28,13 @@ class Run:
     recipe_text: str
     recipe: dict[str, Any]
     environment: dict[str, Any]
-    status: dict[str, Any]
+    status: RunStatus
     training: list[Row]  # one per step, in order
     validation: list[Row]
     samples: list[Row]
     comparison: dict[str, Any]
     diagnosis: dict[str, Any]
-    broken_lines: int  # of metrics.jsonl, without a last one cut short by a kill
+    broken_lines: int  # of the metrics, without a last one cut short by a kill
 
     @property
     def name(self) -> str:
@@ -51,11 +50,6 @@ class Run:
     def hellaswag(self) -> list[Row]:
         """The validations that scored HellaSwag."""
         return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]
-
-    @property
-    def accounts(self) -> dict[str, float]:
-        """Seconds by account."""
-        return {name: value for name, value in mapping(self.status.get("accounts")).items() if is_number(value)}
 
     @property
     def usd_per_hour(self) -> float:
@@ -77,13 +71,13 @@ class Run:
     def missing(self) -> dict[str, str]:
         """Return a sentence for each part of the report that the run has not written yet."""
         reasons = {
-            "training": (self.training, "No training step is logged yet (metrics.jsonl)."),
-            "validation": (self.validation, "No validation loss is logged yet (metrics.jsonl)."),
-            "samples": (self.samples, "No samples are written yet (samples.jsonl)."),
+            "training": (self.training, f"No training step is logged yet ({METRICS})."),
+            "validation": (self.validation, f"No validation loss is logged yet ({METRICS})."),
+            "samples": (self.samples, f"No samples are written yet ({SAMPLES})."),
             "evaluation": (self.comparison, f"Not evaluated yet: bash evaluate.sh {self.path}"),
-            "recipe": (self.recipe_text, "There is no recipe.yaml."),
-            "environment": (self.environment, "There is no environment.json."),
-            "status": (self.status, "There is no run_status.json."),
+            "recipe": (self.recipe_text, f"There is no {RECIPE}."),
+            "environment": (self.environment, f"There is no {ENVIRONMENT}."),
+            "status": (self.status.state, f"There is no {STATUS}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 
@@ -92,30 +86,23 @@ def read_run(path: Path) -> Run:
     """Read the run directory `path`. Raises UserError with a hint if it is not one."""
     if not is_run(path):
         raise UserError(_no_run(path))
-    events, broken_lines = _read_events(path / "metrics.jsonl")
-    samples, _ = _read_events(path / "samples.jsonl")
-    recipe_file = path / "recipe.yaml"
-    with reading(recipe_file):
-        recipe_text = recipe_file.read_text() if recipe_file.is_file() else ""
-        recipe = yaml.safe_load(recipe_text)
+    record = RunRecord(path)
+    if damaged := record.damaged():
+        raise UserError(f"{damaged} is damaged: repair it, or delete it")
+    metrics, broken_lines = events.read(record.metrics)
     return Run(
         path=path,
-        recipe_text=recipe_text,
-        recipe=mapping(recipe),
-        environment=_read_object(path / "environment.json"),
-        status=_read_object(path / "run_status.json"),
-        training=_last_per_step(row for row in events if "loss" in row),
-        validation=_last_per_step(row for row in events if any(key.startswith("eval_") for key in row)),
-        samples=_samples(samples),
+        recipe_text=record.recipe_text(),
+        recipe=record.recipe(),
+        environment=record.environment(),
+        status=record.status(),
+        training=_last_per_step(row for row in metrics if "loss" in row),
+        validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
+        samples=_samples(events.read(record.samples)[0]),
         comparison=_read_object(path / COMPARISON),
         diagnosis=_read_object(path / DIAGNOSIS),
         broken_lines=broken_lines,
     )
-
-
-def is_run(path: Path) -> bool:
-    """Return whether `path` is a run directory."""
-    return any((path / name).is_file() for name in RECORD_FILES)
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -141,7 +128,7 @@ def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
 
 def _no_run(path: Path) -> str:
     """Return the message for a path that is not a run directory, with the nearest one."""
-    what = "is not a run directory (it has no metrics.jsonl)" if path.exists() else "does not exist"
+    what = f"is not a run directory (it has no {METRICS})" if path.exists() else "does not exist"
     places = [place for place in (path, path.parent, Path("runs")) if place.is_dir()]
     near = [*path.parents, *(run for place in places for run in place.iterdir())]
     runs = {str(run) for run in near if is_run(run)}
@@ -154,7 +141,7 @@ def reading(path: Path) -> Iterator[None]:
     """Raise UserError if the block cannot read the file or misses something in it."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         command = WRITERS.get(path.name)
         fix = f"write it again with {command}" if command else "repair it"
         raise UserError(f"{path} is damaged: {fix}, or delete it ({' '.join(str(error).split())})") from None
@@ -174,16 +161,6 @@ def _samples(rows: Iterable[Row]) -> list[Row]:
             sample = row | {"prompt": prompt if isinstance(prompt, str) else ""}
             texts[sample["step"], sample["prompt"]] = sample
     return list(texts.values())
-
-
-def _read_events(path: Path) -> tuple[list[Row], int]:
-    """Return the objects of a JSON-lines file, and how many lines before the last are broken.
-
-    A killed run leaves a torn last line. A run resumed from it may have continued that line.
-    """
-    lines = [line for line in read_lines(path) if line]
-    events = [parse_event(line) for line in lines]
-    return [event for event in events if event is not None], events[:-1].count(None)
 
 
 def _last_per_step(rows: Iterable[Row]) -> list[Row]:

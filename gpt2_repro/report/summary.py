@@ -17,7 +17,7 @@ def summary(run: Run, page: Path) -> list[str]:
     if run.non_finite_steps:
         lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
     lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in key_numbers(run)]
-    lines += [f"  {line}" for line in breakdown_lines(run.accounts, usd_per_hour=run.usd_per_hour)]
+    lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=run.usd_per_hour)]
     if run.comparison.get("rows"):
         lines += ["", *(f"  {line}" for line in aligned(Table(*comparison_table(run.comparison)))), ""]
     if limit := run.comparison.get("limit"):

@@ -36,9 +36,9 @@ def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ())
     return Table([name, *columns], rows)
 
 
-def bill_table(run: Run) -> Table:
+def time_table(run: Run) -> Table:
     """Return the time breakdown: times, shares and, if the price is known, dollars."""
-    lines = breakdown(run.accounts, usd_per_hour=run.usd_per_hour)
+    lines = breakdown(run.status.time_breakdown, usd_per_hour=run.usd_per_hour)
     headers = ["what for", "minutes", "share", *(["cost"] if run.usd_per_hour else [])]
     rows = [[line.name, duration(line.seconds), f"{line.share:.1%}", f"${line.usd or 0:,.2f}"] for line in lines]
     return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1 : len(headers)])] for row in rows])

@@ -7,7 +7,7 @@ from typing import Any
 from gpt2_repro.comparison import comparison_table, diagnosis_tables
 from gpt2_repro.report.facts import baseline_losses, facts, key_numbers, where_things_are
 from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
-from gpt2_repro.report.tables import Table, bill_table, count_table, deviation_table, flatten, validation_table
+from gpt2_repro.report.tables import Table, count_table, deviation_table, flatten, time_table, validation_table
 
 
 def view_run(run: Run, label: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "newest": samples[0]["step"] if samples else None,
         "baselines": list(baseline_losses(run)),
         "diagnosis": diagnosis,
-        "bill": bill_table(run),
+        "time": time_table(run),
         "deviations": deviation_table(run) if isinstance(run.environment.get("deviations"), list) else None,
         "comparison": comparison,
         "data": _pairs(data, without=("counts", "reference_losses")),

@@ -1,55 +1,90 @@
-"""The run directory is the record of a run: who writes it, what it is, how far it is, what it measured."""
+"""The record of a run: who writes its directory, what the run is, how far it is, and what it measured."""
 
-import contextlib
-import datetime
 import fcntl
 import json
 import logging
-import math
 import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
+import yaml
+
 from gpt2_repro.errors import UserError
-from gpt2_repro.files import append_line, parse_event, read_lines, read_object, sync, write_whole
-from gpt2_repro.recipe import load_sections
-from gpt2_repro.run_record import checkpoints
-from gpt2_repro.supervision import SINCE, noted
-from gpt2_repro.time_breakdown import ACCOUNTS
-from gpt2_repro.training.meter import STEPS, process_seconds
+from gpt2_repro.files import read_object, sync, write_whole
+from gpt2_repro.formatting import now
+from gpt2_repro.run_record import checkpoints, events, layout
+from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
+from gpt2_repro.time_breakdown import PARTS, STEPS
 
 
 logger = logging.getLogger(__name__)
 
-STATUS = "run_status.json"
-ENVIRONMENT = "environment.json"
-EVENTS = ("metrics.jsonl", "samples.jsonl")
-# Fields that --allow_resume_change may override. The others decide states or shapes of the checkpoint; of
-# tokens_per_step it is the position in the order of rows, which is counted in steps.
-CHANGEABLE = {
-    *("data", "max_steps", "bf16", "seed", "data_seed", "train_sampling_strategy", "dropout"),
-    *("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm", "skip_loss_z", "skip_grad_z"),
-    *("lr_scheduler_type", "decay_fraction"),
-}
-FRESH = 30.0  # seconds for which a status is left as it is while the run goes on
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
+FRESH = 30.0  # seconds between two writes of the status of a running run
 
 
-class RunDirectory:
-    """`runs/<name>/`. Only rank 0 writes; `lock` keeps a second job out."""
+class RunRecord:
+    """The files of `runs/<name>/`. Reading never fails on damaged files. Only rank 0 writes; `lock` keeps a second job out.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        measured: returns the seconds of this process by the keys of `time_breakdown.PARTS`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.final = self.path / layout.FINAL
+        self.metrics, self.samples = self.path / layout.METRICS, self.path / layout.SAMPLES
+        self.measured: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
-        self._earlier = dict.fromkeys(ACCOUNTS, 0.0)  # seconds of earlier attempts
+        self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
         self._written = 0.0
-        self.book: Callable[[], dict[str, float]] = lambda: {"startup": process_seconds()}  # those of this process
+
+    # Reading
+
+    def recipe_text(self) -> str:
+        """Return the resolved recipe as YAML, "" if it is missing or damaged."""
+        path = self.path / layout.RECIPE
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    def recipe(self) -> dict[str, Any]:
+        """Return the sections of the resolved recipe, {} if it is missing or damaged."""
+        try:
+            sections = yaml.safe_load(self.recipe_text())
+        except (yaml.YAMLError, ValueError, RecursionError):
+            sections = None
+        return sections if isinstance(sections, dict) else {}
+
+    def environment(self) -> dict[str, Any]:
+        """Return versions, device, data, batch plan and run identity, {} if they are missing or damaged."""
+        return read_object(self.path / layout.ENVIRONMENT)
+
+    def status(self) -> RunStatus:
+        """Return the last written status."""
+        return RunStatus.from_json(read_object(self.path / layout.STATUS))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the run was started with, {} before its first step."""
+        return self.environment().get("run_identity") or {}
+
+    def validation_losses(self, step: int | None = None) -> dict[str, float]:
+        """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
+        return events.validation_losses(events.read(self.metrics)[0], step)
+
+    def final_defect(self) -> str | None:
+        """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
+        return checkpoints.defect(self.final, read_files=False)
+
+    def is_finished(self, steps: int) -> bool:
+        """Return whether the run is complete, `final/` has all its files, and it was planned for this many steps.
+
+        An extended run counts by its first plan, too.
+        """
+        if self.status().state != "complete" or self.final_defect() is not None:
+            return False
+        manifest = checkpoints.read_manifest(self.final)
+        return steps in (manifest["step"], manifest["environment"]["run_identity"]["max_steps"])
 
     def check_owner(self) -> None:
         """Raise UserError if the directory has files, but none that proves that train.py made it.
@@ -58,203 +93,106 @@ class RunDirectory:
         """
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
-        recipe = self.path / "recipe.yaml"
-        proofs = [self.read_status().get("state"), read_object(self.path / ENVIRONMENT).get("run_identity")]
-        proofs += [checkpoints.read_manifest(path).get("run_identity") for path in checkpoints.checkpoints(self.path)]
-        with contextlib.suppress(UserError, UnicodeDecodeError):
-            proofs.append(recipe.is_file() and load_sections(recipe).get("training"))
+        proofs = [self.status().state, self.identity(), self.recipe().get("training")]
+        proofs += [checkpoints.read_manifest(path).get("run_identity") for path in layout.checkpoints(self.path)]
         if not any(proofs):
             told = f"{self.path} holds files and is not a run directory of train.py."
             raise UserError(f"{told} Pass an --output_dir that is new, empty or a run to resume.")
 
+    def damaged(self) -> Path | None:
+        """Return the first of recipe, environment and status that cannot be read, or None."""
+        for name, parse in (
+            (layout.RECIPE, yaml.safe_load),
+            (layout.ENVIRONMENT, json.loads),
+            (layout.STATUS, json.loads),
+        ):
+            path = self.path / name
+            try:
+                if path.is_file():
+                    parse(path.read_text(encoding="utf-8"))
+            except (ValueError, RecursionError, yaml.YAMLError):
+                return path
+        return None
+
+    # Writing
+
     def lock(self) -> None:
-        """Hold the directory until this process ends. Raises UserError where another job holds it."""
+        """Hold the directory until this process ends. Raises UserError if another job holds it."""
         if self._lock is not None:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a+")
+            lock = (self.path / layout.LOCK).open("a+")
         except OSError as error:
-            raise UserError(f"cannot write into {self.path} ({error.strerror}): name another --output_dir") from None
+            raise UserError(f"cannot write into {self.path} ({error.strerror}): pass another --output_dir") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
-            raise UserError(f"{self.path} is being written by {holder}: end it or name another --output_dir") from None
+            raise UserError(f"{self.path} is being written by {holder}: end it or pass another --output_dir") from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
         self._lock = lock
-        self._earlier = _accounts_before(self.read_status())
+        self._earlier = time_of_earlier_attempts(self.status())
 
     def claim(self, recipe: str) -> None:
-        """Hold the directory as `lock` does, and write down what is run in it."""
+        """Lock the directory and write the recipe that is run in it."""
         self.lock()
-        write_whole(self.path / "recipe.yaml", recipe)
+        write_whole(self.path / layout.RECIPE, recipe)
         self.write_status("running", reason=None)
 
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write environment.json, whole or not at all."""
+        write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+
+    def write_status(self, state: str, **values: Any) -> None:
+        """Write the state, see RunStatus. Values of earlier calls stay. If the disk is full, only a warning is logged."""
+        parts = self.time_breakdown()
+        written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts, "updated": now()}
+        path = self.path / layout.STATUS
+        self._written = time.monotonic()
+        try:
+            write_whole(path, json.dumps(read_object(path) | values | written, indent=2) + "\n")
+        except OSError as error:
+            logger.warning("%s is not up to date (%s)", path, error.strerror)
+
+    def is_stale(self) -> bool:
+        """Return whether the status of a running run is due to be written again."""
+        return time.monotonic() - self._written > FRESH
+
+    def rewind(self, step: int, *, validates_again: bool = False) -> None:
+        """Drop the events after `step`, and the validation at `step` if it is repeated."""
+        for path in (self.metrics, self.samples):
+            events.rewind(path, step, validates_again=validates_again)
+
+    def sync(self) -> None:
+        """Wait until all events are on the disk."""
+        for path in (self.metrics, self.samples):
+            if path.is_file():
+                sync(path)
+
+    # Time
+
     def seconds(self) -> float:
-        """What the run has taken so far, from the start of this process and in the attempts before: all of it was paid."""
+        """Return the seconds of all attempts, from the start of each process: all of them are paid."""
         return sum(self._earlier.values()) + process_seconds()
 
-    def accounts(self) -> dict[str, float]:
-        """Return the same seconds by the keys of `time_breakdown.ACCOUNTS`."""
-        booked = self.book()
-        return {name: round(self._earlier[name] + booked.get(name, 0.0), 2) for name in ACCOUNTS}
+    def time_breakdown(self) -> dict[str, float]:
+        """Return the same seconds by the keys of `time_breakdown.PARTS`."""
+        measured = self.measured()
+        return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
-    def book_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Move the time of steps that will be repeated to the account of redone steps.
+    def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
+        """Count the time of steps that will be repeated as redone.
 
         Args:
             step: where this attempt starts.
-            at_checkpoint: the accounts when its checkpoint was saved, {} at step 0.
+            at_checkpoint: the time breakdown when its checkpoint was saved, {} at step 0.
         """
-        if self.read_status().get("step", 0) > step:
+        if (self.status().step or 0) > step:
             for name in STEPS:
                 lost = max(0.0, self._earlier[name] - at_checkpoint.get(name, 0.0))
                 self._earlier[name] -= lost
                 self._earlier["redone"] += lost
-
-    def is_finished(self, steps: int) -> bool:
-        """Return whether the run is complete, `final/` has all its files, and it was planned for this many steps.
-
-        An extended run counts by its first plan, too.
-        """
-        if self.read_status().get("state") != "complete" or self.final_defect() is not None:
-            return False
-        manifest = checkpoints.read_manifest(self.path / "final")
-        return steps in (manifest["step"], manifest["environment"]["run_identity"]["max_steps"])
-
-    def final_defect(self) -> str | None:
-        """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
-        return checkpoints.defect(self.path / "final", read_files=False)
-
-    def check_identity(self, run_identity: dict[str, Any], *, allow_change: bool = False) -> None:
-        """Raise UserError where this directory belongs to another run than the one that is asked for."""
-        if saved := read_object(self.path / ENVIRONMENT).get("run_identity"):
-            refuse_another_run(saved, run_identity, where=self.path, allow_change=allow_change)
-
-    def rewind(self, step: int, *, validates_again: bool = False) -> None:
-        """Drop the events after `step`, and the validation at `step` if it is repeated. Damaged lines go too."""
-        for name in EVENTS:
-            path = self.path / name
-            if path.is_file():
-                kept = [line for line in read_lines(path) if _stays(parse_event(line), step, validates_again)]
-                write_whole(path, "".join(f"{line}\n" for line in kept))
-
-    def validation_losses(self, step: int | None = None) -> dict[str, float]:
-        """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
-        losses: dict[str, float] = {}
-        for event in (parse_event(line) or {} for line in read_lines(self.path / EVENTS[0])):
-            if "eval_loss" in event and step in (None, event.get("step")):
-                losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
-        return losses
-
-    def read_status(self) -> dict[str, Any]:
-        """Return the last written status, {} before the first or if the file is damaged."""
-        return read_object(self.path / STATUS)
-
-    def write_status(self, state: str, **values: Any) -> None:
-        """Record the state: running, complete, stopped, failed or diverged. Values of earlier calls stay."""
-        accounts = self.accounts()
-        seconds = round(sum(accounts.values()), 2)
-        told = {"state": state, "seconds": seconds, "accounts": accounts, "updated": now()}
-        status = self.read_status() | values | told
-        self._written = time.monotonic()
-        try:
-            self.write_json(STATUS, status)
-        except OSError as error:  # a full disk ends a run where nothing can be saved, not where nothing can be said
-            logger.warning("%s is not up to date (%s)", self.path / STATUS, error.strerror)
-
-    def is_stale(self) -> bool:
-        """Whether the status is older than it should be while the run goes on."""
-        return time.monotonic() - self._written > FRESH
-
-    def sync(self) -> None:
-        """Wait until all events are on the disk."""
-        for path in [self.path / name for name in EVENTS]:
-            if path.is_file():
-                sync(path)
-
-    def write_json(self, name: str, document: dict[str, Any]) -> None:
-        """Write a JSON document whole or not at all."""
-        write_whole(self.path / name, json.dumps(document, indent=2) + "\n")
-
-    def append(self, name: str, event: dict[str, Any]) -> None:
-        """Add one event to a .jsonl file; a disk that is full costs the event, not the run."""
-        try:
-            append_line(self.path / name, json.dumps(event, ensure_ascii=False))
-        except OSError as error:
-            logger.warning("%s: an event of step %s is lost (%s)", self.path / name, event.get("step"), error.strerror)
-
-
-def _accounts_before(status: dict[str, Any]) -> dict[str, float]:
-    """Return the accounts of earlier attempts from the run's status.
-
-    Seconds without an account are counted as redone. The wait since the last status is idle time if the supervisor was
-    already running then.
-    """
-    recorded = status.get("accounts") or {}
-    accounts = {name: recorded.get(name, 0.0) for name in ACCOUNTS}
-    accounts["redone"] += max(0.0, round(status.get("seconds", 0.0) - sum(accounts.values()), 2))
-    since, updated = noted(SINCE), status.get("updated")
-    last = datetime.datetime.fromisoformat(updated).timestamp() if updated else -math.inf
-    if since is not None and last >= float(since):
-        accounts["idle"] += max(0.0, time.time() - process_seconds() - last)
-    return accounts
-
-
-def _stays(event: dict[str, Any] | None, step: int, validates_again: bool) -> bool:
-    """Return whether rewinding to `step` keeps an event. A torn line (None) is dropped."""
-    if event is None or not isinstance(event.get("step"), int):
-        return False
-    again = validates_again and ("eval_loss" in event or "text" in event)
-    return event["step"] < step or (event["step"] == step and not again)
-
-
-def refuse_another_run(
-    saved: dict[str, Any], asked: dict[str, Any], *, where: Path, allow_change: bool = False
-) -> None:
-    """Raise UserError, with the differences, where what is saved was not asked for; only warn of what is allowed.
-
-    How far a run was extended is no difference: that is between --extend_to and the checkpoint.
-    """
-    asked = json.loads(json.dumps(asked))
-    keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
-    if not keys:
-        return
-    changed = "; ".join(f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}" for key in keys)
-    mend = "undo the change or name another --output_dir"
-    if set(keys) <= CHANGEABLE:
-        if allow_change:
-            logger.warning("%s goes on as another run: %s", where, changed)
-            return
-        mend += ", or go on with the change by --allow_resume_change"
-    raise UserError(f"{where} belongs to another run ({changed}): {mend}")
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value == "" else str(value)
-
-
-def now() -> str:
-    """The time in ISO form, UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def describe_environment() -> dict[str, Any]:
-    """Versions, the commit and the command: what it takes to say where a number comes from."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    root = Path(__file__).parents[2]
-    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
-    except OSError:
-        commit = None
-    return {"versions": versions, "commit": commit, "command": " ".join(sys.argv), "started": now()}

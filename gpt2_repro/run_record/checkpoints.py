@@ -1,5 +1,6 @@
 """Checkpoints on disk: seal and publish one, check that it is complete, find the newest, delete old ones."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -8,13 +9,9 @@ from typing import Any
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of, sync, write_whole
-from gpt2_repro.run_record.layout import checkpoints, manifest_hash, step_of
+from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, STAGING, TRASH, checkpoints, step_of
 
 
-MANIFEST = "manifest.json"
-# Must not begin with `checkpoint-`: what does is taken for a checkpoint by transformers' own tools.
-STAGING = "staging"
-TRASH = "trash"
 SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a process had it open
 
 
@@ -128,6 +125,30 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/: its files, tokens, losses and identity. {} if it is damaged."""
     return read_object(checkpoint / MANIFEST)
+
+
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """Return the sha256 of a manifest without its own `sha256`."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def training_record(checkpoint: Path) -> dict[str, Any]:
+    """Return what a `final/` or `checkpoint-N` records of its own training, {} if it has no intact manifest.
+
+    The run's other files may describe a later state, after --extend_to or --resume_from. Keys: `tokens`; `losses`, of
+    the validation at its step, by name; `environment`, as in environment.json; `sha256`, which identifies the record.
+    """
+    manifest = read_object(checkpoint / MANIFEST)
+    if manifest.get("sha256") != manifest_hash(manifest):
+        return {}
+    if {"tokens", "losses", "environment"} <= manifest.keys():
+        return manifest
+    environment = read_object(checkpoint.parent / ENVIRONMENT)
+    if not environment or "run_identity" not in manifest:
+        return {}
+    losses = {} if manifest.get("eval_loss") is None else {"eval_loss": manifest["eval_loss"]}
+    return manifest | {"losses": losses, "environment": environment | {"run_identity": manifest["run_identity"]}}
 
 
 def size(checkpoint: Path) -> int:

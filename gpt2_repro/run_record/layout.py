@@ -1,17 +1,25 @@
-"""Find the checkpoints of a run, and read what a checkpoint records of its own training."""
+"""The names of all files in a run directory, `runs/<name>/`."""
 
-import hashlib
-import json
 import re
 from pathlib import Path
-from typing import Any
-
-from gpt2_repro.files import read_object
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """Return the folders named checkpoint-N, newest step first, complete or not."""
-    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
+RECIPE = "recipe.yaml"  # as it was resolved
+ENVIRONMENT = "environment.json"  # versions, device, data, batch plan, run identity
+STATUS = "run_status.json"  # state and progress
+METRICS = "metrics.jsonl"  # one event per line
+SAMPLES = "samples.jsonl"
+LOCK = ".lock"
+FINAL = "final"
+MANIFEST = "manifest.json"  # of a checkpoint or final/; the last file that is written
+# Must not begin with `checkpoint-`: transformers' own tools take such folders for checkpoints.
+STAGING = "staging"
+TRASH = "trash"
+
+
+def checkpoint_path(run: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of `step`."""
+    return run / f"checkpoint-{step}"
 
 
 def step_of(checkpoint: Path) -> int:
@@ -20,25 +28,16 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def manifest_hash(manifest: dict[str, Any]) -> str:
-    """Return the sha256 of a manifest without its own `sha256`."""
-    content = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders named checkpoint-N, newest step first, complete or not."""
+    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
 
 
-def training_record(checkpoint: Path) -> dict[str, Any]:
-    """Return what a `final/` or `checkpoint-N` records of its own training, {} if it has no intact manifest.
+def is_run(path: Path) -> bool:
+    """Return whether `path` is a run directory."""
+    return any((path / name).is_file() for name in (METRICS, STATUS, ENVIRONMENT, RECIPE))
 
-    The run's other files may describe a later state, after --extend_to or --resume_from. Keys: `tokens`; `losses`, of
-    the validation at its step, by name; `environment`, as in environment.json; `sha256`, which identifies the record.
-    """
-    manifest = read_object(checkpoint / "manifest.json")
-    if manifest.get("sha256") != manifest_hash(manifest):
-        return {}
-    if {"tokens", "losses", "environment"} <= manifest.keys():
-        return manifest
-    environment = read_object(checkpoint.parent / "environment.json")
-    if not environment or "run_identity" not in manifest:
-        return {}
-    losses = {} if manifest.get("eval_loss") is None else {"eval_loss": manifest["eval_loss"]}
-    return manifest | {"losses": losses, "environment": environment | {"run_identity": manifest["run_identity"]}}
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run directory that a checkpoint or final/ lies in, or None."""
+    return checkpoint.parent if checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file() else None

@@ -2,18 +2,25 @@
 
 import dataclasses
 import logging
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.formatting import now
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.model.scale import measure
-from gpt2_repro.run_record import describe_environment
 from gpt2_repro.training.arguments import PretrainingArguments
 
 
 logger = logging.getLogger(__name__)
+
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "flash-attn")
 
 
 def describe_run(
@@ -78,3 +85,20 @@ def announce(environment: dict[str, Any]) -> dict[str, Any]:
     if further := [name.removeprefix("validation_") for name in data["counts"] if name.startswith("validation_")]:
         logger.info("validation: also on %s", ", ".join(further))
     return environment
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, the commit and the command: what it takes to say where a number comes from."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    root = Path(__file__).parents[2]
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:
+        commit = None
+    return {"versions": versions, "commit": commit, "command": " ".join(sys.argv), "started": now()}

@@ -55,7 +55,7 @@ class PretrainingArguments(TrainingArguments):
     sample_steps: int = _field(1000, "Steps between text samples, each with a validation; 0 writes none.")
     sample_tokens: int = _field(64, "Tokens of a sample; 0 writes none.")
     sample_prompt: str = _field("", "What samples continue; empty starts a document.")
-    logging_steps: int = _field(10, "Steps between lines of metrics.jsonl.")
+    logging_steps: int = _field(10, "Steps between lines of the metrics log.")
     logging_first_step: bool = _field(True, "Log the first step too.")
     logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; True also syncs every micro-step.")
     save_strategy: Literal["steps", "no"] = _field(

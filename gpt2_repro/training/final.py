@@ -6,8 +6,8 @@ import shutil
 from gpt2_repro.files import readable, sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.model_card import model_card
-from gpt2_repro.run_record.checkpoints import STAGING, discard, seal
-from gpt2_repro.run_record.layout import training_record
+from gpt2_repro.run_record.checkpoints import discard, seal, training_record
+from gpt2_repro.run_record.layout import STAGING
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.saving import full_disk_in_words
 from gpt2_repro.training.sharding import build_whole
@@ -37,8 +37,8 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     trainer.record("running")
     build_whole()
     run, model = trainer.run, plain_model(trainer.model.config, weights)
-    staged, final = run.path / STAGING, run.path / "final"
-    with full_disk_in_words(run.path, "final", staged):
+    staged, final = run.path / STAGING, run.final
+    with full_disk_in_words(run.path, run.final.name, staged):
         shutil.rmtree(staged, ignore_errors=True)
         model.save_pretrained(staged)
         readable(staged)

@@ -26,17 +26,14 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     run, args = trainer.run, trainer.args
     trainer.stopping.signals.install()
     if start.checkpoint is not None:
-        trainer.restore(start.manifest)
-        # What was cut short, or not come to, before the checkpoint was saved.
-        owed = start.step % args.eval_steps == 0 or start.step == args.last_step
-        args.eval_on_start = args.eval_strategy != "no" and owed and start.manifest["eval_loss"] is None
+        trainer.restore(start)
     if trainer.is_world_process_zero():
         checkpoints.sweep(run.path)
         # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
         _announce(start, checkpoints.set_aside(run.path, after=start.step))
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
-        run.book_redone_steps(start.step, start.manifest.get("accounts", {}))
-        out_of_date = {key: None for key in run.read_status() if key.endswith("_loss")}
+        run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
+        out_of_date = dict.fromkeys(run.status().losses)
         told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
         run.write_status("running", **told | out_of_date | run.validation_losses())
     if args.local_process_index == 0:
@@ -58,7 +55,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         finish(trainer)
         judge(trainer)
         if trainer.is_world_process_zero():
-            lines = breakdown_lines(run.accounts(), usd_per_hour=args.usd_per_hour)
+            lines = breakdown_lines(run.time_breakdown(), usd_per_hour=args.usd_per_hour)
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
     except BaseException as error:
         reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"

@@ -1,27 +1,12 @@
 """Measure the time of a process by account, and the training speed between two lines of the log."""
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import psutil
-
-from gpt2_repro.time_breakdown import ACCOUNTS
-
-
-STEPS = ("training", "data")  # the accounts of optimizer steps
-
-
-def process_seconds() -> float:
-    """Return the age of this process. Setting the system's clock does not change it on Linux."""
-    if sys.platform == "linux":
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # ticks since boot
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
-    return time.time() - psutil.Process().create_time()
+from gpt2_repro.run_record.status import process_seconds
+from gpt2_repro.time_breakdown import PARTS, STEPS
 
 
 class Meter:
@@ -34,7 +19,7 @@ class Meter:
 
     def __init__(self, *, flops_per_token: int, peak_flops: float | None) -> None:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._seconds = dict.fromkeys(ACCOUNTS, 0.0)
+        self._seconds = dict.fromkeys(PARTS, 0.0)
         self._seconds["startup"] = process_seconds()
         self._account, self._mark = "startup", time.perf_counter()
         self._since: tuple[int, float, float] | None = None
@@ -66,14 +51,14 @@ class Meter:
         self._seconds[self._account] += now - self._mark
         self._account, self._mark = following, now
 
-    def seconds(self, *accounts: str) -> float:
-        """Return the seconds of these accounts in this process."""
+    def seconds(self, *parts: str) -> float:
+        """Return the seconds of these parts in this process."""
         self._book(self._account)
-        return sum(self._seconds[account] for account in accounts)
+        return sum(self._seconds[part] for part in parts)
 
-    def accounts(self) -> dict[str, float]:
-        """Return the seconds of each account in this process."""
-        return {name: self.seconds(name) for name in ACCOUNTS}
+    def time_breakdown(self) -> dict[str, float]:
+        """Return the seconds of this process by the keys of PARTS."""
+        return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
         """Add a step whose rows are padded: its targets, and the positions that are computed for them."""

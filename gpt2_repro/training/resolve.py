@@ -114,22 +114,3 @@ def _list_price(*, use_cpu: bool) -> float:
     told = "price: $%.2f an hour for %d x %s, %s; pass --usd_per_hour to change it"
     logger.info(told, cards * price.usd_per_hour, cards, price.card, price)
     return cards * price.usd_per_hour
-
-
-def run_identity_of(
-    args: PretrainingArguments, plan: BatchPlan, *, data: dict[str, Any], model: dict[str, Any]
-) -> dict[str, Any]:
-    """What a resumed run must share with the one that was saved, so that it is the same run."""
-    schedule = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
-    optimizer = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")
-    order = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
-    return {
-        "data": data["sha256"]["train"],
-        "tokenizer": data["tokenizer_sha256"],
-        "sequence_length": plan.sequence_length,
-        "tokens_per_step": plan.tokens_per_step,
-        "max_steps": plan.max_steps,
-        "bf16": args.bf16,
-        **{key: value for key, value in model.items() if key != "attn_implementation"},
-        **{name: getattr(args, name) for name in (*schedule, *optimizer, *order)},
-    }

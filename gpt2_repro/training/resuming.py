@@ -10,8 +10,9 @@ from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
-from gpt2_repro.run_record import RunDirectory, checkpoints, refuse_another_run
+from gpt2_repro.run_record import RunRecord, checkpoints, layout
 from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.run_identity import require_same_run
 
 
 # What deepspeed 0.19.8 pickles into a checkpoint beyond tensors and plain containers.
@@ -46,7 +47,7 @@ class Start:
     @property
     def step(self) -> int:
         """Updates that were done before, 0 at the beginning."""
-        return 0 if self.checkpoint is None else checkpoints.step_of(self.checkpoint)
+        return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
@@ -86,12 +87,12 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     The pickles are taken apart, not loaded; what cannot be taken apart is refused too, and so is what leads out of the
     checkpoint: links, files that are not among `files` of its manifest, and a pointer to another folder than its own.
     """
-    tag = f"global_step{checkpoints.step_of(checkpoint)}"
+    tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
         if path.name.startswith(checkpoints.SILLY_RENAME):
             continue
         name = str(path.relative_to(checkpoint))
-        foreign = path.is_file() and name not in files and name != checkpoints.MANIFEST
+        foreign = path.is_file() and name not in files and name != layout.MANIFEST
         if path.is_symlink() or foreign or (name.startswith("latest") and path.read_text().strip() != tag):
             raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move it away.")
         if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
@@ -107,37 +108,36 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 
 
 def choose_start(
-    run: RunDirectory, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
-) -> tuple[Start, BatchPlan]:
+    run: RunRecord, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
+) -> tuple[Start, BatchPlan, list[list[int]]]:
     """Choose the checkpoint to start from, and extend the plan if `--extend_to` was passed. A collective.
 
-    Adds the extension to `run_identity` and `args`. Afterwards the run is locked: no other job can change the choice.
-    Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
+    Returns the start, the plan, and the stretches of steps [from, to] by which the run was extended. Afterwards the run is
+    locked: no other job can change the choice. Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
         run.lock()
     start = find_start(run.path, name=args.resume_from, main_process=main_process)
     extensions = start.manifest.get("run_identity", {}).get("extensions", [])
-    plan, run_identity["extensions"] = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
-    args.max_steps = plan.max_steps
+    plan, extensions = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
     if start.checkpoint is None:
-        if (run.path / "final").exists():
-            told = f"{run.path}/final is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
+        if run.final.exists():
+            told = f"{run.final} is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
             raise UserError(f"{told} Restore it, or pass another --output_dir.")
-        return start, plan
+        return start, plan, extensions
     saved, where, by = start.manifest["run_identity"], start.checkpoint, written_under(start.manifest)
     if by in ("zero1", "zero3") and saved.get("bf16") != run_identity.get("bf16"):
         told = f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change."
         raise UserError(f"{told} Pass --bf16 {saved.get('bf16')} or another --output_dir.")
-    refuse_another_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
+    require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
         raise UserError(
             f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."
         )
     if by != args.launcher:
         raise UserError(f"{where} was written {FORMS[by]}: launch with {by}.yaml, or pass another --output_dir")
-    return start, plan
+    return start, plan, extensions
 
 
 def written_under(manifest: dict[str, Any]) -> str:

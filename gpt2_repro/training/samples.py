@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, TrainerCallback
 
 from gpt2_repro.model.export import start_ids
-from gpt2_repro.run_record import RunDirectory
+from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.training.sharding import has_shards
 from gpt2_repro.training.validation import due
 
@@ -25,7 +25,7 @@ class TextSampler(TrainerCallback):
         report: takes a sample's text to tracking services.
     """
 
-    def __init__(self, run: RunDirectory, tokenizer: PreTrainedTokenizerBase, report: Callable[[str], None]) -> None:
+    def __init__(self, run: RunRecord, tokenizer: PreTrainedTokenizerBase, report: Callable[[str], None]) -> None:
         self.run, self.tokenizer, self.report = run, tokenizer, report
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -37,7 +37,7 @@ class TextSampler(TrainerCallback):
         text = self._sample(args, state.global_step, model, together=sharded)
         if not state.is_world_process_zero:
             return
-        self.run.append("samples.jsonl", {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
+        events.append(self.run.samples, {"step": state.global_step, "prompt": args.sample_prompt, "text": text})
         tqdm.write(f"sample: {_on_one_line(text)}")
         self.report(text)
 

@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.run_record import checkpoints
+from gpt2_repro.run_record.layout import STAGING, checkpoint_path
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.hashing import hashed_saves
 
@@ -46,7 +47,7 @@ class CheckpointSaver:
     @property
     def staging(self) -> Path:
         """Where transformers is to write, in place of the run directory."""
-        return self.run / checkpoints.STAGING
+        return self.run / STAGING
 
     def save(
         self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]], *, stops: str | None = None
@@ -64,8 +65,8 @@ class CheckpointSaver:
         if not self._has_room(step, stops):
             return False
         began = time.perf_counter()
-        staged, target = self.staging / f"checkpoint-{step}", self.run / f"checkpoint-{step}"
-        with full_disk_in_words(self.run, f"checkpoint-{step}", self.staging):
+        staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
+        with full_disk_in_words(self.run, target.name, self.staging):
             with hashed_saves(staged) as written:
                 write()
                 described = facts()

@@ -29,7 +29,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.model.experts import load_experts
-from gpt2_repro.run_record import RunDirectory
+from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport, time_compilation
 from gpt2_repro.training.engine import (
@@ -47,6 +47,7 @@ from gpt2_repro.training.muon import muon_for
 from gpt2_repro.training.progress import ProgressBar
 from gpt2_repro.training.ranks import Ranks
 from gpt2_repro.training.replicas import require_same_weights
+from gpt2_repro.training.resuming import Start
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.schedule import build_schedule, follow
@@ -79,12 +80,13 @@ class PretrainingTrainer(Trainer):
         *,
         inputs: Inputs,
         plan: BatchPlan,
-        run: RunDirectory,
+        run: RunRecord,
         environment: dict[str, Any],
         run_identity: dict[str, Any],
         **kwargs: Any,
     ) -> None:
         prepare_wandb(kwargs["args"].report_to, run.path)
+        kwargs["args"].max_steps = plan.max_steps  # an extension may have moved it
         # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
         length = plan.sequence_length if kwargs["args"].compile_loss else None
         super().__init__(
@@ -100,7 +102,7 @@ class PretrainingTrainer(Trainer):
         self.environment = environment | {"run_identity": run_identity}
         self.full_rows = environment["data"]["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
-        run.book = self.meter.accounts
+        run.measured = self.meter.time_breakdown
         self.validation = Validation(inputs, self.args, length=plan.sequence_length, accelerator=self.accelerator)
         limits = {"skip_loss_z": self.args.skip_loss_z, "skip_grad_z": self.args.skip_grad_z}
         mean = functools.partial(self.accelerator.reduce, reduction="mean")
@@ -149,7 +151,7 @@ class PretrainingTrainer(Trainer):
     def _record_engine(self, facts: dict[str, Any]) -> None:
         self.environment["engine"] = self.environment.get("engine", {}) | facts
         if self.is_world_process_zero():
-            self.run.write_json("environment.json", self.environment)
+            self.run.write_environment(self.environment)
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
         # Trainer would train one step more when it resumes from the last checkpoint, or was stopped while it validated.
@@ -169,10 +171,13 @@ class PretrainingTrainer(Trainer):
         if self.is_fsdp_enabled or not load_experts(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def restore(self, manifest: dict[str, Any]) -> None:
-        """Go on from what transformers' own files do not say of the checkpoint of this manifest."""
-        self.guard.load_state(manifest["guard"])
-        self._restored_losses = manifest["loss_window"]
+    def restore(self, start: Start) -> None:
+        """Restore what transformers' own files do not have, and repeat a validation that was cut short."""
+        self.guard.load_state(start.manifest["guard"])
+        self._restored_losses = start.manifest["loss_window"]
+        due = start.step % self.args.eval_steps == 0 or start.step == self.args.last_step
+        missing = due and start.manifest["eval_loss"] is None
+        self.args.eval_on_start = self.args.eval_strategy != "no" and missing
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.run_identity)
@@ -232,7 +237,7 @@ class PretrainingTrainer(Trainer):
 
     def _write_event(self, step: int, event: dict[str, Any]) -> None:
         if self.is_world_process_zero():
-            self.run.append("metrics.jsonl", {"step": step, **event, "time": round(time.time(), 3)})
+            events.append(self.run.metrics, {"step": step, **event, "time": round(time.time(), 3)})
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Mean negative log-likelihood per target of each set, exact for any number of processes; HellaSwag where due."""
@@ -276,7 +281,7 @@ class PretrainingTrainer(Trainer):
             "eval_loss": self.eval_losses["eval_loss"] if validated else None,
             "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
             "guard": self.guard.state(),
-            "accounts": self.run.accounts(),
+            "time_breakdown": self.run.time_breakdown(),
         }
 
     def record(self, state: str, **values: Any) -> None:

@@ -20,8 +20,11 @@ ODD: list[tuple[str, str | dict[str, Any]]] = [
     ("metrics.jsonl", '{"step": 1, "tokens": 8, "eval_loss": 3, "hellaswag_acc": 0.3, "hellaswag_items": null}\n'),
     ("metrics.jsonl", '{"step": 0, "tokens": 0, "eval_loss": 3, "hellaswag_acc": 1e300}\n'),
     ("samples.jsonl", '{"text": "no step"}\n{"step": 1, "prompt": ["a"], "text": null}\n{"step": 1, "text": "b"}\n'),
-    ("run_status.json", {"seconds": float("nan"), "accounts": None, "state": "diverged", "reason": "five updates"}),
-    ("run_status.json", {"seconds": float("inf"), "accounts": {"training": "x", "saving": float("nan")}}),
+    (
+        "run_status.json",
+        {"seconds": float("nan"), "time_breakdown": None, "state": "diverged", "reason": "five updates"},
+    ),
+    ("run_status.json", {"seconds": float("inf"), "time_breakdown": {"training": "x", "saving": float("nan")}}),
     ("run_status.json", {"updated": "yesterday", "state": "running"}),
     ("run_status.json", {"step": "x", "tokens": {}, "max_steps": "many", "state": 5}),
     ("environment.json", {"parameters": "many", "plan": None, "usd_per_hour": "14", "deviations": None}),

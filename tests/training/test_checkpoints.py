@@ -9,8 +9,16 @@ import pytest
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import checkpoints
-from gpt2_repro.run_record.checkpoints import defect, discard, named, newest_complete, publish, read_manifest, seal
-from gpt2_repro.run_record.layout import training_record
+from gpt2_repro.run_record.checkpoints import (
+    defect,
+    discard,
+    named,
+    newest_complete,
+    publish,
+    read_manifest,
+    seal,
+    training_record,
+)
 from gpt2_repro.training.resuming import refuse_code
 
 

@@ -48,8 +48,8 @@ def test_a_finished_run_is_extended_and_goes_back(finished: Path, straight: Path
     }
     assert same_weights(finished / "checkpoint-8", straight / "checkpoint-8")
     told = status(finished)
-    assert told["accounts"]["redone"] > 0 and told["max_steps"] == 8 == events(finished)[-1]["step"]
-    assert sum(told["accounts"].values()) == pytest.approx(told["seconds"], abs=0.05)
+    assert told["time_breakdown"]["redone"] > 0 and told["max_steps"] == 8 == events(finished)[-1]["step"]
+    assert sum(told["time_breakdown"].values()) == pytest.approx(told["seconds"], abs=0.05)
 
 
 def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(train, typed, events, tmp_path: Path) -> None:

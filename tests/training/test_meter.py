@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from gpt2_repro.time_breakdown import ACCOUNTS
-from gpt2_repro.training.meter import Meter, meter_of, process_seconds
+from gpt2_repro.run_record.status import process_seconds
+from gpt2_repro.time_breakdown import PARTS
+from gpt2_repro.training.meter import Meter, meter_of
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ def test_every_second_stands_on_one_account(clock: list[float]) -> None:
         clock[0] += 7
         raise KeyError
     clock[0] += 0.5
-    found = {name: seconds for name, seconds in meter.accounts().items() if seconds}
+    found = {name: seconds for name, seconds in meter.time_breakdown().items() if seconds}
     assert found.pop("startup") == pytest.approx(before + 6.5, abs=0.01)
     assert found == {"validation": 4.5, "training": 10.5, "data": 1, "saving": 10}
-    assert meter.seconds(*ACCOUNTS) == pytest.approx(before + clock[0] - 100)
+    assert meter.seconds(*PARTS) == pytest.approx(before + clock[0] - 100)
 
 
 @pytest.mark.parametrize(

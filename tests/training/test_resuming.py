@@ -97,10 +97,9 @@ def test_nothing_but_data_is_loaded_from_inside_the_checkpoint(name: str, attack
 def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **asked: object):
     args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False, launcher=launcher)
     vars(args).update(asked)
-    run_identity = dict(run_identity)
-    start, plan = choose_start(SimpleNamespace(path=tmp_path, lock=lambda: None), args, PLAN, run_identity)
-    assert args.max_steps == plan.max_steps
-    return start.step, plan.max_steps, run_identity["extensions"]
+    record = SimpleNamespace(path=tmp_path, final=tmp_path / "final", lock=lambda: None)
+    start, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
+    return start.step, plan.max_steps, extensions
 
 
 def refused(match: str, *args, **asked) -> None:

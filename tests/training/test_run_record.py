@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import functools
 import json
 import os
 import time
@@ -10,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.run_record import RunDirectory, checkpoints
+from gpt2_repro.run_record import RunRecord, checkpoints, events
+from gpt2_repro.run_record.status import RunStatus, process_seconds
 from gpt2_repro.supervision import FOLDER, SINCE
-from gpt2_repro.training.meter import process_seconds
+from gpt2_repro.training.run_identity import require_same_run
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(str(tmp_path / "run"))
+def run(tmp_path: Path) -> RunRecord:
+    return RunRecord(tmp_path / "run")
 
 
-def steps_of(run: RunDirectory, name: str = "metrics.jsonl") -> list[int]:
+def steps_of(run: RunRecord, name: str = "metrics.jsonl") -> list[int]:
     lines = (run.path / name).read_text().split("\n")
     assert lines[-1] == ""
     return [json.loads(line)["step"] for line in lines[:-1]]
@@ -28,21 +30,21 @@ def steps_of(run: RunDirectory, name: str = "metrics.jsonl") -> list[int]:
 
 def test_a_second_job_is_kept_out(finished: Path, typed) -> None:
     """RS9, P12."""
-    run = RunDirectory(str(finished))
+    run = RunRecord(finished)
     run.lock()
     second = typed(finished, "--extend_to", 4096)
     assert second.returncode == 2 and f"process {os.getpid()} on" in second.stderr
     assert run._lock is not None
     run._lock.close()  # as the end of a process does, however it comes
-    RunDirectory(str(finished)).lock()
+    RunRecord(finished).lock()
 
 
-def test_the_status_remembers_what_it_was_told(run: RunDirectory) -> None:
-    assert run.read_status() == {}
+def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
+    assert run.status() == RunStatus()
     run.write_status("running", step=5, max_steps=10)
     run.write_status("stopped", step=7)
-    status = run.read_status()
-    assert (status["state"], status["step"], status["max_steps"]) == ("stopped", 7, 10)
+    status = run.status()
+    assert (status.state, status.step, status.max_steps) == ("stopped", 7, 10)
     run.write_status("complete")
     assert [path.name for path in run.path.iterdir()] == ["run_status.json"]
     assert not run.is_finished(10)  # without its final/ it has something left to do
@@ -55,7 +57,7 @@ def test_the_status_remembers_what_it_was_told(run: RunDirectory) -> None:
     (final / "model.safetensors").write_text("")
     assert not run.is_finished(10)
     (run.path / "run_status.json").write_bytes(b"\0" * 100)
-    assert run.read_status() == {}
+    assert run.status() == RunStatus()
 
 
 PROOFS = {
@@ -67,7 +69,7 @@ PROOFS = {
 
 
 @pytest.mark.parametrize("kept", PROOFS)
-def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunDirectory) -> None:
+def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord) -> None:
     run.check_owner()
     (run.path / "checkpoint-4").mkdir(parents=True)
     for name in (".lock", *PROOFS):  # after a power cut nothing is left in them
@@ -78,24 +80,24 @@ def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunDirect
     run.check_owner()
 
 
-def test_another_run_is_refused_with_every_difference(run: RunDirectory) -> None:
-    run.check_identity({"seed": 1})
-    run.write_json("environment.json", {"run_identity": {"seed": 1, "max_steps": 10, "processes": 2}})
-    run.check_identity({"seed": 1, "max_steps": 10, "processes": 2})
+def test_another_run_is_refused_with_every_difference(run: RunRecord) -> None:
+    run.write_environment({"run_identity": {"seed": 1, "max_steps": 10, "processes": 2}})
+    check = functools.partial(require_same_run, run.identity(), where=run.path)
+    check({"seed": 1, "max_steps": 10, "processes": 2})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3.*--output_dir") as error:
-        run.check_identity({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # of some there is no going on
+        check({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # of some there is no going on
     assert "--allow_resume_change" not in str(error.value)
 
 
-def test_rewinding_drops_what_will_be_written_again(run: RunDirectory) -> None:
+def test_rewinding_drops_what_will_be_written_again(run: RunRecord) -> None:
     run.path.mkdir()
     for event in ({"step": 0}, {"step": 1, "eval_loss": 4.0}, {"step": 2, "loss": 3.0}, {"step": 2, "eval_loss": 3.0}):
-        run.append("metrics.jsonl", event | {"text": "a\nb\u2028ü"})
-    run.append("samples.jsonl", {"step": 2, "text": "once"})
+        events.append(run.metrics, event | {"text": "a\nb\u2028ü"})
+    events.append(run.samples, {"step": 2, "text": "once"})
     with (run.path / "metrics.jsonl").open("ab") as file:
         # A full disk cut a line inside a curly quote; others are no events.
         file.write(b'[1]\nnull\n{"step": 1, "eval_loss": null}\n{"step": "2"}\n{"step": 1, "text": "\xe2\x80')
-    run.append("metrics.jsonl", {"step": 4})
+    events.append(run.metrics, {"step": 4})
     assert run.validation_losses(2) == {"eval_loss": 3.0} and run.validation_losses(3) == {}
     assert run.validation_losses() == run.validation_losses(1) == {"eval_loss": None}  # the last one in the file
     run.rewind(2)
@@ -104,28 +106,16 @@ def test_rewinding_drops_what_will_be_written_again(run: RunDirectory) -> None:
     assert steps_of(run) == [0, 1, 1] and steps_of(run, "samples.jsonl") == []
 
 
-@pytest.mark.parametrize("writer", ["write_whole", "append_line"])
-def test_a_full_disk_costs_words_and_not_the_run(run: RunDirectory, writer: str, monkeypatch, caplog) -> None:
+@pytest.mark.parametrize("writer", ["write_whole", "events.append_line"])
+def test_a_full_disk_costs_words_and_not_the_run(run: RunRecord, writer: str, monkeypatch, caplog) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(f"gpt2_repro.run_record.{writer}", full)
     run.path.mkdir()
     run.write_status("running", step=2)
-    run.append("metrics.jsonl", {"step": 2})
+    events.append(run.metrics, {"step": 2})
     assert len(caplog.records) == 1
-
-
-def before(run: RunDirectory, **status: object) -> None:
-    run.path.mkdir()
-    (run.path / "run_status.json").write_text(json.dumps(status))
-    run.lock()
-
-
-def accounts(run: RunDirectory) -> dict[str, float]:
-    found = run.accounts()
-    assert run.seconds() == pytest.approx(sum(found.values()), abs=0.2)
-    return found
 
 
 LATE = {"training": 700, "data": 60}  # the accounts at the checkpoint of step 6, of 900 and 100 at step 8
@@ -149,12 +139,17 @@ def test_the_time_of_earlier_attempts(
         monkeypatch.setenv(FOLDER, str(tmp_path))
         (tmp_path / SINCE).write_text(str(began + supervised))
     last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
-    before = {"seconds": 1100, "step": 8, "updated": last, "accounts": {"training": 900, "data": 100, "idle": 40}}
+    before = {
+        "seconds": 1100,
+        "step": 8,
+        "updated": last,
+        "time_breakdown": {"training": 900, "data": 100, "idle": 40},
+    }
     run.path.mkdir()
     (run.path / "run_status.json").write_text(json.dumps(before))
     run.lock()
-    run.book_redone_steps(start, at_checkpoint)
-    found = run.accounts()
+    run.add_redone_steps(start, at_checkpoint)
+    found = run.time_breakdown()
     assert (found["training"], found["redone"], found["data"]) == (training, redone, data)
     assert found["idle"] == pytest.approx(idle, abs=1.1)
     assert run.seconds() == pytest.approx(sum(found.values()), abs=0.2)

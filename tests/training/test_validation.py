@@ -46,8 +46,8 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) 
     samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [0, 4, 6]
     status = json.loads((one / "run_status.json").read_text())
-    assert sum(status["accounts"].values()) == pytest.approx(status["seconds"], abs=0.5)
-    assert all(status["accounts"][name] > 0 for name in ("startup", "training", "data", "validation", "saving"))
+    assert sum(status["time_breakdown"].values()) == pytest.approx(status["seconds"], abs=0.5)
+    assert all(status["time_breakdown"][name] > 0 for name in ("startup", "training", "data", "validation", "saving"))
 
 
 def test_samples_of_overflown_logits_do_not_end_the_run(typed, events, tmp_path: Path) -> None:

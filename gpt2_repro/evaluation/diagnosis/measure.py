@@ -12,6 +12,7 @@ from gpt2_repro.evaluation.diagnosis import profiles
 from gpt2_repro.evaluation.diagnosis.profiles import NATS, Bucket, Estimate, Jump
 from gpt2_repro.evaluation.diagnosis.texts import Losses, Row
 from gpt2_repro.evaluation.statistics import FEWEST
+from gpt2_repro.run_record.layout import RECIPE
 
 
 UNUSED = 0.25  # parts of what the context is worth to the baseline
@@ -178,7 +179,7 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
     if not causes:
         sentences.append(
             "No cause stands out. Fewer tokens, another learning rate, dropout or batch cost the same everywhere: "
-            "train.py with RUN/recipe.yaml and --diff_recipe RECIPE lists what deviates."
+            f"train.py with RUN/{RECIPE} and --diff_recipe RECIPE lists what deviates."
         )
     if not_judged:
         sentences.append(f"Not judged: {'; '.join(not_judged)}.")

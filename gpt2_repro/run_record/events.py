@@ -1,0 +1,55 @@
+"""Events of a run, one JSON object per line: metrics and samples."""
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.files import append_line, parse_event, read_lines, write_whole
+
+
+logger = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+
+
+def append(path: Path, event: Event) -> None:
+    """Append one event. If the disk is full, the event is lost and the run continues."""
+    try:
+        append_line(path, json.dumps(event, ensure_ascii=False))
+    except OSError as error:
+        logger.warning("%s: an event of step %s is lost (%s)", path, event.get("step"), error.strerror)
+
+
+def read(path: Path) -> tuple[list[Event], int]:
+    """Return the events of a file, and how many lines before the last are damaged.
+
+    A killed run leaves a torn last line. A run resumed from it may have continued that line.
+    """
+    lines = [line for line in read_lines(path) if line]
+    events = [parse_event(line) for line in lines]
+    return [event for event in events if event is not None], events[:-1].count(None)
+
+
+def rewind(path: Path, step: int, *, validates_again: bool) -> None:
+    """Drop the events after `step`, and the validation at `step` if it is repeated. Damaged lines are dropped too."""
+    if path.is_file():
+        kept = [line for line in read_lines(path) if _stays(parse_event(line), step, validates_again)]
+        write_whole(path, "".join(f"{line}\n" for line in kept))
+
+
+def _stays(event: Event | None, step: int, validates_again: bool) -> bool:
+    if event is None or not isinstance(event.get("step"), int):
+        return False
+    again = validates_again and ("eval_loss" in event or "text" in event)
+    return event["step"] < step or (event["step"] == step and not again)
+
+
+def validation_losses(events: Iterable[Event], step: int | None = None) -> dict[str, float]:
+    """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
+    losses: dict[str, float] = {}
+    for event in events:
+        if "eval_loss" in event and step in (None, event.get("step")):
+            losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
+    return losses

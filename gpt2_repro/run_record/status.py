@@ -1,0 +1,92 @@
+"""The status of a run: its state, progress and time."""
+
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gpt2_repro.supervision import SINCE, noted
+from gpt2_repro.time_breakdown import PARTS
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus:
+    """What run_status.json holds. None: not recorded, or damaged.
+
+    Args:
+        state: running, complete, stopped, failed or diverged; None if no run has started.
+        seconds: of all attempts; time_breakdown: the same by the keys of `time_breakdown.PARTS`.
+        updated: time of the last write in ISO form, UTC.
+        losses: of the last validation in nats per token, by name: eval_loss, eval_<set>_loss.
+        save_seconds: of the last checkpoint.
+    """
+
+    state: str | None = None
+    reason: str | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    time_breakdown: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    updated: str | None = None
+    losses: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    save_seconds: float | None = None
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
+        """Read a document. Values of another type are left out."""
+        kinds = {
+            **dict.fromkeys(("state", "reason", "updated"), _word),
+            **dict.fromkeys(("step", "max_steps", "tokens", "seconds", "save_seconds"), number),
+            "time_breakdown": _numbers,
+        }
+        values: dict[str, Any] = {key: read(document.get(key)) for key, read in kinds.items()}
+        losses = {key: value for key, value in document.items() if key.endswith("_loss")}
+        return cls(**values, losses=_numbers(losses))
+
+
+def number(value: object) -> float | None:
+    """Return `value` if it is a finite number, else None."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) < 1e300 and math.isfinite(value) else None  # type: ignore[arg-type, return-value]
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _numbers(value: object) -> dict[str, float]:
+    entries = value.items() if isinstance(value, Mapping) else ()
+    return {key: found for key, its in entries if (found := number(its)) is not None}
+
+
+def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
+    """Return the seconds of earlier attempts by the keys of `time_breakdown.PARTS`.
+
+    Seconds that no part has are counted as redone. The wait since the last status is idle time if the supervisor was
+    already running then.
+    """
+    parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
+    parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
+    since, last = noted(SINCE), -math.inf
+    with contextlib.suppress(ValueError):
+        last = datetime.datetime.fromisoformat(status.updated or "").timestamp()
+    if since is not None and last >= float(since):
+        parts["idle"] += max(0.0, time.time() - process_seconds() - last)
+    return parts
+
+
+def process_seconds() -> float:
+    """Return the age of this process. Setting the system's clock does not change it on Linux."""
+    if sys.platform == "linux":
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # ticks since boot
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return time.time() - psutil.Process().create_time()

@@ -1,0 +1,76 @@
+"""Pre-train or fine-tune one recipe: check, resume, build the model, train."""
+
+import logging
+from typing import Any
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.model.arguments import ModelArguments
+from gpt2_repro.recipe import ParsedRecipe
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.supervision import RUN, note
+from gpt2_repro.training.resolve import resolve_arguments
+from gpt2_repro.training.resuming import choose_start
+from gpt2_repro.training.run_identity import require_same_run, run_identity_of
+
+
+logger = logging.getLogger(__name__)
+
+
+def pretrain(
+    recipe: ParsedRecipe,
+    data_args: DataArguments,
+    model_args: ModelArguments,
+    manifest: dict[str, Any],
+    *,
+    beside_default: dict[str, Any],
+) -> None:
+    """Start or resume the run of a recipe. A complete run is left as it is. A collective.
+
+    Args:
+        manifest: of the prepared folder.
+        beside_default: the deviations from the default recipe, and the reference whose curve is expected.
+
+    Raises UserError before anything is built, and RunFailed if the run fails.
+    """
+    length, names = data_args.sequence_length, {"stem": recipe.path.stem, "title": recipe.title}
+    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, manifest=manifest, **names)
+    run = RunRecord(str(args.output_dir))
+    run_identity = run_identity_of(args, plan, data=manifest, model=recipe.values["model"])
+    run.check_owner()
+    if saved := run.identity():
+        require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
+    if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
+        note(RUN, str(run.path.resolve()))
+        return logger.info("%s is already complete: %s", run.path, run.final)
+    start, plan, extensions = choose_start(run, args, plan, run_identity)
+    run_identity |= {"extensions": extensions}
+
+    # Below the checks, so that a mistake is answered before the rest of the stack is imported.
+    from transformers import set_seed
+
+    from gpt2_repro.model.build import build_model, choose_attention
+    from gpt2_repro.model.configuration import build_config
+    from gpt2_repro.model.document_mask import documents_of
+    from gpt2_repro.training.announce import announce, describe_run
+    from gpt2_repro.training.fit import fit
+    from gpt2_repro.training.inputs import open_inputs
+    from gpt2_repro.training.trainer import PretrainingTrainer
+
+    inputs = open_inputs(data_args, manifest, args)
+    tokenizer = inputs.tokenizer
+    config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
+    documents = documents_of(tokenizer, data_args.separator) if model_args.document_mask else None
+    device = {"cuda": not args.use_cpu, "bf16": args.bf16, "one_row_compiled": args.compiles_one_row}
+    attention = choose_attention(model_args.attn_implementation, document_mask=model_args.document_mask, **device)
+    set_seed(args.seed)
+    init_from = "" if start.checkpoint else model_args.init_from
+    model = build_model(
+        config, tokenizer, attention=attention[0], init_from=init_from, documents=documents, compiled=args.compile_loss
+    )
+    if args.process_index == 0:
+        run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
+    environment = announce(describe_run(args, plan, model, manifest, attention, beside_default))
+    trainer = PretrainingTrainer(
+        model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity
+    )
+    fit(trainer, start)
