@@ -8,10 +8,10 @@ from gpt2_repro.batch_plan import (
     checkpoint_bytes,
     flops_per_token,
     gpt2_parameters,
-    learning_rate_factor,
     plan_batches,
 )
 from gpt2_repro.errors import UserError
+from gpt2_repro.training.schedule import learning_rate_factor
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}
