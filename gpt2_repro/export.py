@@ -5,6 +5,7 @@ python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb  
 python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               for llm.c: ./train_gpt2cu -e gpt2_124M.bin
 """
 
+import argparse
 import copy
 import os
 import shutil
@@ -23,25 +24,7 @@ from gpt2_repro.run_record.checkpoints import training_record
 
 def main(argv: list[str]) -> None:
     """Load, write, read back, push."""
-    parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
-    parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
-    parser.add_argument(
-        "out", nargs="?", type=Path, metavar="OUT", help="A folder, or a file for llm.c; not there yet."
-    )
-    parser.add_argument("--format", choices=("hf", "llmc"), default="hf", help="(default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Of the weights. (default: %(default)s)"
-    )
-    parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this repository of the Hub.")
-    parser.add_argument("--private", action="store_true", help="A repository that is made for it is private.")
-    args = parser.parse(argv)
-    if args.out is None and args.push_to_hub is None:
-        raise UserError("nowhere to export to: type a folder after the checkpoint, or --push_to_hub ORG/NAME")
-    if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
-        raise UserError("--push_to_hub takes ORG/NAME, and --format hf")
-    if args.out is not None and args.out.exists():
-        raise UserError(f"{args.out} is there already: name another OUT, or delete it")
-
+    args = _parse(argv)
     from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
 
     checkpoint = resolve_checkpoint(args.checkpoint)
@@ -65,6 +48,28 @@ def main(argv: list[str]) -> None:
             print(f"Written: {args.out}, read back to the same model")
         if args.push_to_hub is not None:
             push(args.out or staged, args.push_to_hub, private=args.private)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
+    parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
+    parser.add_argument(
+        "out", nargs="?", type=Path, metavar="OUT", help="A folder, or a file for llm.c; not there yet."
+    )
+    parser.add_argument("--format", choices=("hf", "llmc"), default="hf", help="(default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Of the weights. (default: %(default)s)"
+    )
+    parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this repository of the Hub.")
+    parser.add_argument("--private", action="store_true", help="A repository that is made for it is private.")
+    args = parser.parse(argv)
+    if args.out is None and args.push_to_hub is None:
+        raise UserError("nowhere to export to: type a folder after the checkpoint, or --push_to_hub ORG/NAME")
+    if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
+        raise UserError("--push_to_hub takes ORG/NAME, and --format hf")
+    if args.out is not None and args.out.exists():
+        raise UserError(f"{args.out} is there already: name another OUT, or delete it")
+    return args
 
 
 def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *, dtype: str, name: str) -> None:

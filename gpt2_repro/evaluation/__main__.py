@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from gpt2_repro.evaluation.provenance import (
     inspect_checkpoint,
 )
 from gpt2_repro.evaluation.run_metadata import run_metadata
+from gpt2_repro.evaluation.scores import TaskScores
 from gpt2_repro.evaluation.scoring import Benchmark, score
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
 from gpt2_repro.files import read_object, write_whole
@@ -64,12 +66,9 @@ def main(argv: list[str]) -> None:
     unique = {known.name: known for known in traced}.values()
     candidates = [open_model(known, functools.partial(load_pair, known.source)) for known in unique]
     baseline, stands_in = _add_baseline(candidates, settings.baseline)
-    max_length = common_window(
-        settings.max_length,
-        {one.name: one.known.window(one.positions) for one in candidates},
-        {one.name: one.positions for one in candidates},
-        insist=options.max_length is not None,
-    )
+    positions = {one.name: one.positions for one in candidates}
+    trained = {one.name: one.known.window(one.positions) for one in candidates}
+    max_length = common_window(settings.max_length, trained, positions, insist=options.max_length is not None)
     output = options.output_dir or default_output_dir(traced[0], smoke_test=options.limit is not None)
     check_output(output)
     run_settings = Settings(
@@ -79,43 +78,61 @@ def main(argv: list[str]) -> None:
         device=device,
         limit=options.limit,
     )
-    # Another evaluation of this run may be at work, so task files are private.
-    with tempfile.TemporaryDirectory(prefix="tasks-") as task_folder:
-        benchmark = Benchmark(
-            tasks, Path(task_folder), write_task_files(local, Path(task_folder), tasks), settings=run_settings
-        )
-        cache = None if options.no_cache else Cache(FOLDER, dataclasses.asdict(run_settings))
-        scores = {one.name: score(one, benchmark, cache, output / "lm_eval") for one in candidates}
-    columns = [
-        ComparedModel(one.name, one.known.source, one.parameters, one.known.tokens_trained, one.revision)
-        for one in candidates
-    ]
-    warnings = []
-    for one in candidates if options.limit is None else ():
-        warnings += published.check(one.known.source, max_length, scores[one.name])
+    scores = _score_all(candidates, tasks, local, run_settings, output, cached=not options.no_cache)
+    columns = [_column(one) for one in candidates]
     if stands_in is not None:
-        known_scores, by = published.stand_in(stands_in, max_length, scores[candidates[0].name])
-        if known_scores:
-            baseline = f"{stands_in} (published)"
-            scores[baseline] = known_scores
-            columns.append(ComparedModel(baseline, stands_in, None, None, published_by=by))
-        else:
-            logger.warning(
-                "nothing is published of %s for these documents in this window: the table has no baseline", stands_in
-            )
-    comparison = compare(
-        scores,
-        baseline,
-        models=columns,
-        warnings=warnings,
-        **dataclasses.asdict(run_settings),
-        **run_metadata("bash evaluate.sh", argv),
-    )
+        baseline = _add_published(stands_in, max_length, scores, columns)
+    judged = candidates if options.limit is None else []
+    warnings = [line for one in judged for line in published.check(one.known.source, max_length, scores[one.name])]
+    about = dataclasses.asdict(run_settings) | run_metadata("bash evaluate.sh", argv)
+    comparison = compare(scores, baseline, models=columns, warnings=warnings, **about)
+    _write(comparison, output, candidates)
+
+
+def _column(model: LoadedModel) -> ComparedModel:
+    known = model.known
+    return ComparedModel(model.name, known.source, model.parameters, known.tokens_trained, model.revision)
+
+
+def _score_all(
+    candidates: Sequence[LoadedModel],
+    tasks: list[str],
+    local: Mapping[str, Path],
+    settings: Settings,
+    output: Path,
+    *,
+    cached: bool,
+) -> dict[str, list[TaskScores]]:
+    """Return the scores of each model by its name. Other evaluations may run at the same time: task files are private."""
+    with tempfile.TemporaryDirectory(prefix="tasks-") as folder:
+        task_files = write_task_files(local, Path(folder), tasks)
+        benchmark = Benchmark(tasks, Path(folder), task_files, settings=settings)
+        cache = Cache(FOLDER, dataclasses.asdict(settings)) if cached else None
+        return {one.name: score(one, benchmark, cache, output / "lm_eval") for one in candidates}
+
+
+def _add_published(
+    source: str, max_length: int, scores: dict[str, list[TaskScores]], columns: list[ComparedModel]
+) -> str | None:
+    """Add the published numbers of a baseline that could not be loaded. Returns their name, None if there are none."""
+    known_scores, by = published.stand_in(source, max_length, scores[columns[0].name])
+    if not known_scores:
+        told = "nothing is published of %s for these documents in this window: the table has no baseline"
+        logger.warning(told, source)
+        return None
+    name = f"{source} (published)"
+    scores[name] = known_scores
+    columns.append(ComparedModel(name, source, None, None, published_by=by))
+    return name
+
+
+def _write(comparison: dict[str, Any], output: Path, candidates: Sequence[LoadedModel]) -> None:
+    """Write and print the comparison, and add the results to the cards of final models."""
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     write_whole(output / "comparison.md", table)
     print(f"\n{table}\nWritten: {output / 'comparison.md'}, {output / 'comparison.json'}, {output / 'lm_eval'}/")
-    for line in warnings:
+    for line in comparison["warnings"]:
         logger.error(line)
     for one in candidates:
         if one.known.run and Path(one.known.source).name == FINAL:
