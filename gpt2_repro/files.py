@@ -57,23 +57,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def parse_event(line: str) -> dict[str, Any] | None:
-    """Return the object of one line of a .jsonl log, or None for a torn line or any other value."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a .jsonl log, [] if it is missing. Bytes that are not UTF-8 are replaced.
-
-    Only "\\n" ends a line: text may contain other line separators, such as U+2028.
-    """
-    return path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
-
-
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line of a .jsonl or .jsonl.gz file; blank lines are left out.
 

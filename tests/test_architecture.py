@@ -39,21 +39,21 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> list[tuple[str, ast.AST]]:
-    found: list[tuple[str, ast.AST]] = []
+def imports(path: Path) -> list[str]:
+    """The full names of all imports; `from gpt2_repro import hardware` imports a module too."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node) for alias in node.names]
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from gpt2_repro import hardware` imports a room too.
-            found += [(f"{node.module}.{alias.name}", node) for alias in node.names]
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
     return found
 
 
 @pytest.mark.parametrize("path", files(), ids=module_of)
 def test_imports_go_to_lower_layers(path: Path) -> None:
     module, layer = module_of(path), layer_of(module_of(path))
-    for name, _ in imports(path):
+    for name in imports(path):
         same = name.split(".")[:2] == module.split(".")[:2]  # a module of the same subpackage
         if name.startswith("gpt2_repro.") and not same:
             assert layer_of(name) < layer or layer_of(name) == layer in (0, 3), f"{module} imports {name}"
@@ -77,24 +77,9 @@ def texts_of(path: Path) -> list[str]:
     return [ast.unparse(node) for node in strings if id(node) not in docstrings]
 
 
-def test_rooms_inside_data_lie_one_above_the_other() -> None:
-    """sources know nothing of how they are prepared, and what opens a folder knows nothing of either."""
-    for path in (PACKAGE / "data").rglob("*.py"):
-        inner = path.relative_to(PACKAGE / "data").parts
-        above = {"preparation": [], "sources": ["preparation"], "export.py": ["preparation"]}.get(
-            inner[0], ["preparation", "sources"]
-        )
-        for name, _ in imports(path):
-            assert not any(name.startswith(f"gpt2_repro.data.{room}") for room in above), f"{path} imports {name}"
-
-
 def importers(library: str) -> set[str]:
-    return {
-        str(path.relative_to(ROOT))
-        for path in files()
-        for name, _ in imports(path)
-        if name == library or name.startswith(library + ".")
-    }
+    found = {path: [name for name in imports(path) if f"{name}.".startswith(f"{library}.")] for path in files()}
+    return {str(path.relative_to(ROOT)) for path, names in found.items() if names}
 
 
 def test_upstream_libraries_stay_in_their_rooms() -> None:
@@ -108,7 +93,7 @@ def test_upstream_libraries_stay_in_their_rooms() -> None:
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_use_no_torch_network_or_environment(name: str) -> None:
     path = PACKAGE / f"{name}.py"
-    imported = {name.split(".")[0] for name, _ in imports(path)}
+    imported = {name.split(".")[0] for name in imports(path)}
     assert not imported & {"torch", "transformers", "requests", "urllib", "socket", "huggingface_hub", "os"}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro import files
+from gpt2_repro.run_record import events
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,5 +50,4 @@ def test_a_line_after_a_torn_one_stands_alone(tmp_path: Path) -> None:
     path.write_bytes('{"text": "“'.encode()[:-1])  # inside a curly quote
     files.append_line(path, '{"step": 2}')
     files.append_line(path, '{"step": 3}')
-    events = [files.parse_event(line) for line in files.read_lines(path)]
-    assert events == [None, {"step": 2}, {"step": 3}, None]
+    assert events.read(path) == ([{"step": 2}, {"step": 3}], 1)

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from transformers.hf_argparser import HfArg
+
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
@@ -13,23 +15,17 @@ from gpt2_repro.errors import UserError
 class EvaluationArguments:
     """Which tasks, beside which model, in which window."""
 
-    tasks: list[str] = dataclasses.field(
+    tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
-        metadata={
-            "help": "Tasks of lm-evaluation-harness, and two on the run's own validation documents: last_word and "
-            "document_perplexity."
-        },
+        help="Tasks of lm-evaluation-harness, and two on the run's own validation documents: last_word and "
+        "document_perplexity.",
     )
-    baseline: str = dataclasses.field(
+    baseline: str = HfArg(
         default="openai-community/gpt2",
-        metadata={
-            "help": "The model to stand beside: a Hub id, a folder, untrained (the same model with fresh weights), "
-            "or none."
-        },
+        help="The model to compare with: a Hub id, a folder, untrained (the same model with fresh weights), or none.",
     )
-    max_length: int = dataclasses.field(
-        default=1024,
-        metadata={"help": "Window in tokens; never more than every compared model was trained on."},
+    max_length: int = HfArg(
+        default=1024, help="Window in tokens; never more than every compared model was trained on."
     )
 
 

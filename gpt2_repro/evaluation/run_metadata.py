@@ -1,10 +1,11 @@
 """The stamp that the files of an evaluation carry."""
 
-import datetime
 import shlex
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
+
+from gpt2_repro.formatting import now
 
 
 LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
@@ -13,7 +14,7 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """What was run, when and with which libraries. `command` is what a user types before the arguments."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "command": f"{command} {shlex.join(argv)}",
         "versions": {library: version(library) for library in LIBRARIES},
     }

@@ -7,9 +7,10 @@ from typing import Literal, NamedTuple
 from gpt2_repro.formatting import duration
 from gpt2_repro.references import explained, verdict
 from gpt2_repro.report.facts import facts
-from gpt2_repro.report.read import Run, is_number, reading, values
+from gpt2_repro.report.read import Run, reading, values
 from gpt2_repro.report.trend import risen_training_loss, rising_validation
 from gpt2_repro.run_record.layout import STATUS
+from gpt2_repro.run_record.status import is_number
 
 
 SILENT_SECONDS = 900  # without an update of the status of a running run

@@ -6,18 +6,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.layout import ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
-from gpt2_repro.run_record.status import RunStatus
+from gpt2_repro.run_record.status import RunStatus, is_number
 
 
 Row = dict[str, Any]
 COMPARISON, DIAGNOSIS = "evaluation/comparison.json", "evaluation/diagnosis/diagnosis.json"
 WRITERS = {"comparison.json": "bash evaluate.sh", "diagnosis.json": "python -m gpt2_repro.diagnose"}
-LARGEST = 1e30  # matplotlib cannot draw larger numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +102,6 @@ def read_run(path: Path) -> Run:
         diagnosis=_read_object(path / DIAGNOSIS),
         broken_lines=broken_lines,
     )
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
 def mapping(value: object) -> dict[str, Any]:

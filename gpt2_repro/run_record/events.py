@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.files import append_line, parse_event, read_lines, write_whole
+from gpt2_repro.files import append_line, write_whole
 
 
 logger = logging.getLogger(__name__)
@@ -27,23 +27,34 @@ def read(path: Path) -> tuple[list[Event], int]:
 
     A killed run leaves a torn last line. A run resumed from it may have continued that line.
     """
-    lines = [line for line in read_lines(path) if line]
-    events = [parse_event(line) for line in lines]
-    return [event for event in events if event is not None], events[:-1].count(None)
+    lines = _read(path)
+    return [event for event in lines if event is not None], lines[:-1].count(None)
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
     """Drop the events after `step`, and the validation at `step` if it is repeated. Damaged lines are dropped too."""
+
+    def stays(event: Event) -> bool:
+        again = validates_again and ("eval_loss" in event or "text" in event)
+        at = event.get("step")
+        return isinstance(at, int) and (at < step or (at == step and not again))
+
     if path.is_file():
-        kept = [line for line in read_lines(path) if _stays(parse_event(line), step, validates_again)]
+        kept = [json.dumps(event, ensure_ascii=False) for event in read(path)[0] if stays(event)]
         write_whole(path, "".join(f"{line}\n" for line in kept))
 
 
-def _stays(event: Event | None, step: int, validates_again: bool) -> bool:
-    if event is None or not isinstance(event.get("step"), int):
-        return False
-    again = validates_again and ("eval_loss" in event or "text" in event)
-    return event["step"] < step or (event["step"] == step and not again)
+def _read(path: Path) -> list[Event | None]:
+    """Return the object of each line that is not empty, None for a damaged line. Only "\\n" ends a line."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    events: list[Event | None] = []
+    for line in filter(None, lines):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        events.append(value if isinstance(value, dict) else None)
+    return events
 
 
 def validation_losses(events: Iterable[Event], step: int | None = None) -> dict[str, float]:

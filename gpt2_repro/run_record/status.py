@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import psutil
 
@@ -45,7 +45,7 @@ class RunStatus:
         """Read a document. Values of another type are left out."""
         kinds = {
             **dict.fromkeys(("state", "reason", "updated"), _word),
-            **dict.fromkeys(("step", "max_steps", "tokens", "seconds", "save_seconds"), number),
+            **dict.fromkeys(("step", "max_steps", "tokens", "seconds", "save_seconds"), _number),
             "time_breakdown": _numbers,
         }
         values: dict[str, Any] = {key: read(document.get(key)) for key, read in kinds.items()}
@@ -53,10 +53,9 @@ class RunStatus:
         return cls(**values, losses=_numbers(losses))
 
 
-def number(value: object) -> float | None:
-    """Return `value` if it is a finite number, else None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) < 1e300 and math.isfinite(value) else None  # type: ignore[arg-type, return-value]
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether `value` is a finite number. Larger ones cannot be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
 
 
 def _word(value: object) -> str | None:
@@ -65,7 +64,11 @@ def _word(value: object) -> str | None:
 
 def _numbers(value: object) -> dict[str, float]:
     entries = value.items() if isinstance(value, Mapping) else ()
-    return {key: found for key, its in entries if (found := number(its)) is not None}
+    return {key: its for key, its in entries if is_number(its)}
+
+
+def _number(value: object) -> float | None:
+    return value if is_number(value) else None
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:

@@ -139,12 +139,8 @@ def test_the_time_of_earlier_attempts(
         monkeypatch.setenv(FOLDER, str(tmp_path))
         (tmp_path / SINCE).write_text(str(began + supervised))
     last = datetime.datetime.fromtimestamp(began - 75, datetime.UTC).isoformat(timespec="seconds")
-    before = {
-        "seconds": 1100,
-        "step": 8,
-        "updated": last,
-        "time_breakdown": {"training": 900, "data": 100, "idle": 40},
-    }
+    parts = {"training": 900, "data": 100, "idle": 40}
+    before = {"seconds": 1100, "step": 8, "updated": last, "time_breakdown": parts}
     run.path.mkdir()
     (run.path / "run_status.json").write_text(json.dumps(before))
     run.lock()

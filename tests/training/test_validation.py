@@ -47,7 +47,7 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) 
     assert [sample["step"] for sample in samples] == [0, 4, 6]
     status = json.loads((one / "run_status.json").read_text())
     assert sum(status["time_breakdown"].values()) == pytest.approx(status["seconds"], abs=0.5)
-    assert all(status["time_breakdown"][name] > 0 for name in ("startup", "training", "data", "validation", "saving"))
+    assert all(status["time_breakdown"][name] > 0 for name in ("startup", "training", "validation", "saving"))
 
 
 def test_samples_of_overflown_logits_do_not_end_the_run(typed, events, tmp_path: Path) -> None:
