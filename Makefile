@@ -67,7 +67,7 @@ test-all: test
 test-faults test-chaos: $(VENV)/.installed-dev
 	$(PYTEST) --numprocesses 0 -m $(@:test-%=%)
 
-upgrade-check: $(VENV)/.installed-dev
+upgrade-check:
 	python3 -m venv --clear $(SYSTEM_TORCH) .venv-upgrade
 	.venv-upgrade/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	.venv-upgrade/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed
