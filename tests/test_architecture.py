@@ -101,5 +101,4 @@ def test_main_functions_are_short() -> None:
     for path in files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name == "main" and layer_of(module_of(path)) == 3:
-                assert node.end_lineno is not None
-                assert node.end_lineno - node.lineno < 40, f"main of {path.relative_to(ROOT)}"
+                assert (node.end_lineno or 0) - node.lineno < 40, f"main of {path.relative_to(ROOT)}"
