@@ -27,8 +27,8 @@ def read(path: Path) -> tuple[list[Event], int]:
 
     A killed run leaves a torn last line. A run resumed from it may have continued that line.
     """
-    lines = _read(path)
-    return [event for event in lines if event is not None], lines[:-1].count(None)
+    events = [event for _, event in _read(path)]
+    return [event for event in events if event is not None], events[:-1].count(None)
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
@@ -40,21 +40,21 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
         return isinstance(at, int) and (at < step or (at == step and not again))
 
     if path.is_file():
-        kept = [json.dumps(event, ensure_ascii=False) for event in read(path)[0] if stays(event)]
-        write_whole(path, "".join(f"{line}\n" for line in kept))
+        write_whole(path, "".join(f"{line}\n" for line, event in _read(path) if event is not None and stays(event)))
 
 
-def _read(path: Path) -> list[Event | None]:
-    """Return the object of each line that is not empty, None for a damaged line. Only "\\n" ends a line."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
-    events: list[Event | None] = []
-    for line in filter(None, lines):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        events.append(value if isinstance(value, dict) else None)
-    return events
+def _read(path: Path) -> list[tuple[str, Event | None]]:
+    """Return each line that is not empty and its object, None if it is damaged. Only "\\n" ends a line."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [(line, _parse(line)) for line in text.split("\n") if line]
+
+
+def _parse(line: str) -> Event | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def validation_losses(events: Iterable[Event], step: int | None = None) -> dict[str, float]:
