@@ -28,8 +28,8 @@ FRESH = 30.0  # seconds between two writes of the status of a running run
 class RunRecord:
     """The files of `runs/<name>/`. Reading never fails on damaged files. Only rank 0 writes; `lock` keeps a second job out.
 
-    Args:
-        measured: returns the seconds of this process by the keys of `time_breakdown.PARTS`.
+    Attributes:
+        measured: returns the seconds of this process by the keys of `time_breakdown.PARTS`; the trainer replaces it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -83,8 +83,8 @@ class RunRecord:
         """
         if self.status().state != "complete" or self.final_defect() is not None:
             return False
-        manifest = checkpoints.read_manifest(self.final)
-        return steps in (manifest["step"], manifest["environment"]["run_identity"]["max_steps"])
+        record = checkpoints.training_record(self.final)
+        return bool(record) and steps in (record["step"], record["environment"]["run_identity"]["max_steps"])
 
     def check_owner(self) -> None:
         """Raise UserError if the directory has files, but none that proves that train.py made it.

@@ -143,7 +143,7 @@ def training_record(checkpoint: Path) -> dict[str, Any]:
     if manifest.get("sha256") != manifest_hash(manifest):
         return {}
     if {"tokens", "losses", "environment"} <= manifest.keys():
-        return manifest
+        return manifest if "run_identity" in manifest["environment"] else {}
     environment = read_object(checkpoint.parent / ENVIRONMENT)
     if not environment or "run_identity" not in manifest:
         return {}

@@ -77,6 +77,8 @@ def _look(run: Path, name: str) -> Start:
     if chosen is None:
         return Start()
     manifest = checkpoints.read_manifest(chosen)
+    if "run_identity" not in manifest:
+        raise UserError(f"{chosen} was written by an earlier version. Pass another --output_dir.")
     refuse_code(chosen, manifest["files"])
     return Start(chosen, manifest, tuple(skipped))
 

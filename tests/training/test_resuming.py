@@ -117,6 +117,9 @@ def test_the_newest_or_the_named_one(save, tmp_path: Path) -> None:
     save(2)
     save(4)
     assert start_of(tmp_path)[0] == 4 and start_of(tmp_path, resume_from="checkpoint-2")[0] == 2
+    (tmp_path / "checkpoint-6").mkdir()
+    seal(tmp_path / "checkpoint-6", {}, trajectory=TRAJECTORY)  # as earlier versions wrote it
+    refused("checkpoint-6 .*--output_dir", tmp_path)
     refused("checkpoint-3", tmp_path, resume_from="checkpoint-3")
     save(9)
     refused("--max_steps 8", tmp_path, allow_resume_change=True)

@@ -51,7 +51,10 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
     final = run.path / "final"
     final.mkdir()
     (final / "model.safetensors").write_text("weights")
-    checkpoints.seal(final, {}, step=10, environment={"run_identity": {"max_steps": 8}})
+    record = {"step": 10, "tokens": 1, "losses": {}}
+    checkpoints.seal(final, {}, **record, environment={"trajectory": {"max_steps": 8}})  # as earlier versions wrote it
+    assert not run.is_finished(10)
+    checkpoints.seal(final, {}, **record, environment={"run_identity": {"max_steps": 8}})
     # 10: where it is; 8: the original command after an extension.
     assert [steps for steps in (8, 9, 10, 20) if run.is_finished(steps)] == [8, 10]
     (final / "model.safetensors").write_text("")
