@@ -35,7 +35,9 @@ class PretrainingArguments(TrainingArguments):
         "cosine", "Learning-rate schedule after the warm-up."
     )
     final_learning_rate_fraction: float = _field(0.0, "Where the learning rate ends, as a fraction of the peak.")
-    decay_fraction: float = _field(0.2, "warmup_stable_decay: the last part of all steps, with 1 - sqrt decay.")
+    decay_fraction: float = _field(
+        0.2, "warmup_stable_decay: the share of the steps, at the end, in which the rate falls."
+    )
     optim: str = _field(
         "adamw_torch_fused",
         "A transformers name, or muon: for the blocks' matrices, AdamW for the rest; not under ZeRO.",
@@ -68,12 +70,16 @@ class PretrainingArguments(TrainingArguments):
     keep_every_steps: int = _field(0, "Keep for good the checkpoints of every so many steps; 0 keeps none.")
     resume_from: str = _field("", "Go back to this checkpoint of the run, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = _field(False, "Go on although data, schedule, model or seed are not what they were.")
-    extend_to: TokenCount = _field(TokenCount(0), "Continue to this many tokens, with a new warm-up and cosine fall.")
+    extend_to: TokenCount = _field(
+        TokenCount(0), "Extend the run to this many tokens, with a new warm-up; 0 does not."
+    )
     max_hours: float = _field(0.0, "Stop with a checkpoint after so many hours of all attempts; 0: never.")
     max_usd: float = _field(0.0, "Stop with a checkpoint when the run has cost so much at usd_per_hour; 0: never.")
     usd_per_hour: float = _field(0.0, "Price of the whole machine. 0: the list price of its cards, if it is known.")
     hang_timeout: float = _field(600.0, "Seconds without progress until all ranks print stacks and exit; 0: never.")
-    skip_loss_z: float = _field(0.0, "Skip updates whose loss is this many deviations above the last 128; 0: none.")
+    skip_loss_z: float = _field(
+        0.0, "Skip updates with a loss this many standard deviations above the last 128; 0: none."
+    )
     skip_grad_z: float = _field(0.0, "The same for the gradient norm, before clipping.")
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = _field(
         "random", "Order of rows: shuffled by the seed, as stored, or in batches of like length (packing wrap)."

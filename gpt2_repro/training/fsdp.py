@@ -20,7 +20,9 @@ FSDP = {
 def check_fsdp() -> None:
     """Raise UserError for one process, and for settings of FSDP that would do nothing or harm."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        raise UserError("FSDP shards weights over several processes: launch with accelerate_configs/single_gpu.yaml")
+        raise UserError(
+            "FSDP needs several processes: pass --num_processes, or launch with accelerate_configs/single_gpu.yaml"
+        )
     for name, (needed, why) in FSDP.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value != needed:

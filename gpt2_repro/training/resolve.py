@@ -53,7 +53,8 @@ def resolve_arguments(
     )
     if launcher in SHARDING and asked["torch_compile"]:
         raise UserError(
-            f"{launcher} cuts the compiled loss apart: leave out --torch_compile, or launch with zero1.yaml"
+            f"{launcher} cuts the compiled loss apart: leave out --torch_compile, or launch with --config_file "
+            "accelerate_configs/zero1.yaml"
         )
     compile_asked = False if plan.by_length or launcher in SHARDING else asked["torch_compile"]
     compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
@@ -83,7 +84,8 @@ def resolve_arguments(
         raise UserError(f"--decay_fraction {asked['decay_fraction']} must be from 0 to 1")
     if asked["optim"] == MUON and launcher != "ddp":
         raise UserError(
-            f"muon updates whole matrices and {launcher} cuts them up: launch with ddp.yaml or single_gpu.yaml"
+            f"muon updates whole matrices and {launcher} cuts them up: launch with --config_file "
+            "accelerate_configs/ddp.yaml"
         )
     prepare_deepspeed(use_cpu=use_cpu)
     try:

@@ -138,7 +138,8 @@ def choose_start(
             f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."
         )
     if by != args.launcher:
-        raise UserError(f"{where} was written {FORMS[by]}: launch with {by}.yaml, or pass another --output_dir")
+        launcher = f"--config_file accelerate_configs/{by}.yaml"
+        raise UserError(f"{where} was written {FORMS[by]}: launch with {launcher}, or pass another --output_dir")
     return start, plan, extensions
 
 

@@ -37,7 +37,7 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
     (run / "recipe.yaml").write_text(yaml.safe_dump({"data": {"sequence_length": 64}, "evaluation": section}))
     (run / "run_status.json").write_text(json.dumps({"tokens": 9000}))  # the run has continued since
     (run / "environment.json").write_text(json.dumps({"seed": 42}))
-    seal(run / "final", {}, tokens=5000, losses={}, environment={"seed": 42})
+    seal(run / "final", {}, tokens=5000, losses={}, environment={"run_identity": {"seed": 42}})
     seal(run / "checkpoint-3", {}, tokens=1536, run_identity={}, eval_loss=None)
     Path("data/tiny/text").mkdir(parents=True)
     lines = [json.dumps({"text": document}) for document in documents]

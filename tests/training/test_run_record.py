@@ -54,6 +54,7 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
     record = {"step": 10, "tokens": 1, "losses": {}}
     checkpoints.seal(final, {}, **record, environment={"trajectory": {"max_steps": 8}})  # as earlier versions wrote it
     assert not run.is_finished(10)
+    (final / "manifest.json").unlink()
     checkpoints.seal(final, {}, **record, environment={"run_identity": {"max_steps": 8}})
     # 10: where it is; 8: the original command after an extension.
     assert [steps for steps in (8, 9, 10, 20) if run.is_finished(steps)] == [8, 10]
