@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.batch_plan import BY_LENGTH, check_strategy, checkpoint_bytes, forward_share, plan_run
+from gpt2_repro.batch_plan import BY_LENGTH, check_strategy, plan_run
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import read_manifest
 from gpt2_repro.data.tokenizer import expected_vocab_size
@@ -12,6 +12,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
+from gpt2_repro.model_size import checkpoint_bytes, forward_share
 from gpt2_repro.recipe import ParsedRecipe
 
 

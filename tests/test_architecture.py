@@ -15,7 +15,7 @@ SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_recipe", "machine"}
 SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
 PURE = [
-    *("errors", "batch_plan", "comparison", "time_breakdown", "references"),
+    *("errors", "batch_plan", "model_size", "comparison", "time_breakdown", "references"),
     *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
 ]

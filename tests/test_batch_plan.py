@@ -4,13 +4,9 @@ import math
 
 import pytest
 
-from gpt2_repro.batch_plan import (
-    checkpoint_bytes,
-    flops_per_token,
-    gpt2_parameters,
-    plan_batches,
-)
+from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
+from gpt2_repro.model_size import checkpoint_bytes, flops_per_token, gpt2_parameters
 from gpt2_repro.training.schedule import learning_rate_factor
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.batch_plan import gpt2_parameters, plan_run
+from gpt2_repro.batch_plan import plan_run
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
+from gpt2_repro.model_size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
 from gpt2_repro.recipe import own_fields, parse_recipe, read_section
 from gpt2_repro.training.arguments import PretrainingArguments

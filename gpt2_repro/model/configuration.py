@@ -7,9 +7,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.batch_plan import padded_size
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
+from gpt2_repro.model_size import padded_size
 
 
 # Keys that --config_overrides may not set, with the reason.

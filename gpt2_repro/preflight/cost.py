@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.batch_plan import ModelScale, checkpoint_bytes, count_steps
+from gpt2_repro.batch_plan import count_steps
 from gpt2_repro.errors import UserError
 from gpt2_repro.formatting import size, tokens
+from gpt2_repro.model_size import ModelScale, checkpoint_bytes
 from gpt2_repro.preflight.prices import card_of, price_of, price_table
 
 

@@ -5,12 +5,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, PreTrainedModel
 
-from gpt2_repro.batch_plan import gpt2_scale
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import ModelArguments, Overrides
 from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.scale import measure, scale_of
+from gpt2_repro.model_size import gpt2_scale
 
 
 LLAMA = "num_key_value_heads=2,intermediate_size=48,tie_word_embeddings=true"

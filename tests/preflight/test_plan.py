@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.batch_plan import gpt2_scale
 from gpt2_repro.hardware import peak_flops
+from gpt2_repro.model_size import gpt2_scale
 from gpt2_repro.preflight.cost import Work, plan_on, ranking, work_of
 from gpt2_repro.preflight.prices import card_of, card_table, cards_named, price_of, price_table
 from gpt2_repro.training.arguments import PretrainingArguments
