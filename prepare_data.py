@@ -22,7 +22,7 @@ from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources.presets import table
 
 
-EXTRAS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print the sources with size, tokens, disk and time, and stop."},
     "verify": {
         "action": "store_true",
@@ -40,31 +40,33 @@ EXTRAS: dict[str, dict[str, Any]] = {
     },
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
-EXTRAS["num_proc"]["default"] = os.cpu_count() or 1
+OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
 
 
 def main(argv: list[str]) -> None:
     """Parse, prepare, check, export, print what the folder holds."""
     # Here, because every worker process imports this file, and this imports transformers.
-    from gpt2_repro.recipe import parse_recipe
+    from gpt2_repro.recipe import Recipe, parse_recipe
 
-    recipe = parse_recipe(argv, sections={"data": DataArguments}, description=__doc__, extras=EXTRAS)
-    extras = recipe.extras
-    options = PreparationOptions(**{f.name: getattr(extras, f.name) for f in dataclasses.fields(PreparationOptions)})
-    if extras.list_sources:
+    recipe: Recipe[DataArguments, None, None, None]
+    recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS)
+    args, options = recipe.data, recipe.options
+    preparation = PreparationOptions(
+        **{its.name: getattr(options, its.name) for its in dataclasses.fields(PreparationOptions)}
+    )
+    if options.list_sources:
         return print(table(options.num_proc))
-    args = DataArguments(**recipe.values["data"])
-    check_files(extras.check_overlap)
-    if extras.verify and Path(args.dataset_dir, MANIFEST).is_file() and not options.overwrite:
+    check_files(options.check_overlap)
+    if options.verify and Path(args.dataset_dir, MANIFEST).is_file() and not options.overwrite:
         manifest = read_manifest(args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")
     else:
-        manifest = prepare(args, options)
-    if extras.verify:
+        manifest = prepare(args, preparation)
+    if options.verify:
         verify(args.dataset_dir, manifest)
         print(f"{args.dataset_dir}: every file is what its manifest says")
-    if extras.check_overlap:
-        manifest = check_overlap(args.dataset_dir, manifest, extras.check_overlap)
-    for path in export_llmc(args.dataset_dir, manifest, Path(extras.export_llmc)) if extras.export_llmc else []:
+    if options.check_overlap:
+        manifest = check_overlap(args.dataset_dir, manifest, options.check_overlap)
+    for path in export_llmc(args.dataset_dir, manifest, Path(options.export_llmc)) if options.export_llmc else []:
         print(path)
     describe(args.dataset_dir, manifest)
 

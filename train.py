@@ -9,45 +9,35 @@ Start the same command again to resume; a finished run is left as it is.
 
 from typing import Any
 
-from gpt2_repro import cli, diff_recipe, dry_run
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.manifest import open_manifest, require_prepared
-from gpt2_repro.evaluation.arguments import EvaluationArguments
-from gpt2_repro.model.arguments import ModelArguments, check_documents, follow_checkpoint
-from gpt2_repro.recipe import parse_recipe
+from gpt2_repro import cli
+from gpt2_repro.data.manifest import open_manifest
 from gpt2_repro.training.launcher import end_with_launcher
 
 
-OPTIONS = ("data", "model", "training")
-EXTRAS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "dry_run": {"action": "store_true", "help": "Print the resolved recipe and what it derives, and stop."},
     "diff_recipe": {"metavar": "RECIPE", "help": "Print how the run deviates from this recipe, and stop."},
 }
 
 
 def main(argv: list[str]) -> None:
-    """Parse, check, build, train, save."""
+    """Parse the recipe, then train, or print what the run would be."""
     end_with_launcher()
-    require_prepared(argv)
+    # Imports take seconds, so each mistake is reported before the next import.
+    from gpt2_repro.training.arguments import load_recipe
 
-    from gpt2_repro.training.arguments import PretrainingArguments
+    recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
+    from gpt2_repro.diff_recipe import beside_default, diff_recipe
+    from gpt2_repro.dry_run import dry_run
 
-    sections = dict(
-        data=DataArguments, model=ModelArguments, training=PretrainingArguments, evaluation=EvaluationArguments
-    )
-    recipe = parse_recipe(argv, sections=sections, options=OPTIONS, description=__doc__, extras=EXTRAS)
-    recipe = follow_checkpoint(recipe)
-    data_args, model_args = DataArguments(**recipe.values["data"]), ModelArguments(**recipe.values["model"])
-    check_documents(model_args, packing=data_args.packing, separator=data_args.separator)
-    if recipe.extras.dry_run:
-        return dry_run.dry_run(recipe, data_args, model_args)
-    if recipe.extras.diff_recipe is not None:
-        return diff_recipe.diff_recipe(recipe, recipe.extras.diff_recipe)
-    manifest = open_manifest(recipe)
-
+    if recipe.options.dry_run:
+        return dry_run(recipe)
+    if recipe.options.diff_recipe is not None:
+        return diff_recipe(recipe, recipe.options.diff_recipe)
+    manifest = open_manifest(recipe.data, typed=recipe.typed, recipe=recipe.path)
     from gpt2_repro.training.pretrain import pretrain
 
-    pretrain(recipe, data_args, model_args, manifest, beside_default=diff_recipe.beside_default(recipe))
+    pretrain(recipe, manifest, beside_default=beside_default(recipe))
 
 
 if __name__ == "__main__":

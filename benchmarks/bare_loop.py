@@ -76,35 +76,29 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     With `rows_per_pass` in passes of another size: the same run but for the order of its sums.
     """
     sys.path.insert(0, str(ROOT))
-    from gpt2_repro.data.arguments import DataArguments
     from gpt2_repro.data.prepared import open_dataset
-    from gpt2_repro.model.arguments import ModelArguments
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
-    from gpt2_repro.recipe import parse_recipe
-    from gpt2_repro.training.arguments import PretrainingArguments
+    from gpt2_repro.training.arguments import load_recipe
 
-    sections = {"data": DataArguments, "model": ModelArguments, "training": PretrainingArguments}
-    recipe = parse_recipe([f"{run}/recipe.yaml"], sections=sections)
-    data, shape, asked = DataArguments(**recipe.values["data"]), recipe.values["model"], recipe.values["training"]
+    recipe = load_recipe([f"{run}/recipe.yaml"])
+    data, shape, asked = recipe.data, recipe.model, recipe.training
     environment = json.loads(Path(run, "environment.json").read_text())
     plan, device = environment["plan"], environment["accelerator"]["kind"]
 
-    rows, _, tokenizer = open_dataset(data, environment["data"], eval_tokens=asked["eval_tokens"])
+    rows, _, tokenizer = open_dataset(data, environment["data"], eval_tokens=asked.eval_tokens)
     length = data.sequence_length
     vocabulary = {"vocab_size": environment["data"]["vocab_size"], "tokenizer": tokenizer}
-    config = build_config(ModelArguments(**shape), sequence_length=length, **vocabulary)
+    config = build_config(shape, sequence_length=length, **vocabulary)
     attention = environment["attention"].split()[0]
     compiled = environment["engine"]["compiled"]
-    model = (
-        build_model(config, attention=attention, init_from=shape["init_from"], compiled=compiled).to(device).train()
-    )
+    model = build_model(config, attention=attention, init_from=shape.init_from, compiled=compiled).to(device).train()
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": asked["weight_decay"]},
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": asked.weight_decay},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    betas = (asked["adam_beta1"], asked["adam_beta2"])
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=asked["adam_epsilon"], fused=True)
+    betas = (asked.adam_beta1, asked.adam_beta2)
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=asked.adam_epsilon, fused=True)
     autocast = (
         torch.autocast(device, torch.bfloat16) if environment["precision"] == "bf16" else contextlib.nullcontext()
     )
@@ -122,7 +116,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
             loss.backward()
             total += loss.detach()
             ahead = next(batches)  # rows are read while the GPU computes
-        torch.nn.utils.clip_grad_norm_(model.parameters(), asked["max_grad_norm"])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), asked.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, plan["max_steps"], asked)
         optimizer.step()
@@ -135,20 +129,20 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     )
 
 
-def learning_rate(step: int, steps: int, asked: dict[str, Any]) -> float:
+def learning_rate(step: int, steps: int, asked: Any) -> float:
     """Of update `step` from 0: llm.c's warm-up, then its cosine."""
-    peak, warmup, end = asked["learning_rate"], asked["warmup_steps"], asked["final_learning_rate_fraction"]
+    peak, warmup, end = asked.learning_rate, asked.warmup_steps, asked.final_learning_rate_fraction
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
 
 
-def micro_batches(rows: Any, asked: dict[str, Any], *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
+def micro_batches(rows: Any, asked: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
     """The rows of the run in its order, `size` at a time [size, T], without end."""
     from gpt2_repro.data.collator import EpochSampler, collate_rows
 
-    seed = asked["seed"] if asked["data_seed"] is None else asked["data_seed"]
-    shuffle = asked["train_sampling_strategy"] == "random"
+    seed = asked.seed if asked.data_seed is None else asked.data_seed
+    shuffle = asked.train_sampling_strategy == "random"
     sampler = EpochSampler(len(rows), rows_per_step=rows_per_step, seed=seed, shuffle=shuffle)
     for epoch in itertools.count():
         sampler.set_epoch(epoch)

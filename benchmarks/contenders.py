@@ -104,9 +104,8 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     """This project's step, through its Trainer, under whatever launcher started the process."""
     from transformers import TrainerCallback
 
-    from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.run_record import RunRecord
-    from gpt2_repro.training.arguments import PretrainingArguments
+    from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
     from gpt2_repro.training.trainer import PretrainingTrainer
@@ -114,6 +113,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     rows = setup.micro_batch * setup.accumulation * processes
     typed = {
+        "sequence_length": setup.model["sequence_length"],
         "tokens_per_step": rows * setup.model["sequence_length"],
         "per_device_train_batch_size": setup.micro_batch,
         "max_steps": setup.total_steps,
@@ -127,13 +127,8 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         "output_dir": tempfile.mkdtemp(),
         "dataloader_num_workers": 2 if torch.cuda.is_available() else 0,
     }
-    recipe = parse_recipe(
-        [word for key, value in typed.items() for word in (f"--{key}", str(value))],
-        sections={"training": PretrainingArguments},
-    )
-    args, plan = resolve_arguments(
-        recipe.values["training"], sequence_length=setup.model["sequence_length"], stem="benchmark"
-    )
+    recipe = load_recipe([word for key, value in typed.items() for word in (f"--{key}", str(value))])
+    args, plan = resolve_arguments(recipe)
 
     class Watched(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:

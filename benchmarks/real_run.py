@@ -38,19 +38,19 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
         from gpt2_repro.data.arguments import DataArguments
-        from gpt2_repro.model.arguments import ModelArguments
-        from gpt2_repro.recipe import own_fields, parse_recipe
+        from gpt2_repro.recipe import own_fields
+        from gpt2_repro.training.arguments import load_recipe
 
         self.args, self.work = args, args.work.resolve()
         self.run, self.start, self.data = (self.work / name for name in ("run", "start", "data"))
-        sections = {"data": DataArguments, "model": ModelArguments}
-        recipe = parse_recipe([args.recipe, *extra], sections=sections, leave_others=True)
-        data, model = recipe.values["data"], recipe.values["model"]
-        self.length = data["sequence_length"]
-        self.shape = {key: model[key] for key in ("n_layer", "n_head", "n_embd")} | {"n_positions": self.length}
+        recipe = load_recipe([args.recipe, *extra])
+        data, model = recipe.data, recipe.model
+        self.length = data.sequence_length
+        self.shape = {key: getattr(model, key) for key in ("n_layer", "n_head", "n_embd")}
+        self.shape["n_positions"] = self.length
         prepare = {"tokenizer": args.tokenizer, "dataset_dir": self.data, "split": "head"}
         prepare["validation_tokens"] = args.eval_tokens + self.length + 1
-        prepare |= {key: data[key] for key in own_fields(DataArguments) if key in recipe.typed}
+        prepare |= {key: getattr(data, key) for key in own_fields(DataArguments) if key in recipe.typed}
         self.prepare_command = ["prepare_data.py", args.recipe, "--data_files", *args.data_files, *options(prepare)]
         self.save_steps = args.steps // 6
         train = {

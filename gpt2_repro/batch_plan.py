@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Literal, Protocol
 
 from gpt2_repro.errors import UserError
 
 
 IGNORED = -100  # label of a position without a target; torch's default ignore_index
+SamplingStrategy = Literal["random", "sequential", "group_by_length"]  # transformers' names
+BY_LENGTH: SamplingStrategy = "group_by_length"
 
 
 class TokenCount(int):
@@ -19,6 +21,25 @@ class TokenCount(int):
         if not number.is_integer() or number < 0:
             raise ValueError(f"{value!r} is not a whole number of tokens")
         return super().__new__(cls, int(text) if text.isdigit() else int(number))
+
+
+class BatchSettings(Protocol):
+    """The fields of the section `training:` that make a plan."""
+
+    tokens_per_step: TokenCount
+    total_tokens: TokenCount
+    max_steps: int
+    per_device_train_batch_size: int
+    train_sampling_strategy: SamplingStrategy
+    torch_compile: bool | None
+
+
+class RowSettings(Protocol):
+    """The fields of the section `data:` that decide the lengths of rows."""
+
+    packing: Literal["concat", "wrap"]
+    sequence_length: int
+    min_length: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,19 +78,9 @@ class BatchPlan:
 
 
 def plan_batches(
-    *,
-    tokens_per_step: int,
-    sequence_length: int,
-    micro_batch_size: int,
-    num_processes: int,
-    total_tokens: int = 0,
-    max_steps: int = 0,
+    tokens_per_step: int, sequence_length: int, *, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Derive accumulation and steps. `max_steps`, where given, replaces `total_tokens`.
-
-    Raises UserError, with the nearest choices that work, where tokens per step do not divide.
-    """
-    check_counts(tokens_per_step, sequence_length, micro_batch_size, num_processes)
+    """Derive accumulation. Raises UserError with the nearest valid choices if tokens per step do not divide."""
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
     if rest or not accumulation:
@@ -82,8 +93,7 @@ def plan_batches(
             f"x {num_processes} processes = {tokens_per_pass:,}: use {mend}--tokens_per_step "
             + " or ".join(str(choice) for choice in choices)
         )
-    steps = count_steps(tokens_per_step, total_tokens, max_steps)
-    return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, steps)
+    return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
 
 
 def check_counts(*counts: int) -> None:
@@ -92,13 +102,16 @@ def check_counts(*counts: int) -> None:
         raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
 
 
-def count_steps(tokens_per_step: int, total_tokens: int, max_steps: int) -> int:
-    """Whole steps of a run: `max_steps`, where given, else those in `total_tokens`. Raises UserError for none."""
-    if max_steps < 0:
-        raise UserError(f"--max_steps {max_steps} must be at least 1, or 0 to derive the steps from total_tokens")
-    steps = max_steps or total_tokens // tokens_per_step
+def count_steps(training: BatchSettings) -> int:
+    """Return the optimizer steps of a whole run. Raises UserError if there are none."""
+    check_counts(training.tokens_per_step)
+    if training.max_steps < 0:
+        raise UserError(f"--max_steps {training.max_steps} must be at least 1, or 0 to derive it from total_tokens")
+    steps = training.max_steps or training.total_tokens // training.tokens_per_step
     if steps < 1:
-        raise UserError(f"total_tokens {total_tokens:,} is less than one step of {tokens_per_step:,} tokens")
+        raise UserError(
+            f"total_tokens {training.total_tokens:,} is less than one step of {training.tokens_per_step:,} tokens"
+        )
     return steps
 
 
@@ -110,34 +123,27 @@ def nearest_micro_batch(tokens_per_step: int, sequence_length: int, wanted: int,
     return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: (abs(n - wanted), n))
 
 
-BY_LENGTH = "group_by_length"  # the train_sampling_strategy, by transformers' name
-
-
 def plan_run(
-    training: dict[str, Any],
-    *,
-    sequence_length: int,
-    packing: str,
-    min_length: int,
-    num_processes: int,
-    epoch_targets: int | None = None,
+    training: BatchSettings, rows: RowSettings, *, num_processes: int, epoch_targets: int | None = None
 ) -> BatchPlan:
-    """The plan of a recipe on a number of processes.
+    """Return the plan of a recipe on a number of processes.
 
     Args:
-        training: the recipe's section.
-        sequence_length: targets of the longest row.
-        min_length: targets of the shortest row of packing wrap; 0 is 1.
-        epoch_targets: of all rows, where the data is there.
+        training, rows: the sections `training:` and `data:`.
+        epoch_targets: targets of all training rows, None if the data is not prepared.
 
     Raises UserError where tokens per step do not divide or cannot be cut, and where the strategy does not fit.
     """
-    asked = {name: training[name] for name in ("tokens_per_step", "total_tokens", "max_steps")}
-    asked |= {"micro_batch_size": training["per_device_train_batch_size"], "num_processes": num_processes}
-    if training["train_sampling_strategy"] != BY_LENGTH:
-        return plan_batches(**asked, sequence_length=sequence_length)
-    check_strategy(training, packing=packing)
-    plan = plan_by_length(**asked, longest=sequence_length, shortest=max(1, min_length))
+    check_strategy(training, rows)
+    micro_batch = training.per_device_train_batch_size
+    check_counts(training.tokens_per_step, rows.sequence_length, micro_batch, num_processes)
+    steps = count_steps(training)
+    layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
+    if training.train_sampling_strategy != BY_LENGTH:
+        return plan_batches(training.tokens_per_step, rows.sequence_length, **layout)
+    plan = plan_by_length(
+        training.tokens_per_step, longest=rows.sequence_length, shortest=max(1, rows.min_length), **layout
+    )
     if epoch_targets is not None and epoch_targets < plan.tokens_per_step:
         raise UserError(
             f"the training rows have {epoch_targets:,} targets, less than one step of {plan.tokens_per_step:,}: use "
@@ -146,17 +152,17 @@ def plan_run(
     return plan
 
 
-def check_strategy(training: dict[str, Any], *, packing: str) -> None:
+def check_strategy(training: BatchSettings, rows: RowSettings) -> None:
     """Raise UserError where the recipe's sampling strategy does not fit its packing or torch_compile."""
-    if training["train_sampling_strategy"] != BY_LENGTH:
+    if training.train_sampling_strategy != BY_LENGTH:
         return
     option = f"--train_sampling_strategy {BY_LENGTH}"
-    if packing != "wrap":
+    if rows.packing != "wrap":
         raise UserError(
-            f"with packing {packing} all rows have one length: leave out {option}, or prepare the data with "
+            f"with packing {rows.packing} all rows have one length: leave out {option}, or prepare the data with "
             "--packing wrap"
         )
-    if training["torch_compile"]:
+    if training.torch_compile:
         raise UserError(
             f"{option} gives every pass another shape, and --torch_compile would compile again for each: leave out one"
         )
@@ -177,20 +183,12 @@ def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest:
 
 
 def plan_by_length(
-    *,
-    tokens_per_step: int,
-    longest: int,
-    shortest: int,
-    micro_batch_size: int,
-    num_processes: int,
-    total_tokens: int = 0,
-    max_steps: int = 0,
+    tokens_per_step: int, *, longest: int, shortest: int, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Derive accumulation and steps for batches of rows of like length, of `shortest` to `longest` targets.
+    """Derive accumulation for batches of rows of like length, of `shortest` to `longest` targets.
 
     Raises UserError, with choices that work, where a step could have fewer rows than passes.
     """
-    check_counts(tokens_per_step, longest, shortest, micro_batch_size, num_processes)
 
     def accumulation(tokens: int, rows: int) -> int:
         passes = passes_by_length(tokens, rows=rows, longest=longest, shortest=shortest)
@@ -211,9 +209,8 @@ def plan_by_length(
             f"{accumulation(tokens_per_step, micro_batch_size) * num_processes:,} passes of {micro_batch_size} x "
             f"{longest} positions: use {' or '.join(choices) or '--train_sampling_strategy random'}"
         )
-    steps = count_steps(tokens_per_step, total_tokens, max_steps)
     passes = accumulation(tokens_per_step, micro_batch_size)
-    return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, steps, by_length=True)
+    return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, max_steps, by_length=True)
 
 
 def extend_plan(

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt2_repro import references
+from gpt2_repro.batch_plan import count_steps
 from gpt2_repro.data.manifest import read_manifest
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import ParsedRecipe, parse_recipe
+from gpt2_repro.recipe import DEFAULT, values_of
+from gpt2_repro.training.arguments import TrainingRecipe, load_recipe
 
 
-DEFAULT_RECIPE = Path(__file__).parents[1] / "recipes" / "gpt2_124m.yaml"
+DEFAULT_RECIPE = Path(__file__).parents[1] / DEFAULT
 Group = Literal["learned", "measured", "neither"]
 HEADINGS: dict[Group, str] = {
     "learned": "Change what is learned",
@@ -48,12 +50,12 @@ class Deviation:
         return {"field": f"{self.section}.{self.key}", "run": _shown(self.run), "recipe": _shown(self.recipe)}
 
 
-def diff_recipe(run: ParsedRecipe, other: str) -> None:
+def diff_recipe(run: TrainingRecipe, other: str) -> None:
     """Print every difference between `run` and the recipe `other`. Needs no data, no GPU, no launcher.
 
     Raises UserError if `other` is not a recipe.
     """
-    found = deviations(run, parse_recipe([other], sections=run.sections))
+    found = deviations(run, load_recipe([other]))
     print(f"{run.title} compared with {other}: {len(found)} differences")
     for group, heading in HEADINGS.items():
         rows = [deviation.as_text() for deviation in found if deviation.group == group]
@@ -63,7 +65,7 @@ def diff_recipe(run: ParsedRecipe, other: str) -> None:
             print(f"  {row['field']:<38} {row['run']:<34} (recipe: {row['recipe']})")
 
 
-def deviations(run: ParsedRecipe, recipe: ParsedRecipe) -> list[Deviation]:
+def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
     """Every field that differs, including defaults, by section."""
     found = []
     for section in run.sections:
@@ -76,15 +78,15 @@ def deviations(run: ParsedRecipe, recipe: ParsedRecipe) -> list[Deviation]:
     return found
 
 
-def beside_default(run: ParsedRecipe) -> dict[str, Any]:
+def beside_default(run: TrainingRecipe) -> dict[str, Any]:
     """Return what a run records about the default recipe.
 
     `deviations` are the fields that change what is learned. `reference` names the published loss curve that the run should
     follow; it is None if a deviation changes the validation loss.
     """
-    found = deviations(run, parse_recipe([str(DEFAULT_RECIPE)], sections=run.sections))
+    found = deviations(run, load_recipe([str(DEFAULT_RECIPE)]))
     moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE
-    if run.values["data"]["source"] == "fineweb-10bt-tokens":
+    if run.data.source == "fineweb-10bt-tokens":
         moving -= {"source", "split"}  # the same text; its validation shard is the default's head
     return {
         "reference": None if moving else references.NAME,
@@ -92,19 +94,19 @@ def beside_default(run: ParsedRecipe) -> dict[str, Any]:
     }
 
 
-def _values(recipe: ParsedRecipe, section: str) -> dict[str, Any]:
+def _values(recipe: TrainingRecipe, section: str) -> dict[str, Any]:
     """The values of a section; the data's from the manifest of a folder typed on the command line.
 
     `total_tokens` and `max_steps` are both set to the length of the run.
     """
-    values = recipe.values[section]
+    values = values_of(recipe.sections[section])
     if section == "data" and "dataset_dir" in recipe.typed:
         with contextlib.suppress(UserError):  # not prepared yet
-            request = read_manifest(values["dataset_dir"], prepare="")["request"]
+            request = read_manifest(recipe.data.dataset_dir, prepare="")["request"]
             return values | {key: value for key, value in request.items() if key in values}
     if section == "training":
-        steps = values["max_steps"] or values["total_tokens"] // max(1, values["tokens_per_step"])
-        return values | {"max_steps": steps, "total_tokens": steps * values["tokens_per_step"]}
+        steps = count_steps(recipe.training)
+        return values | {"max_steps": steps, "total_tokens": steps * recipe.training.tokens_per_step}
     return values
 
 

@@ -8,18 +8,17 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import plan_run
-from gpt2_repro.data.manifest import open_manifest
+from gpt2_repro.data.manifest import MANIFEST, open_manifest
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.build import choose_attention
 from gpt2_repro.preflight import environment, memory, topology
 from gpt2_repro.preflight.all_reduce import check_all_reduce
 from gpt2_repro.preflight.findings import Finding
 from gpt2_repro.preflight.prices import card_of
-from gpt2_repro.recipe import ParsedRecipe
+from gpt2_repro.training.arguments import TrainingRecipe
 
 
 REPOSITORY = Path(__file__).parents[1]
@@ -27,31 +26,31 @@ DIST_SECONDS = 30.0
 PROBE_SECONDS = 600.0
 
 
-def check_devices(training: dict[str, Any], *, attention: str, document_mask: bool = False) -> list[Finding]:
-    """Driver, GPUs, precision, compiler and attention, by the rules of train.py."""
+def check_devices(recipe: TrainingRecipe) -> list[Finding]:
+    """Check driver, GPUs, precision, compiler and attention by the rules of train.py."""
     import torch
 
+    model, training = recipe.model, recipe.training
     driver = environment.check_driver(hardware.nvidia_driver(), torch.version.cuda, usable=torch.cuda.is_available())
-    rules = {"use_cpu": training["use_cpu"], "accept_any_hardware": training["accept_any_hardware"]}
+    rules = {"use_cpu": training.use_cpu, "accept_any_hardware": training.accept_any_hardware}
     try:
         rules["use_cpu"] = on_cpu = hardware.choose_device(**rules)
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
 
     def compiles() -> str:
-        return "the loss is compiled" if hardware.choose_compile(training["torch_compile"], **rules) else "off"
+        return "the loss is compiled" if hardware.choose_compile(training.torch_compile, **rules) else "off"
 
     def attends() -> str:
-        return ": ".join(
-            choose_attention(attention, cuda=not on_cpu, bf16=training["bf16"], document_mask=document_mask)
-        )
+        device = {"cuda": not on_cpu, "bf16": training.bf16, "document_mask": model.document_mask}
+        return ": ".join(choose_attention(model.attn_implementation, **device))
 
     found = _judge("attention", attends)
     slower = found.mark == "✓" and not on_cpu and not found.words.startswith("flash_attention_2")
     return [
         driver,
         Finding("✓", "device", f"the CPU, {os.cpu_count()} cores" if on_cpu else _gpus()),
-        _judge("precision", lambda: hardware.choose_bf16(training["bf16"], **rules)[1]),
+        _judge("precision", lambda: hardware.choose_bf16(training.bf16, **rules)[1]),
         _judge("torch.compile", compiles),
         found._replace(mark="!") if slower else found,
     ]
@@ -70,14 +69,12 @@ def _gpus() -> str:
     return f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
 
 
-def check_division(recipe: ParsedRecipe, cards: int) -> Finding:
+def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
     """Whether the tokens of a step divide on so many cards."""
-    training = recipe.values["training"]
-    rows = {key: recipe.values["data"][key] for key in ("sequence_length", "packing", "min_length")}
 
     def divides() -> str:
-        steps = plan_run(training, **rows, num_processes=cards).gradient_accumulation_steps
-        return f"{training['per_device_train_batch_size']} rows x {cards} x {steps} accumulation steps"
+        plan = plan_run(recipe.training, recipe.data, num_processes=cards)
+        return f"{plan.micro_batch_size} rows x {cards} x {plan.gradient_accumulation_steps} accumulation steps"
 
     return _judge("step", divides)
 
@@ -116,31 +113,32 @@ def check_sum(cards: int | None) -> Finding:
     return check_all_reduce(cards or here or 2, seconds=DIST_SECONDS)
 
 
-def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
+def find_micro_batch(recipe: TrainingRecipe, name: str, cards: int) -> Finding:
     """The largest micro-batch that fits, with the recipe's own command on the prepared data."""
-    data, training = recipe.values["data"], recipe.values["training"]
-    if not Path(data["dataset_dir"], "manifest.json").is_file():
-        return Finding("!", "memory", f"it is probed with the data, and {data['dataset_dir']} is not prepared yet")
-    card, length = card_of(name), data["sequence_length"]
-    most = training["per_device_train_batch_size"]
-    rows = training["tokens_per_step"] // length // cards
+    data, training = recipe.data, recipe.training
+    if not Path(data.dataset_dir, MANIFEST).is_file():
+        return Finding("!", "memory", f"it is probed with the data, and {data.dataset_dir} is not prepared yet")
+    card, length = card_of(name), data.sequence_length
+    most = training.per_device_train_batch_size
+    rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
     say("looking for the micro-batch: a fresh process an attempt, 2 to 3 minutes each with compiling (assumed)")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(cards)]
     launcher += ["--config_file", str(REPOSITORY / "accelerate_configs" / "zero1.yaml")]
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
-        silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none"}
-        whole = {"resume_from": "", "extend_to": 0, "stop_at_step": 0}
-        path.write_text(recipe.to_yaml(output_dir=str(run), **silent, **whole))
+        path.write_text(recipe.to_yaml())
+        silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
+        # Two steps, the second with the optimizer's states there.
+        short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
+        # As here: of a folder that is typed only the form has to fit.
+        options = {"dataset_dir": data.dataset_dir, "output_dir": run, **silent, **short}
 
         def attempt(trial: memory.MemoryTrial) -> memory.Outcome:
-            # Two steps, the second with the optimizer's states there, of two passes each.
-            step = str(2 * trial.micro_batch * length * cards)
-            steps = ["--tokens_per_step", step, "--max_steps", "2", "--warmup_steps", "1", "--disable_tqdm", "true"]
-            # As here: of a folder that is typed only the form has to fit.
-            typed = ["--dataset_dir", data["dataset_dir"]]
-            command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed, *steps]
+            # Of two passes each.
+            words = options | {"tokens_per_step": 2 * trial.micro_batch * length * cards}
+            typed = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+            command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed]
             shutil.rmtree(run, ignore_errors=True)
             outcome = memory.attempt_command(command, trial, seconds=PROBE_SECONDS)
             say(f"  {' '.join(trial.options)}: {outcome.result}")
@@ -155,14 +153,14 @@ def find_micro_batch(recipe: ParsedRecipe, name: str, cards: int) -> Finding:
     return Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")
 
 
-def check_data(recipe: ParsedRecipe) -> Finding:
+def check_data(recipe: TrainingRecipe) -> Finding:
     """Whether the prepared folder fits the recipe; one that is not there yet is no obstacle."""
-    folder = recipe.values["data"]["dataset_dir"]
-    if not Path(folder, "manifest.json").is_file():
+    folder = recipe.data.dataset_dir
+    if not Path(folder, MANIFEST).is_file():
         return Finding("!", "data", f"{folder} is not prepared yet")
 
     def fits() -> str:
-        open_manifest(recipe)
+        open_manifest(recipe.data, typed=recipe.typed, recipe=recipe.path)
         return f"{folder} fits the recipe"
 
     return _judge("data", fits)

@@ -50,14 +50,6 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
     return 6 * parameters + 12 * n_layer * n_embd * sequence_length
 
 
-def forward_share(tokens: int, *, every_steps: int, tokens_per_step: int) -> float:
-    """The time of forward passes over so many tokens every so many steps, in that of the steps: at most a third a token.
-
-    A forward pass has a third of a step's FLOPs, and neither an optimizer nor gradients to be summed.
-    """
-    return tokens / 3 / (every_steps * tokens_per_step)
-
-
 def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
     """Size of a `checkpoint-N` in bytes: fp32 master, m and v, the model twice (engine's and safetensors')."""
     return parameters * (12 + 2 * (2 if bf16 else 4))

@@ -1,17 +1,18 @@
-"""A recipe is one YAML file that describes one run, in the sections data, model, training and evaluation.
+"""Read a recipe and a command line into typed sections.
 
-A section's keys become command-line tokens placed before the user's own, so a file and a flag pass the same
-validation and the command line wins. Each section belongs to one dataclass, which lives beside the code it configures;
-its `refused` maps the fields that something else owns to the reason.
+A recipe is one YAML file with the sections data, model, training and evaluation. Each section is a dataclass next to the
+code that it configures. Its keys become command-line tokens before the user's own, so that a file and a flag pass the
+same validation and the command line wins. A dataclass's `refused` maps the fields that something else owns to the reason.
 """
 
 import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Generic, TypeVar
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
@@ -19,50 +20,68 @@ from transformers.hf_argparser import HfArgumentParser
 from gpt2_repro.errors import UserError, did_you_mean
 
 
-DEFAULT = Path("recipes/gpt2_124m.yaml")  # where no recipe is named
+DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is named
 SECTIONS = ("data", "model", "training", "evaluation")
 PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # change no run
 
+D = TypeVar("D")
+M = TypeVar("M")
+T = TypeVar("T")
+E = TypeVar("E")
+
 
 @dataclasses.dataclass(frozen=True)
-class ParsedRecipe:
-    """What a recipe and a command line say together."""
+class Recipe(Generic[D, M, T, E]):
+    """A recipe with the overrides of the command line. A section that the command does not use is None.
+
+    Attributes:
+        path: the recipe's file.
+        typed: names of the fields and options that were typed on the command line.
+        stated: names of the fields that were typed or written in the file; all others have their defaults.
+        options: the options of the command itself.
+    """
 
     path: Path
-    sections: Mapping[str, type]
-    values: dict[str, dict[str, Any]]  # by section: every field of its dataclass
-    typed: frozenset[str]  # the fields that the user typed on the command line
-    extras: argparse.Namespace  # options that belong to the command, not to the recipe
+    data: D
+    model: M
+    training: T
+    evaluation: E
+    typed: frozenset[str]
+    stated: frozenset[str]
+    options: argparse.Namespace
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The sections that the command uses, by name."""
+        return {name: section for name in SECTIONS if (section := getattr(self, name)) is not None}
 
     @property
     def title(self) -> str:
-        """The recipe and what was typed to change it: `gpt2_124m learning_rate=0.0003 seed=43`."""
-        values = {key: value for section in self.values.values() for key, value in section.items()}
+        """The recipe's name and the typed changes: `gpt2_124m learning_rate=0.0003 seed=43`."""
+        values = {key: value for section in self.sections.values() for key, value in values_of(section).items()}
         typed = [f"{key}={values[key]}" for key in sorted(self.typed & values.keys()) if key not in PLACES]
         return " ".join([self.path.stem, *typed])
 
-    def resolved(self) -> dict[str, dict[str, Any]]:
-        """What a reader needs to run it again: each section's own fields, and inherited ones that were changed."""
+    def to_yaml(self) -> str:
+        """Return the recipe as the same commands read it: own fields of each section, and inherited ones that changed."""
         shown: dict[str, dict[str, Any]] = {}
-        for section, cls in self.sections.items():
-            refused, own = _refused(cls), own_fields(cls)
-            defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-            shown[section] = {
+        for name, section in self.sections.items():
+            refused, own = _refused(type(section)), own_fields(type(section))
+            defaults = {field.name: field.default for field in dataclasses.fields(section)}
+            shown[name] = {
                 key: value
-                for key, value in self.values[section].items()
+                for key, value in values_of(section).items()
                 if value is not None and key not in refused and (key in own or value != defaults[key])
             }
-        return shown
-
-    def to_yaml(self, **derived: Any) -> str:
-        """The resolved recipe as the same commands read it again; `derived` replaces values."""
-        resolved = self.resolved()
-        for section, cls in self.sections.items():
-            resolved[section] |= {key: value for key, value in derived.items() if key in own_fields(cls)}
-        # Through JSON, because YAML knows neither TokenCount nor enumerations.
-        plain = json.loads(json.dumps(resolved))
+        # Through JSON, because YAML does not support TokenCount and enumerations.
+        plain = json.loads(json.dumps(shown))
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
         return f"# {self.path} as it was resolved\n{text}"
+
+
+def values_of(section: Any) -> dict[str, Any]:
+    """Return the values of a section's fields."""
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section) if field.init}
 
 
 class _Parser(HfArgumentParser):
@@ -103,60 +122,62 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
 def parse_recipe(
     argv: Sequence[str],
     *,
-    sections: Mapping[str, type],
-    options: Sequence[str] | None = None,
+    data: type[D] = NoneType,  # type: ignore[assignment]
+    model: type[M] = NoneType,  # type: ignore[assignment]
+    training: type[T] = NoneType,  # type: ignore[assignment]
+    evaluation: type[E] = NoneType,  # type: ignore[assignment]
+    offered: Sequence[str] = SECTIONS,
     description: str | None = None,
     prog: str | None = None,
-    extras: Mapping[str, dict[str, Any]] | None = None,
-    leave_others: bool = False,
-) -> ParsedRecipe:
-    """Read `[RECIPE] [--key value …]`.
+    options: Mapping[str, dict[str, Any]] | None = None,
+) -> Recipe[D, M, T, E]:
+    """Parse `[RECIPE] [--key value ...]`.
 
     Args:
         argv: the command line after the program's name.
-        sections: the dataclass of each section that is checked; a section of the file that is not named here is
+        data, model, training, evaluation: the dataclasses of the sections. A section of the file without a class is
             left to the commands that own it.
-        options: the sections whose fields are also flags of this command; all of `sections` by default.
+        offered: the sections whose fields are also flags of this command.
         description: shown by --help, usually the command's docstring.
-        prog: how the command is typed, where that is not the name of its file.
-        extras: further flags of the command itself, by name, with the keywords of `add_argument`.
-        leave_others: pass over flags that are none of these sections': a first look, before the whole is parsed.
+        prog: the name of the command, if it is not the name of its file.
+        options: further flags of the command itself, by name, with the keywords of `add_argument`.
 
     Raises UserError for a missing recipe and for unknown or refused sections, keys, flags and choices.
     """
+    given = zip(SECTIONS, (data, model, training, evaluation), strict=True)
+    classes: dict[str, Any] = {name: cls for name, cls in given if cls is not NoneType}
     named = bool(argv) and not argv[0].startswith("-")
     path, flags = (Path(argv[0]), list(argv[1:])) if named else (DEFAULT, list(argv))
-    offered = {name: sections[name] for name in (sections if options is None else options)}
-    parser = _build_parser(offered, description, extras or {})
+    flagged = {name: cls for name, cls in classes.items() if name in offered}
+    parser = _build_parser(flagged, description, options or {})
     parser.prog = prog or parser.prog
     if "--help" in flags or "-h" in flags:
         parser.parse_args(["--help"])
 
-    tokens: list[str] = []
     written = load_sections(path)
-    for section in sections:
-        _check_keys(path, section, written.get(section, {}), sections[section])
-        if section in offered:
-            tokens += _to_tokens(written.get(section, {}))
-    if leave_others:
-        known = {option for action in parser._actions for option in action.option_strings}
-        typed = {flag.split("=")[0][2:].replace("-", "_") for flag in flags if flag.split("=")[0] in known}
-        namespace, _ = parser.parse_known_args(tokens + flags)
-    else:
-        typed = _typed_fields(flags, offered, parser)
-        namespace = parser.parse_args(tokens + flags)
-    values = {
-        section: {field.name: getattr(namespace, field.name) for field in dataclasses.fields(cls) if field.init}
-        if section in offered
-        else dataclasses.asdict(read_section(path, section, cls))
-        for section, cls in sections.items()
-    }
-    own = argparse.Namespace(**{name: getattr(namespace, name) for name in extras or {}})
-    return ParsedRecipe(path=path, sections=sections, values=values, typed=frozenset(typed), extras=own)
+    tokens: list[str] = []
+    for name, cls in flagged.items():
+        _check_keys(path, name, written.get(name, {}), cls)
+        tokens += _to_tokens(written.get(name, {}))
+    typed = _typed_fields(flags, flagged.values(), parser)
+    namespace = vars(parser.parse_args(tokens + flags))
+    sections: dict[str, Any] = dict.fromkeys(SECTIONS)
+    for name, cls in classes.items():
+        if name in flagged:
+            sections[name] = cls(**{its.name: namespace[its.name] for its in dataclasses.fields(cls) if its.init})
+        else:
+            sections[name] = read_section(path, name, cls)
+    return Recipe(
+        path,
+        **sections,
+        typed=frozenset(typed),
+        stated=frozenset(typed.union(*written.values())),
+        options=argparse.Namespace(**{name: namespace[name] for name in options or {}}),
+    )
 
 
-def read_section(path: Path, section: str, cls: type) -> Any:
-    """One section of a recipe as its dataclass, with the defaults for what it does not say."""
+def read_section(path: Path, section: str, cls: type[D]) -> D:
+    """Read one section of a recipe. Fields that the file does not state have their defaults."""
     keys = load_sections(path).get(section, {})
     _check_keys(path, section, keys, cls)
     parser = _Parser([cls], add_help=False, allow_abbrev=False)
@@ -191,8 +212,8 @@ def _to_tokens(keys: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def _typed_fields(flags: Sequence[str], offered: Mapping[str, type], parser: argparse.ArgumentParser) -> set[str]:
-    refused = {name: reason for cls in offered.values() for name, reason in _refused(cls).items()}
+def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argparse.ArgumentParser) -> set[str]:
+    refused = {name: reason for cls in offered for name, reason in _refused(cls).items()}
     known = {option: action for action in parser._actions for option in action.option_strings}
     typed = set()
     for flag in flags:
@@ -212,7 +233,7 @@ def _typed_fields(flags: Sequence[str], offered: Mapping[str, type], parser: arg
 
 
 def _build_parser(
-    offered: Mapping[str, type], description: str | None, extras: Mapping[str, Mapping[str, Any]]
+    offered: Mapping[str, type], description: str | None, options: Mapping[str, Mapping[str, Any]]
 ) -> _Parser:
     parser = _Parser(
         [],
@@ -222,7 +243,7 @@ def _build_parser(
         allow_abbrev=False,
     )
     command = parser.add_argument_group("this command")
-    for name, keywords in extras.items():
+    for name, keywords in options.items():
         command.add_argument(f"--{name}", **keywords)
     inherited = []
     for section, cls in offered.items():

@@ -1,4 +1,4 @@
-"""The sections of a recipe, as train.py parses them."""
+"""Recipes as train.py parses them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,23 +6,18 @@ from typing import Any
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.recipe import ParsedRecipe, parse_recipe
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.recipe import values_of as section_values
+from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, load_recipe
 
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-SECTIONS = {
-    "data": DataArguments,
-    "model": ModelArguments,
-    "training": PretrainingArguments,
-    "evaluation": EvaluationArguments,
-}
+SECTIONS = (DataArguments, ModelArguments, TrainingSection, EvaluationArguments)
 
 
-def parse_for_training(*words: object) -> ParsedRecipe:
-    return parse_recipe([str(word) for word in words], sections=SECTIONS, options=("data", "model", "training"))
+def parse_for_training(*words: object) -> TrainingRecipe:
+    return load_recipe([str(word) for word in words])
 
 
 def values_of(path: Path) -> dict[str, dict[str, Any]]:
-    return parse_for_training(path).values
+    return {name: section_values(section) for name, section in parse_for_training(path).sections.items()}

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from gpt2_repro.batch_plan import plan_batches
+from gpt2_repro.batch_plan import TokenCount, count_steps, plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.model_size import checkpoint_bytes, flops_per_token, gpt2_parameters
+from gpt2_repro.training.arguments import TrainingSection
 from gpt2_repro.training.schedule import learning_rate_factor
 
 
@@ -60,11 +61,12 @@ def test_what_does_not_divide_names_choices_that_do() -> None:
 
 
 def test_max_steps_replaces_total_tokens() -> None:
-    words = {"tokens_per_step": 64, "sequence_length": 32, "micro_batch_size": 2, "num_processes": 1}
-    assert plan_batches(**words, total_tokens=640, max_steps=3).max_steps == 3
-    assert plan_batches(**words, total_tokens=700).max_steps == 10
-    with pytest.raises(UserError, match="less than one step"):
-        plan_batches(**words, total_tokens=63)
+    for tokens, asked, steps in ((640, 3, 3), (700, 0, 10)):
+        section = TrainingSection(tokens_per_step=64, total_tokens=TokenCount(tokens), max_steps=asked)
+        assert count_steps(section) == steps
+    for wrong in ({"total_tokens": 63}, {"max_steps": -1}, {"tokens_per_step": 0}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))} "):
+            count_steps(TrainingSection(**{"tokens_per_step": 64} | wrong))
 
 
 def test_an_extended_schedule_goes_on_from_where_it_is() -> None:

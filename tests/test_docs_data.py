@@ -49,8 +49,7 @@ def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pyte
     for words in map(words_of, ALL):
         if {"--help", "--list_sources"} & set(words):
             continue
-        recipe = parse_recipe(words, sections={"data": DataArguments}, extras=prepare_data.EXTRAS)
-        args = DataArguments(**recipe.values["data"])
+        args = parse_recipe(words, data=DataArguments, options=prepare_data.OPTIONS).data
         sources = [] if args.data_files else [name for name, _ in mixed(args.source)]
         for source in [*sources, *validation_sets(args).values()]:
             name = source.partition("#")[0]

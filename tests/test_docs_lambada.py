@@ -10,6 +10,7 @@ import prepare_data
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.manifest import form_of
 from gpt2_repro.recipe import parse_recipe
+from gpt2_repro.training.arguments import load_recipe
 
 
 ROOT = Path(__file__).parents[1]
@@ -20,16 +21,12 @@ TRAININGS, PREPARATIONS = (
 )
 
 
-def data_of(words: list[str], **options: object) -> DataArguments:
-    recipe = parse_recipe(words, sections={"data": DataArguments}, **options)  # type: ignore[arg-type]
-    return DataArguments(**recipe.values["data"])
-
-
 def test_six_runs_find_their_data_and_each_changes_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    prepared = {data.dataset_dir: data for data in (data_of(its, extras=prepare_data.EXTRAS) for its in PREPARATIONS)}
+    sections = [parse_recipe(words, data=DataArguments, options=prepare_data.OPTIONS).data for words in PREPARATIONS]
+    prepared = {data.dataset_dir: data for data in sections}
     for words in TRAININGS:
-        wanted = data_of(words, leave_others=True)
+        wanted = load_recipe(words).data
         found = prepared[wanted.dataset_dir]
         assert (found.source, form_of(found)) == (wanted.source, form_of(wanted))
         assert found.max_tokens - found.validation_tokens > 1_048_576_000

@@ -6,11 +6,12 @@ import shlex
 import pytest
 
 import prepare_data
-import train as train_story
+import train as train_script
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.diff_recipe import deviations
-from gpt2_repro.recipe import ParsedRecipe, parse_recipe
-from tests.sections import ROOT, SECTIONS
+from gpt2_repro.recipe import Recipe, parse_recipe
+from gpt2_repro.training.arguments import load_recipe
+from tests.sections import ROOT
 
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
@@ -28,15 +29,11 @@ def commands(story: str) -> list[list[str]]:
 TRAININGS, PREPARATIONS = commands("train.py"), commands("prepare_data.py")
 
 
-def parse(words: list[str], story: str) -> ParsedRecipe:
+def parse(words: list[str], script: str) -> Recipe:
     words = ["recipes/gpt2_124m.yaml" if word == FINISHED_RUN else word for word in words]
-    if story == "prepare_data.py":
-        recipe = parse_recipe(words, sections={"data": DataArguments}, extras=prepare_data.EXTRAS)
-    else:
-        options = ("data", "model", "training")
-        recipe = parse_recipe(words, sections=SECTIONS, options=options, extras=train_story.EXTRAS)
-    DataArguments(**recipe.values["data"])
-    return recipe
+    if script == "prepare_data.py":
+        return parse_recipe(words, data=DataArguments, options=prepare_data.OPTIONS)
+    return load_recipe(words, options=train_script.OPTIONS)
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +44,12 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("words", TRAININGS, ids=" ".join)
 def test_each_training_has_its_data_prepared_and_changes_one_thing(words: list[str]) -> None:
     run = parse(words, "train.py")
-    prepared = [parse(words, "prepare_data.py").values["data"] for words in PREPARATIONS]
-    assert run.values["data"] in prepared
-    if run.extras.diff_recipe:
-        parse([run.extras.diff_recipe], "train.py")
+    prepared = [parse(words, "prepare_data.py").data for words in PREPARATIONS]
+    assert run.data in prepared
+    if run.options.diff_recipe:
+        parse([run.options.diff_recipe], "train.py")
     found = deviations(run, parse([str(run.path)], "train.py"))
     learned = {deviation.key for deviation in found if deviation.group == "learned"} - {"stop_at_step"}
     assert len(learned) <= 1 or learned == {"packing", "min_length"}
     assert not [deviation for deviation in found if deviation.group == "measured"]
-    assert bool(learned) == (run.values["training"]["output_dir"] is not None), "a folder of its own"
+    assert bool(learned) == (run.training.output_dir is not None), "a folder of its own"

@@ -31,7 +31,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def parse(*argv: object) -> dict:
-    return parse_recipe([str(word) for word in argv], sections={"model": Shape}).values["model"]
+    return vars(parse_recipe([str(word) for word in argv], model=Shape).model)
 
 
 def test_the_file_speaks_and_the_command_line_wins(recipe: Path) -> None:
@@ -87,5 +87,5 @@ def test_a_run_is_named_by_the_recipe_and_what_was_typed(recipe: Path) -> None:
         (["--tokens", "1_000", "--kind=square"], {"tokens", "kind"}, "run kind=square tokens=1000"),
         (["--num_layers", "4", "--no_fast"], {"num_layers", "fast"}, "run fast=False num_layers=4"),
     ):
-        parsed = parse_recipe([str(recipe), *words], sections={"model": Shape})
+        parsed = parse_recipe([str(recipe), *words], model=Shape)
         assert (parsed.typed, parsed.title) == (typed, title)

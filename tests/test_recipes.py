@@ -17,7 +17,7 @@ from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model_size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
 from gpt2_repro.recipe import own_fields, parse_recipe, read_section
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.arguments import TrainingSection
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_training, values_of
 
 
@@ -72,21 +72,18 @@ def processes_of(path: Path) -> list[int]:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_parses_for_every_script_and_resolves_to_the_same_run(path: Path, tmp_path: Path) -> None:
     trained = parse_for_training(path, "--dataloader_prefetch_factor", 3)
-    prepared = parse_recipe([str(path)], sections={"data": DataArguments})
-    assert prepared.values["data"] == trained.values["data"]
-    assert trained.values["evaluation"] == dataclasses.asdict(read_section(path, "evaluation", EvaluationArguments))
+    assert parse_recipe([str(path)], data=DataArguments).data == trained.data
+    assert trained.evaluation == read_section(path, "evaluation", EvaluationArguments)
     (tmp_path / "recipe.yaml").write_text(trained.to_yaml())
-    assert values_of(tmp_path / "recipe.yaml") == trained.values
+    assert parse_for_training(tmp_path / "recipe.yaml").sections == trained.sections
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
-    values, counts = values_of(path), processes_of(path)
-    data, training = values["data"], values["training"]
-    rows = {key: data[key] for key in ("sequence_length", "packing", "min_length")}
-    plans = [plan_run(training, **rows, num_processes=count) for count in counts]
+    recipe = parse_for_training(path)
+    plans = [plan_run(recipe.training, recipe.data, num_processes=count) for count in processes_of(path)]
     assert len({plan.max_steps for plan in plans}) == 1
-    assert {plan.passes_per_step * plan.positions_per_pass for plan in plans} == {training["tokens_per_step"]}
+    assert {plan.passes_per_step * plan.positions_per_pass for plan in plans} == {recipe.training.tokens_per_step}
 
 
 @pytest.mark.parametrize("path", GPT2, ids=lambda path: path.stem)
@@ -191,19 +188,19 @@ def test_another_published_run(name: str, wanted: dict[str, Any]) -> None:
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
     """But for HellaSwag, which most runs would have to fetch."""
     recipe = parse_for_training()
-    for section, cls in SECTIONS.items():
-        for field in dataclasses.fields(cls):
-            compared = field.name in own_fields(cls) and field.name != "hellaswag_steps"
+    for section in recipe.sections.values():
+        for field in dataclasses.fields(section):
+            compared = field.name in own_fields(type(section)) and field.name != "hellaswag_steps"
             if compared and field.default is not dataclasses.MISSING:
-                assert recipe.values[section][field.name] == field.default, f"{section}.{field.name}"
+                assert getattr(section, field.name) == field.default, field.name
 
 
 def test_no_field_has_two_owners_and_each_has_a_help_text_or_a_reason() -> None:
-    names = [field.name for cls in SECTIONS.values() for field in dataclasses.fields(cls)]
+    names = [field.name for cls in SECTIONS for field in dataclasses.fields(cls)]
     assert len(names) == len(set(names))
-    for cls in SECTIONS.values():
+    for cls in SECTIONS:
         for field in dataclasses.fields(cls):
             if field.name in own_fields(cls):
                 assert len(field.metadata["help"]) > 10, field.name
-    refused = PretrainingArguments.refused
+    refused = TrainingSection.refused
     assert refused.keys() <= set(names) and all(refused.values())

@@ -2,17 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
-
-
-if TYPE_CHECKING:
-    from gpt2_repro.recipe import ParsedRecipe
 
 
 MANIFEST = "manifest.json"
@@ -64,36 +60,23 @@ def not_prepared(folder: Path) -> str:
     return f"{folder / MANIFEST} is missing or damaged. Move the folder away or pass another --dataset_dir."
 
 
-def require_prepared(argv: Sequence[str]) -> None:
-    """Raise UserError where the data of train.py's command line is missing, before anything slow is imported.
+def open_manifest(args: DataArguments, *, typed: Collection[str], recipe: Path) -> dict[str, Any]:
+    """Return the manifest of the section's folder. Raises UserError if it is missing or was prepared differently.
 
-    It is the first mistake of all, and on a machine with few cores eight processes import torch for half a minute.
+    If the folder was typed on the command line, any source is accepted; only the form of its rows has to fit.
+
+    Args:
+        typed: names of the fields that were typed on the command line.
+        recipe: its file, for the message.
     """
-    from gpt2_repro.recipe import parse_recipe
-
-    if not {"-h", "--help", "--dry_run", "--diff_recipe"} & {word.split("=")[0] for word in argv}:
-        recipe = parse_recipe(argv, sections={"data": DataArguments}, leave_others=True)
-        read_manifest(recipe.values["data"]["dataset_dir"], prepare=_prepare_command(recipe))
-
-
-def open_manifest(recipe: "ParsedRecipe") -> dict[str, Any]:
-    """The manifest of the recipe's folder. Raises UserError where it is missing or was prepared otherwise.
-
-    A folder that the user typed is the data, wherever it comes from; only the form of its rows has to fit.
-    """
-    args = DataArguments(**recipe.values["data"])
-    manifest = read_manifest(args.dataset_dir, prepare=_prepare_command(recipe))
-    typed = "dataset_dir" in recipe.typed
-    if difference := first_difference(manifest["request"], form_of(args) if typed else request_of(args)):
+    folder = f" --dataset_dir {args.dataset_dir}" if "dataset_dir" in typed else ""
+    manifest = read_manifest(args.dataset_dir, prepare=f"python prepare_data.py {recipe}{folder}")
+    asked = form_of(args) if "dataset_dir" in typed else request_of(args)
+    if difference := first_difference(manifest["request"], asked):
         key, holds, value = difference
-        option = f" --{key} {value}" if key in recipe.typed else ""
+        option = f" --{key} {value}" if key in typed else ""
         raise UserError(
             f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use --{key} {holds} "
-            f"or prepare it with `python prepare_data.py {recipe.path}{option}` and another --dataset_dir"
+            f"or prepare it with `python prepare_data.py {recipe}{option}` and another --dataset_dir"
         )
     return manifest
-
-
-def _prepare_command(recipe: "ParsedRecipe") -> str:
-    typed = f" --dataset_dir {recipe.values['data']['dataset_dir']}" if "dataset_dir" in recipe.typed else ""
-    return f"python prepare_data.py {recipe.path}{typed}"

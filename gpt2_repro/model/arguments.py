@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.recipe import ParsedRecipe, load_sections
 from gpt2_repro.run_record.layout import FINAL
 
 
@@ -75,14 +75,14 @@ class ModelArguments:
     def __post_init__(self) -> None:
         if min(self.n_layer, self.n_head, self.n_embd, self.pad_vocab_to_multiple_of) < 1:
             raise UserError("--n_layer, --n_head, --n_embd and --pad_vocab_to_multiple_of must be at least 1")
-        if self.n_embd % self.n_head:
-            raise UserError(f"--n_embd {self.n_embd} does not divide by --n_head {self.n_head}")
         if not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1")
 
 
-def check_documents(model: ModelArguments, *, packing: str, separator: str) -> None:
-    """Raise UserError where the rows of the recipe do not show the documents that its mask would keep apart."""
+def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
+    """Raise UserError if the shape is impossible, or if rows do not show the documents that the mask separates."""
+    if model.n_embd % model.n_head:
+        raise UserError(f"--n_embd {model.n_embd} does not divide by --n_head {model.n_head}")
     if model.document_mask and packing == "wrap":
         raise UserError("with packing wrap a row is of one document: leave out --document_mask")
     if model.document_mask and separator == "none":
@@ -92,19 +92,16 @@ def check_documents(model: ModelArguments, *, packing: str, separator: str) -> N
         )
 
 
-def follow_checkpoint(recipe: ParsedRecipe) -> ParsedRecipe:
-    """Return the recipe with layers, heads and width of its `init_from`, unless it sets them itself.
+def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
+    """Return the section with layers, heads and width of its `init_from`, except for `stated` fields.
 
     A checkpoint that cannot be read is reported later, when its weights are loaded.
     """
-    model = recipe.values["model"]
-    if not model["init_from"]:
-        return recipe
-    said = recipe.typed | load_sections(recipe.path).get("model", {}).keys()
-    config = _read_config(model["init_from"])
-    shape = {key: config.get(key, config.get(name)) for key, name in SHAPE.items()}
-    model = model | {key: value for key, value in shape.items() if value is not None and key not in said}
-    return dataclasses.replace(recipe, values=recipe.values | {"model": model})
+    if not model.init_from:
+        return model
+    config = _read_config(model.init_from)
+    shape = {key: config.get(key, config.get(name)) for key, name in SHAPE.items() if key not in stated}
+    return dataclasses.replace(model, **{key: value for key, value in shape.items() if value is not None})
 
 
 def _read_config(name: str) -> dict[str, Any]:

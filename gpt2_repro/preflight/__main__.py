@@ -23,8 +23,7 @@ from gpt2_repro.preflight.findings import Finding
 
 
 if TYPE_CHECKING:
-    from gpt2_repro.preflight.cost import Work
-    from gpt2_repro.recipe import ParsedRecipe
+    from gpt2_repro.training.arguments import TrainingRecipe
 
 
 def _positive(text: str) -> float:
@@ -33,7 +32,7 @@ def _positive(text: str) -> float:
     return number
 
 
-EXTRAS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "CARD", "help": "Plan for this card (words of its name) without checking this machine."},
     "n": {"type": int, "metavar": "N", "help": "Number of cards. (default: those of this machine)"},
     "tokens_per_second": {"type": _positive, "help": "Measured speed of all cards. (default: published speeds)"},
@@ -52,25 +51,16 @@ def main(argv: list[str]) -> None:
         _print(packages)
         sys.exit(1)
 
-    from gpt2_repro.data.arguments import DataArguments
-    from gpt2_repro.model.arguments import ModelArguments, check_documents, follow_checkpoint
     from gpt2_repro.preflight.cost import plan_lines
-    from gpt2_repro.recipe import parse_recipe
-    from gpt2_repro.training.arguments import PretrainingArguments
+    from gpt2_repro.training.arguments import load_recipe
 
-    sections = dict(data=DataArguments, model=ModelArguments, training=PretrainingArguments)
-    recipe = parse_recipe(
-        argv, sections=sections, description=__doc__, prog="python -m gpt2_repro.preflight", extras=EXTRAS
-    )
-    options = recipe.extras
+    recipe = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
+    options = recipe.options
     if options.n is not None and options.n < 1:
         raise UserError(f"--n {options.n} must be at least 1")
     of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and of_a_machine:
         raise UserError(f"--{of_a_machine[0]} checks this machine, but --gpu plans for another: leave out one")
-    recipe = follow_checkpoint(recipe)
-    data = recipe.values["data"]
-    check_documents(ModelArguments(**recipe.values["model"]), packing=data["packing"], separator=data["separator"])
     findings, planned = _look(recipe, packages)
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
@@ -80,30 +70,29 @@ def main(argv: list[str]) -> None:
     sys.exit(any(finding.mark == "✗" for finding in findings))
 
 
-def _look(recipe: "ParsedRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
+def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
     """Return what is found on this machine, or about the card of --gpu, and the plan of the run on it."""
     from gpt2_repro import hardware, machine
-    from gpt2_repro.model.arguments import ModelArguments
     from gpt2_repro.preflight.cost import plan_on
+    from gpt2_repro.training.workload import workload_of
 
-    options, training, data = recipe.extras, recipe.values["training"], recipe.values["data"]
-    model = ModelArguments(**recipe.values["model"])
-    here = hardware.find_accelerator(use_cpu=training["use_cpu"])
+    options, training = recipe.options, recipe.training
+    here = hardware.find_accelerator(use_cpu=training.use_cpu)
     name = here.name if options.gpu is None else options.gpu
     cards = options.n or (here.count if here.kind == "cuda" and options.gpu is None else 1)
-    work, data_bytes, missing_bytes = _work(recipe)
-    planned = plan_on(work, name, cards, training, model.model_type, options.tokens_per_second)
-    planned["data_bytes"] = data_bytes
+    work = workload_of(recipe)
+    speed = {"usd_per_hour": training.usd_per_hour, "tokens_per_second": options.tokens_per_second}
+    planned = plan_on(work, name, cards, **speed)
     division = machine.check_division(recipe, cards)
     if options.gpu is not None:
         return [division, *_check_name(name, measured=bool(options.tokens_per_second))], planned
     needs = [
-        disks.Need("data", Path(data["dataset_dir"]), missing_bytes),
-        disks.Need("the run", Path(training["output_dir"] or "runs"), work.run_bytes),
+        disks.Need("data", Path(recipe.data.dataset_dir), work.missing_bytes),
+        disks.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
     ]
     findings = [
         *packages,
-        *machine.check_devices(training, attention=model.attn_implementation, document_mask=model.document_mask),
+        *machine.check_devices(recipe),
         division,
         *environment.check_limits(),
         machine.check_data(recipe),
@@ -132,36 +121,6 @@ def _check_name(name: str, *, measured: bool) -> list[Finding]:
         hint = did_you_mean(name, [card.card for card in card_table()])
         raise UserError(f"unknown card {name!r}: {hint}. For another card pass --tokens_per_second")
     return [Finding("!", "card", f"{name} may be {' or '.join(meant)}: planned for the first")] if meant[1:] else []
-
-
-def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
-    """Return the work of a recipe, the bytes of its prepared data, and how many bytes are still missing at most."""
-    from gpt2_repro.data.manifest import read_manifest
-    from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
-    from gpt2_repro.data.tokenizer import expected_vocab_size
-    from gpt2_repro.dry_run import HELLASWAG_TOKENS
-    from gpt2_repro.model.arguments import ModelArguments
-    from gpt2_repro.model.scale import scale_of
-    from gpt2_repro.preflight.cost import work_of
-
-    data, model, training = (recipe.values[section] for section in ("data", "model", "training"))
-    preset = None if data["data_files"] else PRESETS.get(data["source"])
-    is_prepared = Path(data["dataset_dir"], "manifest.json").is_file()
-    manifest = read_manifest(data["dataset_dir"], prepare="python prepare_data.py") if is_prepared else {}
-    counts = manifest.get("counts", {})
-    tokens = sum(split["tokens"] for split in counts.values())
-    # If the data is not prepared: the tokens of the source, or those of the run.
-    tokens = tokens or min(data["max_tokens"] or math.inf, preset.size.tokens if preset else training["total_tokens"])
-    share = data["validation_tokens"] if data["split"] == "head" else data["validation_fraction"] * tokens
-    scale = scale_of(
-        ModelArguments(**model),
-        sequence_length=data["sequence_length"],
-        vocab_size=manifest.get("vocab_size") or expected_vocab_size(data["tokenizer"]) or 50_257,
-    )
-    validation = counts.get("validation", {}).get("row_tokens") or int(share)
-    work = work_of(training, scale, validation_tokens=validation, hellaswag_tokens=HELLASWAG_TOKENS)
-    peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
-    return work, 2 * tokens, 0 if manifest else peak
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """Estimate the minutes and dollars of a run on a machine, and of 10B tokens on every card of the price table."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from gpt2_repro.batch_plan import count_steps
-from gpt2_repro.errors import UserError
 from gpt2_repro.formatting import size, tokens
-from gpt2_repro.model_size import ModelScale, checkpoint_bytes
 from gpt2_repro.preflight.prices import card_of, price_of, price_table
 
 
@@ -16,14 +12,10 @@ GPT2_FLOPS_PER_TOKEN = 855e6  # of the 124M model in rows of 1,024 tokens (6N + 
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
-# The least value of an option.
-LEAST = dict.fromkeys(("tokens_per_step", "per_device_train_batch_size", "eval_steps", "save_steps"), 1)
-LEAST |= dict.fromkeys(("stop_at_step", "eval_tokens", "hellaswag_steps", "sample_steps", "save_minutes"), 0)
-LEAST |= dict.fromkeys(("keep_checkpoints", "keep_every_steps", "usd_per_hour"), 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class Workload:
     """What a run has to do.
 
     Args:
@@ -32,6 +24,8 @@ class Work:
         saves: checkpoints by steps; save_minutes: at most between two of them, 0 for no limit.
         checkpoint_bytes, final_bytes: of a checkpoint, and of the model in fp32.
         run_bytes: disk space at most: kept checkpoints, the best one, the one being written, and the final model.
+        data_bytes: of the prepared data; missing_bytes: at most, while the data is prepared; 0 if it is there.
+        is_reference: whether the published speeds apply: a compiled GPT-2 in bf16 without activation checkpointing.
     """
 
     tokens: int
@@ -45,49 +39,12 @@ class Work:
     checkpoint_bytes: int
     final_bytes: int
     run_bytes: int
+    data_bytes: float
+    missing_bytes: float
+    is_reference: bool
 
 
-def work_of(training: Mapping[str, Any], scale: ModelScale, *, validation_tokens: int, hellaswag_tokens: int) -> Work:
-    """Return the work of a recipe.
-
-    Args:
-        training: the section of the recipe.
-        scale: of its model.
-        validation_tokens: of the whole split, used if eval_tokens is 0.
-        hellaswag_tokens: of one pass over HellaSwag.
-
-    Raises UserError if a number is out of range.
-    """
-    for name, least in LEAST.items():
-        if not least <= training[name] < float("inf"):
-            raise UserError(f"--{name} {training[name]} must be a number of at least {least}")
-    steps = count_steps(training["tokens_per_step"], training["total_tokens"], training["max_steps"])
-    steps = min(training["stop_at_step"] or steps, steps)
-    count = steps * training["tokens_per_step"]
-    validations = 0 if training["eval_strategy"] == "no" else _times(steps, training["eval_steps"])
-    # HellaSwag and samples come with a validation.
-    hellaswag_passes = min(validations, _times(steps, training["hellaswag_steps"]))
-    sampled = training["sample_steps"] if training["sample_tokens"] else 0
-    saves = 0 if training["save_strategy"] == "no" else -(-steps // training["save_steps"])
-    kept = min(training["keep_checkpoints"] or saves, max(1, saves))
-    kept += steps // training["keep_every_steps"] if training["keep_every_steps"] else 0
-    one, final = checkpoint_bytes(scale.trained, bf16=training["bf16"]), 4 * scale.parameters
-    return Work(
-        tokens=count,
-        steps=steps,
-        flops=float(count * scale.flops_per_token),
-        eval_tokens=validations * min(training["eval_tokens"] or validation_tokens, validation_tokens),
-        hellaswag_tokens=hellaswag_passes * hellaswag_tokens,
-        samples=min(validations, _times(steps, sampled)),
-        saves=saves,
-        save_minutes=training["save_minutes"] if saves else 0.0,
-        checkpoint_bytes=one,
-        final_bytes=final,
-        run_bytes=(kept + 2) * one + final,
-    )
-
-
-def budget(work: Work, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
+def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
     """Return name, minutes and basis of everything that is paid from boot to stop, in order.
 
     Args:
@@ -123,7 +80,7 @@ def ranking() -> list[dict[str, Any]]:
 
 
 def plan_on(
-    work: Work, name: str, cards: int, training: Mapping[str, Any], model_type: str, tokens_per_second: float | None
+    work: Workload, name: str, cards: int, *, usd_per_hour: float = 0.0, tokens_per_second: float | None = None
 ) -> dict[str, Any]:
     """Return minutes and dollars of the work on a machine, and the ranking of all cards.
 
@@ -132,15 +89,14 @@ def plan_on(
 
     Args:
         name: of the card, as in the driver or the table.
-        training: the section of the recipe; its usd_per_hour is for the whole machine, 0 for the list price.
+        usd_per_hour: of the whole machine, 0 for the list price.
         tokens_per_second: of all cards, None for the table's.
     """
-    card, price, usd_per_hour = card_of(name), price_of(name), training["usd_per_hour"]
-    is_compiled = training["torch_compile"] is not False and not training["activation_checkpointing"]
+    card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = abs(ratio - 1) <= 0.02
     speed, source, basis = tokens_per_second, "as typed" if tokens_per_second else None, "typed"
-    if card and not speed and model_type == "gpt2" and training["bf16"] and is_compiled:
+    if card and not speed and work.is_reference:
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}, by this model's FLOPs a token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
@@ -161,6 +117,7 @@ def plan_on(
         "price": "as typed" if usd_per_hour else str(price) if price else None,
         "work": dataclasses.asdict(work),
         "run_bytes": work.run_bytes,
+        "data_bytes": work.data_bytes,
         "budget": entries,
         "minutes": minutes or None,
         "usd": minutes / 60 * paid if minutes and paid else None,
@@ -194,8 +151,3 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
         price = f"{offer['provider']:<17} ${offer['usd_per_hour']:.2f} an hour, {offer['date']}"
         lines.append(f"  ${offer['usd']:>6.2f}  {offer['hours']:>5.1f} h  {offer['card'] + star:<16} {price}")
     return lines
-
-
-def _times(steps: int, every: int) -> int:
-    """Return how often something happens before the first step, every so many steps, and after the last."""
-    return 1 + -(-steps // every) if every else 0

@@ -1,11 +1,16 @@
 """The recipe section `training:`: transformers' TrainingArguments with the recipe of llm.c as its defaults."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from transformers import TrainingArguments
 
-from gpt2_repro.batch_plan import TokenCount
+from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.evaluation.arguments import EvaluationArguments
+from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
+from gpt2_repro.recipe import Recipe, parse_recipe
 from gpt2_repro.training.launcher import launcher_name
 
 
@@ -17,11 +22,8 @@ def _field(default: Any, help: str, **parsing: Any) -> Any:
 
 
 @dataclasses.dataclass
-class PretrainingArguments(TrainingArguments):
-    """TrainingArguments for pre-training by a token budget.
-
-    gradient_accumulation_steps and max_steps are derived: see `resolve.resolve_arguments`.
-    """
+class TrainingSection(TrainingArguments):
+    """The section as the recipe and the command line state it. Nothing is derived or initialized."""
 
     output_dir: str | None = _field(None, "The run directory. (default: runs/ and the recipe's name)")
     tokens_per_step: TokenCount = _field(TokenCount(524_288), "Target tokens of one optimizer step, on any layout.")
@@ -81,7 +83,7 @@ class PretrainingArguments(TrainingArguments):
         0.0, "Skip updates with a loss this many standard deviations above the last 128; 0: none."
     )
     skip_grad_z: float = _field(0.0, "The same for the gradient norm, before clipping.")
-    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = _field(
+    train_sampling_strategy: SamplingStrategy = _field(
         "random", "Order of rows: shuffled by the seed, as stored, or in batches of like length (packing wrap)."
     )
     dataloader_num_workers: int = _field(2, "Processes that read rows ahead, per device.")
@@ -153,12 +155,19 @@ class PretrainingArguments(TrainingArguments):
     }
 
     def __post_init__(self) -> None:
+        """Leave out TrainingArguments' own: it derives values and starts the distributed process group."""
+
+
+class PretrainingArguments(TrainingSection):
+    """TrainingArguments for one process of a run, with everything derived by `resolve.resolve_arguments`."""
+
+    def __post_init__(self) -> None:
         self.launcher = launcher_name()
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         # transformers knows no muon; the Trainer is handed one.
         muon, self.optim = self.optim == MUON, "adamw_torch_fused" if self.optim == MUON else self.optim
-        super().__post_init__()
+        TrainingArguments.__post_init__(self)
         self.optim = MUON if muon else self.optim
 
     @property
@@ -170,3 +179,29 @@ class PretrainingArguments(TrainingArguments):
     def compiles_one_row(self) -> bool:
         """Whether passes of one row are to be compiled."""
         return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)
+
+
+TrainingRecipe = Recipe[DataArguments, ModelArguments, TrainingSection, EvaluationArguments]
+
+
+def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
+    """Parse a recipe of train.py. Its model has the shape of the `init_from` checkpoint, if there is one.
+
+    Args:
+        argv: the command line after the program's name.
+        parsing: further arguments of `recipe.parse_recipe`.
+
+    Raises UserError for every mistake that needs neither the data nor the machine to be seen.
+    """
+    recipe = parse_recipe(
+        argv,
+        data=DataArguments,
+        model=ModelArguments,
+        training=TrainingSection,
+        evaluation=EvaluationArguments,
+        offered=("data", "model", "training"),
+        **parsing,
+    )
+    model = follow_checkpoint(recipe.model, recipe.stated)
+    check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
+    return dataclasses.replace(recipe, model=model)

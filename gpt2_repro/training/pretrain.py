@@ -1,13 +1,13 @@
 """Pre-train or fine-tune one recipe: check, resume, build the model, train."""
 
+import dataclasses
 import logging
 from typing import Any
 
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.model.arguments import ModelArguments
-from gpt2_repro.recipe import ParsedRecipe
+from gpt2_repro.recipe import values_of
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.supervision import RUN, note
+from gpt2_repro.training.arguments import TrainingRecipe
 from gpt2_repro.training.resolve import resolve_arguments
 from gpt2_repro.training.resuming import choose_start
 from gpt2_repro.training.run_identity import require_same_run, run_identity_of
@@ -16,14 +16,7 @@ from gpt2_repro.training.run_identity import require_same_run, run_identity_of
 logger = logging.getLogger(__name__)
 
 
-def pretrain(
-    recipe: ParsedRecipe,
-    data_args: DataArguments,
-    model_args: ModelArguments,
-    manifest: dict[str, Any],
-    *,
-    beside_default: dict[str, Any],
-) -> None:
+def pretrain(recipe: TrainingRecipe, manifest: dict[str, Any], *, beside_default: dict[str, Any]) -> None:
     """Start or resume the run of a recipe. A complete run is left as it is. A collective.
 
     Args:
@@ -32,10 +25,9 @@ def pretrain(
 
     Raises UserError before anything is built, and RunFailed if the run fails.
     """
-    length, names = data_args.sequence_length, {"stem": recipe.path.stem, "title": recipe.title}
-    args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, manifest=manifest, **names)
+    args, plan = resolve_arguments(recipe, epoch_targets=manifest["counts"]["train"].get("row_tokens"))
     run = RunRecord(str(args.output_dir))
-    run_identity = run_identity_of(args, plan, data=manifest, model=recipe.values["model"])
+    run_identity = run_identity_of(args, plan, data=manifest, model=values_of(recipe.model))
     run.check_owner()
     if saved := run.identity():
         require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
@@ -56,19 +48,21 @@ def pretrain(
     from gpt2_repro.training.inputs import open_inputs
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    inputs = open_inputs(data_args, manifest, args)
+    inputs = open_inputs(recipe.data, manifest, args)
     tokenizer = inputs.tokenizer
-    config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
-    documents = documents_of(tokenizer, data_args.separator) if model_args.document_mask else None
+    shape = {"sequence_length": plan.sequence_length, "vocab_size": manifest["vocab_size"]}
+    config = build_config(recipe.model, **shape, tokenizer=tokenizer)
+    documents = documents_of(tokenizer, recipe.data.separator) if recipe.model.document_mask else None
     device = {"cuda": not args.use_cpu, "bf16": args.bf16, "one_row_compiled": args.compiles_one_row}
-    attention = choose_attention(model_args.attn_implementation, document_mask=model_args.document_mask, **device)
+    attention = choose_attention(recipe.model.attn_implementation, document_mask=recipe.model.document_mask, **device)
     set_seed(args.seed)
-    init_from = "" if start.checkpoint else model_args.init_from
+    init_from = "" if start.checkpoint else recipe.model.init_from
     model = build_model(
         config, tokenizer, attention=attention[0], init_from=init_from, documents=documents, compiled=args.compile_loss
     )
     if args.process_index == 0:
-        run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
+        training = dataclasses.replace(recipe.training, output_dir=args.output_dir, resume_from="")
+        run.claim(dataclasses.replace(recipe, training=training).to_yaml())
     environment = announce(describe_run(args, plan, model, manifest, attention, beside_default))
     trainer = PretrainingTrainer(
         model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity

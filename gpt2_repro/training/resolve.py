@@ -2,7 +2,6 @@
 
 import logging
 import os
-from typing import Any
 
 from transformers.training_args import OptimizerNames
 
@@ -10,8 +9,9 @@ from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan, plan_run
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.preflight.prices import price_of
+from gpt2_repro.recipe import values_of
 from gpt2_repro.supervision import WENT_BACK, noted
-from gpt2_repro.training.arguments import MUON, PretrainingArguments
+from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRecipe
 from gpt2_repro.training.engine import prepare_deepspeed
 from gpt2_repro.training.launcher import SHARDING, check_launcher, launcher_name
 from gpt2_repro.training.sharding import allow_fsdp_on_cpu, build_whole
@@ -22,45 +22,36 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_arguments(
-    asked: dict[str, Any], *, sequence_length: int, stem: str, title: str = "", manifest: dict[str, Any] | None = None
+    recipe: TrainingRecipe, *, epoch_targets: int | None = None
 ) -> tuple[PretrainingArguments, BatchPlan]:
-    """The arguments with everything derived, and the plan they follow.
+    """Return the arguments with everything derived for this machine, and the plan that they follow.
 
     Args:
-        asked: every field of PretrainingArguments as the recipe and the command line say it.
-        sequence_length: targets of a row.
-        stem: names the run directory where none is asked for.
-        title: names the run for tracking services where no other name is asked for.
-        manifest: of the prepared folder; None for full rows, as many as it takes.
+        epoch_targets: targets of all training rows; None for as many full rows as the run needs.
 
-    Raises UserError for a device that is not there or cannot be used, more processes than GPUs, tokens per step that
-    do not divide or cannot be cut, a sampling strategy that does not fit, a DeepSpeed JSON that would not do what it says, and what transformers refuses.
+    Raises UserError for a device that is not there or cannot be used, more processes than GPUs, tokens per step that do
+    not divide or cannot be cut, a sampling strategy that does not fit, a DeepSpeed JSON with settings that would have no
+    effect, and everything that transformers refuses.
     """
+    asked = recipe.training
     check_launcher()
-    launcher, any_hardware = launcher_name(), asked["accept_any_hardware"]
-    use_cpu = hardware.choose_device(use_cpu=asked["use_cpu"], accept_any_hardware=any_hardware)
+    launcher, any_hardware = launcher_name(), asked.accept_any_hardware
+    use_cpu = hardware.choose_device(use_cpu=asked.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
-    form = manifest["request"] if manifest else {}
-    plan = plan_run(
-        asked,
-        sequence_length=sequence_length,
-        packing=form.get("packing", "concat"),
-        min_length=form.get("min_length", 0),
-        num_processes=int(os.environ.get("WORLD_SIZE", "1")),
-        epoch_targets=manifest["counts"]["train"].get("row_tokens") if manifest else None,
-    )
-    if launcher in SHARDING and asked["torch_compile"]:
+    bf16, precision = hardware.choose_bf16(asked.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    plan = plan_run(asked, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
+    if launcher in SHARDING and asked.torch_compile:
         raise UserError(
             f"{launcher} cuts the compiled loss apart: leave out --torch_compile, or launch with --config_file "
             "accelerate_configs/zero1.yaml"
         )
-    compile_asked = False if plan.by_length or launcher in SHARDING else asked["torch_compile"]
+    compile_asked = False if plan.by_length or launcher in SHARDING else asked.torch_compile
     compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
-        "output_dir": asked["output_dir"] or f"runs/{stem}",
-        "run_name": asked["run_name"] or title or stem,
+        "output_dir": asked.output_dir or f"runs/{recipe.path.stem}",
+        "run_name": asked.run_name or recipe.title,
         "use_cpu": use_cpu,
         "bf16": bf16,
         "max_steps": plan.max_steps,
@@ -68,28 +59,28 @@ def resolve_arguments(
         # Copies of pinned memory need not wait for what the GPU still does.
         # Batches that differ in size cannot be made even, and need not be: all processes have equally many.
         "accelerator_config": {"non_blocking": True, "even_batches": not plan.by_length},
-        "dataloader_persistent_workers": asked["dataloader_num_workers"] > 0,
-        "usd_per_hour": asked["usd_per_hour"] or _list_price(use_cpu=use_cpu),
-        "eval_on_start": asked["eval_on_start"] and asked["eval_strategy"] != "no",
+        "dataloader_persistent_workers": asked.dataloader_num_workers > 0,
+        "usd_per_hour": asked.usd_per_hour or _list_price(use_cpu=use_cpu),
+        "eval_on_start": asked.eval_on_start and asked.eval_strategy != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         # A command that is started again after it went back goes on from there.
-        "resume_from": "" if asked["resume_from"] == noted(WENT_BACK) else asked["resume_from"],
+        "resume_from": "" if asked.resume_from == noted(WENT_BACK) else asked.resume_from,
     }
-    if asked["max_usd"] and not asked["usd_per_hour"]:
+    if asked.max_usd and not asked.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine: --usd_per_hour")
     optimizers = [MUON, *(name.value for name in OptimizerNames)]
-    if asked["optim"] not in optimizers:
-        raise UserError(f"there is no --optim {asked['optim']}: {did_you_mean(asked['optim'], optimizers)}")
-    if not 0 <= asked["decay_fraction"] <= 1:
-        raise UserError(f"--decay_fraction {asked['decay_fraction']} must be from 0 to 1")
-    if asked["optim"] == MUON and launcher != "ddp":
+    if asked.optim not in optimizers:
+        raise UserError(f"there is no --optim {asked.optim}: {did_you_mean(asked.optim, optimizers)}")
+    if not 0 <= asked.decay_fraction <= 1:
+        raise UserError(f"--decay_fraction {asked.decay_fraction} must be from 0 to 1")
+    if asked.optim == MUON and launcher != "ddp":
         raise UserError(
             f"muon updates whole matrices and {launcher} cuts them up: launch with --config_file "
             "accelerate_configs/ddp.yaml"
         )
     prepare_deepspeed(use_cpu=use_cpu)
     try:
-        args = PretrainingArguments(**(asked | derived))
+        args = PretrainingArguments(**(values_of(asked) | derived))
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
     # One process is one device: on a machine with several GPUs Trainer would wrap the model in DataParallel.

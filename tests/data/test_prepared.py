@@ -19,7 +19,8 @@ from gpt2_repro.recipe import parse_recipe
 def open_for(tmp_path: Path, args: DataArguments, *words: str) -> dict:
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps({"data": vars(args)}))  # JSON is YAML
-    return open_manifest(parse_recipe([str(path), *words], sections={"data": DataArguments}))
+    recipe = parse_recipe([str(path), *words], data=DataArguments)
+    return open_manifest(recipe.data, typed=recipe.typed, recipe=path)
 
 
 def test_another_form_is_refused_even_for_a_typed_folder(arguments, tmp_path: Path) -> None:

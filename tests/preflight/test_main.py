@@ -11,6 +11,7 @@ from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.preflight.findings import Finding
 from tests.preflight.test_topology import BLOG
+from tests.sections import parse_for_training
 
 
 @pytest.fixture
@@ -90,13 +91,14 @@ def test_precision_is_judged_as_train_py_does(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    training = {"use_cpu": False, "torch_compile": False, "bf16": True, "accept_any_hardware": False}
-    cases = [({}, "✗", "--bf16 false"), ({"bf16": False}, "✓", "fp32"), ({"accept_any_hardware": True}, "✓", "fp32")]
-    for changed, mark, words in cases:
-        found = {finding.about: finding for finding in machine.check_devices(training | changed, attention="auto")}
+    cases = [((), "✗", "--bf16 false"), (("--no_bf16",), "✓", "fp32"), (("--accept_any_hardware",), "✓", "fp32")]
+    for options, mark, words in cases:
+        recipe = parse_for_training("--torch_compile", "false", *options)
+        found = {finding.about: finding for finding in machine.check_devices(recipe)}
         assert found["driver"].mark == found["attention"].mark == "!" and "1 x Tesla T4" in found["device"].words
         assert found["precision"].mark == mark and words in found["precision"].words
-    refused = machine.check_devices(training, attention="flash_attention_2")[-1]
+    flash = parse_for_training("--torch_compile", "false", "--attn_implementation", "flash_attention_2")
+    refused = machine.check_devices(flash)[-1]
     assert refused.mark == "✗" and "flash_attention_2" in refused.words
     found = machine.check_sum(8)
     assert found.mark == "✗" and "--n 1" in found.words

@@ -1,6 +1,5 @@
 """Hours and dollars: the figures of the published runs come out, and every number has its source."""
 
-import dataclasses
 import datetime
 import math
 import re
@@ -10,23 +9,19 @@ from typing import Any
 import pytest
 
 from gpt2_repro.hardware import peak_flops
-from gpt2_repro.model_size import gpt2_scale
-from gpt2_repro.preflight.cost import Work, plan_on, ranking, work_of
+from gpt2_repro.preflight.cost import Workload, plan_on, ranking
 from gpt2_repro.preflight.prices import card_of, card_table, cards_named, price_of, price_table
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.workload import workload_of
+from tests.sections import parse_for_training
 
 
 TOKENS = 18_865 * 524_288
 
 
-def training(**changed: Any) -> dict[str, Any]:
-    fields = dataclasses.fields(PretrainingArguments)
-    return {field.name: field.default for field in fields} | {"stop_at_step": 0, "hellaswag_steps": 1000} | changed
-
-
-def work(n_layer: int = 12, **changed: Any) -> Work:
-    scale = gpt2_scale(n_layer=n_layer, n_embd=768, sequence_length=1024, vocab_size=50_257, pad_to_multiple_of=128)
-    return work_of(training(**changed), scale, validation_tokens=100_000_000, hellaswag_tokens=3_034_080)
+def work(**changed: Any) -> Workload:
+    """The work of the default recipe, whose data is not prepared."""
+    words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
+    return workload_of(parse_for_training(*words, "--dataset_dir", "data/nowhere"))
 
 
 def minutes(planned: dict[str, Any]) -> dict[str, float]:
@@ -56,7 +51,7 @@ def test_the_disk_holds_what_is_kept() -> None:
 
 
 def test_a_budget_has_everything_that_is_paid() -> None:
-    planned = plan_on(work(), "A100 SXM 80 GB", 8, training(), "gpt2", None)
+    planned = plan_on(work(), "A100 SXM 80 GB", 8)
     speed, spent = 8 * 218_500, minutes(planned)
     assert spent["training steps"] == pytest.approx(94.3, abs=0.1)  # llm.c: 300 ms a step
     assert spent["validation"] == pytest.approx(77 * 10_485_760 / 3 / speed / 60)
@@ -67,33 +62,33 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     assert planned["minutes"] == pytest.approx(sum(spent.values()))
     assert planned["usd"] == pytest.approx(planned["minutes"] / 60 * 8 * 1.79)
     # On one card, 2,000 steps take longer than the 15 minutes after which a checkpoint is due.
-    slow = minutes(plan_on(work(), "A100 SXM 80 GB", 1, training(), "gpt2", None))
+    slow = minutes(plan_on(work(), "A100 SXM 80 GB", 1))
     assert slow["saving"] == pytest.approx((1 + slow["training steps"] // 15) * 2 / 60)
 
 
 @pytest.mark.parametrize(
-    ("card", "typed", "changed", "model_type", "speed", "basis"),
+    ("card", "typed", "changed", "speed", "basis"),
     [
-        ("H100 SXM", None, {}, "gpt2", 468_000, "published"),
-        ("H100 PCIe", None, {}, "gpt2", 354_000, "estimated"),
-        ("H100 SXM", 1e5, {"bf16": False}, "llama", 1e5, "typed"),
-        ("Tesla T4", 2e4, {}, "gpt2", 2e4, "typed"),
-        ("H100 SXM", None, {}, "llama", None, None),
-        ("H100 SXM", None, {"bf16": False}, "gpt2", None, None),
-        ("H100 SXM", None, {"activation_checkpointing": True}, "gpt2", None, None),
-        ("H100 SXM", None, {"torch_compile": False}, "gpt2", None, None),
+        ("H100 SXM", None, {}, 468_000, "published"),
+        ("H100 PCIe", None, {}, 354_000, "estimated"),
+        ("H100 SXM", 1e5, {"bf16": False}, 1e5, "typed"),
+        ("Tesla T4", 2e4, {}, 2e4, "typed"),
+        ("H100 SXM", None, {"model_type": "llama"}, None, None),
+        ("H100 SXM", None, {"bf16": False}, None, None),
+        ("H100 SXM", None, {"activation_checkpointing": True}, None, None),
+        ("H100 SXM", None, {"torch_compile": False}, None, None),
     ],
 )
-def test_where_a_speed_comes_from(card, typed, changed, model_type, speed, basis) -> None:
-    planned = plan_on(work(), card, 1, training(**changed), model_type, typed)
+def test_where_a_speed_comes_from(card, typed, changed, speed, basis) -> None:
+    planned = plan_on(work(**changed), card, 1, tokens_per_second=typed)
     assert planned["machine"]["tokens_per_second"] == speed
     assert {entry["basis"] for entry in planned["budget"]} == ({basis, "assumed"} if basis else set())
     assert (planned["usd"] is None) is (basis is None or card == "Tesla T4")  # which has no price
 
 
 def test_a_larger_model_is_slower_by_its_flops() -> None:
-    larger = plan_on(work(24), "H100 SXM", 1, training(), "gpt2", None)
-    assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 * 855e6 * TOKENS / work(24).flops)
+    larger = plan_on(work(n_layer=24), "H100 SXM", 1)
+    assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 * 855e6 * TOKENS / work(n_layer=24).flops)
     assert "estimated" in {entry["basis"] for entry in larger["budget"]}
     assert larger["machine"]["micro_batch"] is None  # the table's are of 124M
 

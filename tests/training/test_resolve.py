@@ -6,17 +6,15 @@ import pytest
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
-from gpt2_repro.recipe import parse_recipe
-from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.arguments import PretrainingArguments, load_recipe
 from gpt2_repro.training.resolve import _list_price, resolve_arguments
 
 
 @pytest.fixture
 def resolve(tiny_recipe: Path, tmp_path: Path):
-    def run(*options: str, manifest: dict | None = None):
-        words = [str(tiny_recipe), "--output_dir", str(tmp_path / "run"), *options]
-        asked = parse_recipe(words, sections={"training": PretrainingArguments}, options=("training",)).values
-        return resolve_arguments(asked["training"], sequence_length=32, stem="tiny", manifest=manifest)
+    def run(*options: str, epoch_targets: int | None = None):
+        recipe = load_recipe([str(tiny_recipe), "--output_dir", str(tmp_path / "run"), *options])
+        return resolve_arguments(recipe, epoch_targets=epoch_targets)
 
     return run
 
@@ -32,14 +30,14 @@ def test_accumulation_and_steps_are_derived(resolve, monkeypatch: pytest.MonkeyP
 
 
 def test_rows_by_length_are_not_compiled(resolve) -> None:
-    wrap = {"request": {"packing": "wrap", "min_length": 8}, "counts": {"train": {"row_tokens": 4096}}}
-    by_length = ("--train_sampling_strategy", "group_by_length", "--tokens_per_step")
-    args, plan = resolve(*by_length, "2048", manifest=wrap)
+    wrap = ("--packing", "wrap", "--min_length", "8")
+    by_length = (*wrap, "--train_sampling_strategy", "group_by_length", "--tokens_per_step")
+    args, plan = resolve(*by_length, "2048", epoch_targets=4096)
     assert not args.compile_loss and plan.by_length and not args.accelerator_config.even_batches
     assert args.gradient_accumulation_steps == plan.gradient_accumulation_steps > 1
     for words, told in ((("2048", "--torch_compile"), "--torch_compile"), (("8192",), "4,096 .* 8,192")):
         with pytest.raises(UserError, match=told):
-            resolve(*by_length, *words, manifest=wrap)
+            resolve(*by_length, *words, epoch_targets=4096)
 
 
 @pytest.mark.parametrize("launcher", ["zero3", "fsdp2"])

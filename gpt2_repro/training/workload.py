@@ -1,0 +1,78 @@
+"""What a run has to do, by its recipe: steps, validations, samples, checkpoints and bytes."""
+
+import math
+from pathlib import Path
+
+from gpt2_repro.batch_plan import count_steps
+from gpt2_repro.data.manifest import MANIFEST, read_manifest
+from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
+from gpt2_repro.data.tokenizer import expected_vocab_size
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.scale import scale_of
+from gpt2_repro.model_size import checkpoint_bytes
+from gpt2_repro.preflight.cost import Workload
+from gpt2_repro.training.arguments import TrainingRecipe
+
+
+# GPT-2's tokens of HellaSwag's 40,168 rows, with the padding of passes of 65,536 positions (tests/evaluation/test_hellaswag.py).
+HELLASWAG_TOKENS = 3_034_080
+# The least value of an option.
+LEAST = dict.fromkeys(("tokens_per_step", "per_device_train_batch_size", "eval_steps", "save_steps"), 1)
+LEAST |= dict.fromkeys(("stop_at_step", "eval_tokens", "hellaswag_steps", "sample_steps", "save_minutes"), 0)
+LEAST |= dict.fromkeys(("keep_checkpoints", "keep_every_steps", "usd_per_hour"), 0)
+
+
+def workload_of(recipe: TrainingRecipe) -> Workload:
+    """Return the work of a recipe. The data need not be prepared.
+
+    Raises UserError if a number is out of range.
+    """
+    data, training = recipe.data, recipe.training
+    for name, least in LEAST.items():
+        if not least <= getattr(training, name) < float("inf"):
+            raise UserError(f"--{name} {getattr(training, name)} must be a number of at least {least}")
+    preset = None if data.data_files else PRESETS.get(data.source)
+    is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
+    manifest = read_manifest(data.dataset_dir, prepare="python prepare_data.py") if is_prepared else {}
+    counts = manifest.get("counts", {})
+    # If the data is not prepared: the tokens of the source, or those of the run.
+    tokens = sum(split["tokens"] for split in counts.values())
+    tokens = tokens or min(data.max_tokens or math.inf, preset.size.tokens if preset else training.total_tokens)
+    held_out = data.validation_tokens if data.split == "head" else data.validation_fraction * tokens
+    held_out = counts.get("validation", {}).get("row_tokens") or int(held_out)
+    vocabulary = manifest.get("vocab_size") or expected_vocab_size(data.tokenizer) or 50_257
+    scale = scale_of(recipe.model, sequence_length=data.sequence_length, vocab_size=vocabulary)
+
+    steps = count_steps(training)
+    steps = min(training.stop_at_step or steps, steps)
+    validations = 0 if training.eval_strategy == "no" else _times(steps, training.eval_steps)
+    # HellaSwag and samples come with a validation.
+    hellaswag_passes = min(validations, _times(steps, training.hellaswag_steps))
+    sampled = training.sample_steps if training.sample_tokens else 0
+    saves = 0 if training.save_strategy == "no" else -(-steps // training.save_steps)
+    kept = min(training.keep_checkpoints or saves, max(1, saves))
+    kept += steps // training.keep_every_steps if training.keep_every_steps else 0
+    one, final = checkpoint_bytes(scale.trained, bf16=training.bf16), 4 * scale.parameters
+    is_compiled = training.torch_compile is not False and not training.activation_checkpointing
+    peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
+    return Workload(
+        tokens=steps * training.tokens_per_step,
+        steps=steps,
+        flops=float(steps * training.tokens_per_step * scale.flops_per_token),
+        eval_tokens=validations * min(training.eval_tokens or held_out, held_out),
+        hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
+        samples=min(validations, _times(steps, sampled)),
+        saves=saves,
+        save_minutes=training.save_minutes if saves else 0.0,
+        checkpoint_bytes=one,
+        final_bytes=final,
+        run_bytes=(kept + 2) * one + final,
+        data_bytes=2 * tokens,
+        missing_bytes=0 if is_prepared else peak,
+        is_reference=recipe.model.model_type == "gpt2" and training.bf16 and is_compiled,
+    )
+
+
+def _times(steps: int, every: int) -> int:
+    """Return how often something happens before the first step, every so many steps, and after the last."""
+    return 1 + -(-steps // every) if every else 0
