@@ -160,13 +160,19 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
 ) -> None:
     header = header_of(path)
     monkeypatch.chdir(ROOT)
-    for card in ("A100 SXM 80 GB", "H100 SXM"):
+    dollars = re.search(r"\$([\d,]+) and \$([\d,]+) at list prices", header)
+    assert dollars
+    if path.stem == "gpt2_124m":  # README makes the same claims
+        readme = " ".join((ROOT / "README.md").read_text().split())
+        assert re.search(r"[\d.]+ hours on 8 x A100 .*? at list prices", header)[0] in readme  # type: ignore[index]
+    for card, usd in zip(("A100 SXM 80 GB", "H100 SXM"), dollars.groups(), strict=True):
         with pytest.raises(SystemExit) as ended:
             preflight([str(path), "--gpu", card, "--n", "8", "--json", "--dataset_dir", str(tmp_path / "none")])
         planned = json.loads(capsys.readouterr().out)
         assert not ended.value.code
         said = re.search(rf"([\d.]+) hours on 8 x {card}", header)
         assert said and float(said[1]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
+        assert float(usd.replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
     disk = re.search(r"Disk (\d+) GB of data \((\d+) GB while they are made\) and ([\d.]+) GB for the run", header)
     preset, size = PRESETS.get(values_of(path)["data"]["source"], PRESETS["fineweb-10bt"]), planned["data_bytes"]
     peak = peak_bytes(staged=size, rows=size, downloads=preset.downloads)
