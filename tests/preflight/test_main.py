@@ -1,5 +1,6 @@
 """`python -m gpt2_repro.preflight`: lines, exit codes, and every mistake."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.preflight.memory import MemoryTrial, Outcome
 from tests.preflight.test_topology import BLOG
 
 
@@ -71,6 +73,24 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16)
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
+
+
+@pytest.mark.parametrize(("optim", "launcher"), [("adamw_torch_fused", "zero1"), ("muon", "ddp")])
+def test_the_memory_probe_is_launched_as_the_optimizer_needs(
+    optim: str, launcher: str, look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[Sequence[str]] = []
+
+    def attempt(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
+        commands.append(command)
+        return Outcome(trial, "fits")
+
+    monkeypatch.setattr(machine.memory, "attempt_command", attempt)
+    for words in ((), ("--use_cpu", "false")):
+        assert "✓ memory" in look(tiny_recipe, "--memory", "--optim", optim, *words)[1]
+    on_cpu, on_gpu = commands[0], commands[-1]
+    assert on_gpu[on_gpu.index("--config_file") + 1].endswith(f"accelerate_configs/{launcher}.yaml")
+    assert ("torch.distributed.run" in on_cpu) == (optim == "muon")
 
 
 def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
