@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 from transformers import TrainingArguments
 
 from gpt2_repro.batch_plan import TokenCount
-from gpt2_repro.training.launcher import launcher_name
 
 
 MUON = "muon"
@@ -153,7 +152,6 @@ class PretrainingArguments(TrainingArguments):
     }
 
     def __post_init__(self) -> None:
-        self.launcher = launcher_name()
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         # transformers knows no muon; the Trainer is handed one.

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.launchers import LAUNCHERS, current_launcher
 from gpt2_repro.training.fsdp import check_fsdp
 
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
-SHARDING = ("zero3", "fsdp2")  # launchers under which no process holds a weight whole
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
     "gradient_clipping": "leave it out, and pass --max_grad_norm after train.py",
@@ -66,20 +66,6 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def launcher_name() -> str:
-    """The file of accelerate_configs/ that asks for what this launcher does: ddp, zero1 (for zero2 too), zero3 or fsdp2."""
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        return "fsdp2"
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
-        return "ddp"
-    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if path == "none":
-        stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
-    else:
-        stage = json.loads(Path(path).read_text()).get("zero_optimization", {}).get("stage", 0)
-    return "zero3" if stage == 3 else "zero1"
-
-
 def check_launcher() -> None:
     """Raise UserError where the launcher would not do what its files and flags say."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
@@ -93,7 +79,7 @@ def check_launcher() -> None:
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
-    if launcher_name() == "fsdp2":
+    if current_launcher() == LAUNCHERS["fsdp2"]:
         check_fsdp()
 
 

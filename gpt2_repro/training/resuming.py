@@ -10,6 +10,7 @@ from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.run_record import RunRecord, checkpoints, layout
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.run_identity import require_same_run
@@ -22,10 +23,6 @@ DEEPSPEED_CLASSES = {
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
 }
-# What checkpoints look like, by the launcher that they go on with.
-FORMS = {"ddp": "without DeepSpeed", "zero1": "with DeepSpeed", "zero3": "with ZeRO-3", "fsdp2": "with FSDP2"}
-# And the files that tell; of ZeRO-1 and 2 there is one model for all ranks.
-FILES = {"fsdp2": "pytorch_model_fsdp", "zero3": "zero_pp_rank_0_mp_rank_00_model_states"}
 # Read by transformers with `weights_only`, which knows what else a random state is made of.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
@@ -128,8 +125,9 @@ def choose_start(
             told = f"{run.final} is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
             raise UserError(f"{told} Restore it, or pass another --output_dir.")
         return start, plan, extensions
-    saved, where, by = start.manifest["run_identity"], start.checkpoint, written_under(start.manifest)
-    if by in ("zero1", "zero3") and saved.get("bf16") != run_identity.get("bf16"):
+    saved, where = start.manifest["run_identity"], start.checkpoint
+    by = launcher_of_checkpoint(start.manifest["files"])
+    if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
         told = f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change."
         raise UserError(f"{told} Pass --bf16 {saved.get('bf16')} or another --output_dir.")
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
@@ -137,14 +135,7 @@ def choose_start(
         raise UserError(
             f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."
         )
-    if by != args.launcher:
-        launcher = f"--config_file accelerate_configs/{by}.yaml"
-        raise UserError(f"{where} was written {FORMS[by]}: launch with {launcher}, or pass another --output_dir")
+    if by.form != current_launcher().form:
+        fix = f"Launch with --config_file {by.config}, or pass another --output_dir."
+        raise UserError(f"{where} was written {by.form.words}. {fix}")
     return start, plan, extensions
-
-
-def written_under(manifest: dict[str, Any]) -> str:
-    """The launcher, by the name of its file, whose form the checkpoint of this manifest has; zero2's is zero1's."""
-    stems = {Path(name).stem for name in manifest["files"]}
-    sharding = [launcher for launcher, stem in FILES.items() if stem in stems]
-    return sharding[0] if sharding else "ddp" if manifest["deepspeed_processes"] is None else "zero1"
