@@ -1,17 +1,22 @@
 """A run from its start to its last step, or to where it is told to stop: what is recorded of it, however it ends."""
 
 import logging
+import shutil
 from typing import Any
 
 from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.files import readable, sync, sync_folder
+from gpt2_repro.model.pretraining import plain_model
+from gpt2_repro.model_card import model_card
 from gpt2_repro.references import explained
 from gpt2_repro.run_record import checkpoints
+from gpt2_repro.run_record.checkpoints import discard, seal, training_record
+from gpt2_repro.run_record.layout import STAGING
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
-from gpt2_repro.training.final import finish
-from gpt2_repro.training.resharding import loadable
-from gpt2_repro.training.resuming import Start
-from gpt2_repro.training.sharding import shard_by_fsdp
+from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp
+from gpt2_repro.training.resuming import Start, loadable
+from gpt2_repro.training.saving import full_disk_in_words
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -78,3 +83,42 @@ def _announce(start: Start, aside: list[Any]) -> None:
         logger.info("set aside: %s", path)
     if start.checkpoint is not None:
         logger.info("resuming from %s", start.checkpoint)
+
+
+def finish(trainer: PretrainingTrainer) -> None:
+    """Write `final/` if the last step was reached, and let all ranks end together. Call it on all ranks."""
+    if trainer.state.global_step >= trainer.plan.max_steps and not trainer.stopping.stops:
+        with trainer.meter.on("saving"):
+            _save_final(trainer)
+    trainer.watchdog.disarm()
+    # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
+
+
+def _save_final(trainer: PretrainingTrainer) -> None:
+    """Write `final/` from the fp32 masters, whole or not at all, and call the run complete."""
+    main = trainer.is_world_process_zero()
+    weights = fp32_weights(trainer.model, keep=main)
+    if not main:
+        return
+    trainer.record("running")
+    build_whole()
+    run, model = trainer.run, plain_model(trainer.model.config, weights)
+    staged, final = run.path / STAGING, run.final
+    with full_disk_in_words(run.path, run.final.name, staged):
+        shutil.rmtree(staged, ignore_errors=True)
+        model.save_pretrained(staged)
+        readable(staged)
+        trainer.processing_class.save_pretrained(staged)
+        step = trainer.state.global_step
+        facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
+        seal(staged, {}, **facts, environment=trainer.environment)
+        # Not in the manifest: an evaluation adds its results to the card.
+        (staged / "README.md").write_text(model_card(run.path.resolve().name, training_record(staged)))
+        sync_folder(staged)
+    discard(final)
+    staged.rename(final)
+    sync(run.path)
+    trainer.record("complete", reason=None)
+    logger.info("complete: %s", final)

@@ -13,9 +13,8 @@ from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launch
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import MUON, PretrainingArguments
-from gpt2_repro.training.engine import prepare_deepspeed
+from gpt2_repro.training.engine import allow_fsdp_on_cpu, build_whole, prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
-from gpt2_repro.training.sharding import allow_fsdp_on_cpu, build_whole
 from gpt2_repro.training.tracking import check_reporting
 
 

@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 
 from gpt2_repro.model.export import start_ids
 from gpt2_repro.run_record import RunRecord, events
-from gpt2_repro.training.sharding import has_shards
+from gpt2_repro.training.engine import has_shards
 from gpt2_repro.training.validation import due
 
 

@@ -31,31 +31,26 @@ from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.model.experts import load_experts
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.compiled import CompilationReport, time_compilation
+from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
 from gpt2_repro.training.engine import (
     check_engine,
     describe_engine,
     fix_universal_checkpoint,
     innermost_optimizer,
+    whole,
     zero_gradient_norm,
 )
 from gpt2_repro.training.guard import UpdateGuard
-from gpt2_repro.training.inputs import Inputs
-from gpt2_repro.training.loader import choose_sampler, count_positions, training_loader
+from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import meter_of
-from gpt2_repro.training.muon import muon_for
-from gpt2_repro.training.progress import ProgressBar
-from gpt2_repro.training.ranks import Ranks
-from gpt2_repro.training.replicas import require_same_weights
+from gpt2_repro.training.optimization import build_schedule, follow, muon_for
+from gpt2_repro.training.ranks import Ranks, require_same_weights
 from gpt2_repro.training.resuming import Start
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
-from gpt2_repro.training.schedule import build_schedule, follow
-from gpt2_repro.training.sharding import whole
-from gpt2_repro.training.stopping import NOTHING, Stopping, StopSignals
 from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_wandb, report_text
 from gpt2_repro.training.validation import Validation
-from gpt2_repro.training.watchdog import Watchdog
+from gpt2_repro.training.when import NOTHING, Stopping, StopSignals, Watchdog
 
 
 logger = logging.getLogger(__name__)

@@ -50,11 +50,11 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 def inject(fault: str) -> None:
     """Replace a function by one with the fault, where its arguments say so, on one rank."""
     from gpt2_repro.run_record import checkpoints
+    from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.hashing import _HashedFile
-    from gpt2_repro.training.progress import ProgressBar
     from gpt2_repro.training.saving import CheckpointSaver
-    from gpt2_repro.training.stopping import Stopping
     from gpt2_repro.training.trainer import PretrainingTrainer
+    from gpt2_repro.training.when import Stopping
 
     always = lambda *_, **__: True  # noqa: E731
     at_step = lambda self, *_, **__: self.state.global_step + 1 in STEPS  # noqa: E731

@@ -5,8 +5,8 @@ import types
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from gpt2_repro.training.callbacks import ProgressBar, format_event
 from gpt2_repro.training.fit import judge
-from gpt2_repro.training.progress import ProgressBar, format_event
 
 
 @pytest.mark.parametrize(("reference", "bands"), [("llm.c", ["", "✗ above", "✗ above", "✓"]), (None, [""] * 4)])

@@ -9,7 +9,7 @@ import pytest
 from transformers import TrainerControl
 
 from gpt2_repro.training.ranks import Ranks
-from gpt2_repro.training.stopping import SIGNALS, Stopping, StopSignals
+from gpt2_repro.training.when import SIGNALS, Stopping, StopSignals
 
 
 @pytest.fixture

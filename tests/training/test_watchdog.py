@@ -5,7 +5,7 @@ import faulthandler
 import pytest
 from transformers import TrainerCallback
 
-from gpt2_repro.training.watchdog import Watchdog
+from gpt2_repro.training.when import Watchdog
 
 
 def test_signs_of_life_put_the_end_off(monkeypatch: pytest.MonkeyPatch) -> None:
