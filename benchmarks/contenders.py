@@ -107,9 +107,10 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.run_record import RunRecord
     from gpt2_repro.training.arguments import PretrainingArguments
+    from gpt2_repro.training.fit import build_trainer
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
-    from gpt2_repro.training.trainer import PretrainingTrainer
+    from gpt2_repro.training.resuming import Start
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     rows = setup.micro_batch * setup.accumulation * processes
@@ -147,11 +148,12 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         "plan": dataclasses.asdict(plan),
         "data": {"request": {"packing": "concat"}},
     }
-    training = PretrainingTrainer(
+    training = build_trainer(
+        Start(),
+        args,
+        plan,
         model=our_model(setup, document_mask=document_mask),
-        args=args,
         inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
-        plan=plan,
         run=RunRecord(args.output_dir),
         environment=environment,
         run_identity={"max_steps": plan.max_steps, "extensions": []},

@@ -10,17 +10,21 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.training import ranks
 
 
 logger = logging.getLogger(__name__)
+
+PIECE = 1 << 22  # weights
+INTEGERS = {2: torch.int16, 4: torch.int32}  # as wide as a weight
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
@@ -228,3 +232,36 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
 def whole(value: Any) -> Any:
     """A tensor that is spread over the processes, summed up or put together on each; anything else as it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def require_same_weights(model: nn.Module, *, step: int) -> None:
+    """Compare the bits of all weights between all ranks. A collective.
+
+    Shards are no replicas: each is held once, and there is nothing to compare it with.
+
+    Raises RunFailed where they differ: the gradients of such a step are no one's, and its checkpoint neither.
+    """
+    if has_shards(model):
+        return
+    table = ranks.gather(fingerprints(model))
+    differs = (table != table[0]).nonzero().tolist()
+    if not differs:
+        return
+    odd = sorted({rank for rank, _ in differs})
+    first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
+    told = f"at step {step} the weights of rank {', '.join(map(str, odd))} are not those of rank 0, first in {first}"
+    raise RunFailed(
+        f"{told}: a GPU or its link is faulty. Start again with NCCL_P2P_DISABLE=1, or on another machine."
+    )
+
+
+@torch.no_grad()
+def fingerprints(model: nn.Module) -> Tensor:
+    """The sum of each weight's bits, read as integers [weights]: a flipped bit changes it, and the order of adding not."""
+    return torch.stack([_sum_of_bits(weight) for weight in model.parameters()]).cpu()
+
+
+def _sum_of_bits(weight: Tensor) -> Tensor:
+    bits = weight.view(INTEGERS[weight.element_size()]).flatten()
+    # In pieces: torch makes a copy in int64 of what it adds.
+    return torch.stack([piece.sum(dtype=torch.int64) for piece in bits.split(PIECE)]).sum()

@@ -1,26 +1,56 @@
 """A run from its start to its last step, or to where it is told to stop: what is recorded of it, however it ends."""
 
+import copy
+import functools
 import logging
 import shutil
 from typing import Any
 
+from transformers import PrinterCallback, ProgressCallback
+
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import readable, sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.model_card import model_card
 from gpt2_repro.references import explained
 from gpt2_repro.run_record import checkpoints
-from gpt2_repro.run_record.checkpoints import discard, seal, training_record
 from gpt2_repro.run_record.layout import STAGING
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
+from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
 from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp
 from gpt2_repro.training.resuming import Start, loadable
+from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import full_disk_in_words
+from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_wandb, report_text
 from gpt2_repro.training.trainer import PretrainingTrainer
+from gpt2_repro.training.when import validates_at_start
 
 
 logger = logging.getLogger(__name__)
+
+
+def build_trainer(start: Start, args: PretrainingArguments, plan: BatchPlan, **parts: Any) -> PretrainingTrainer:
+    """Build the Trainer with what reports about the run. `parts`: see PretrainingTrainer."""
+    args = copy.copy(args)
+    args.max_steps = plan.max_steps  # an extension may have moved it
+    is_validated = start.manifest.get("eval_loss") is not None
+    args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
+    prepare_wandb(args.report_to, parts["run"].path)
+    trainer = PretrainingTrainer(args=args, plan=plan, **parts)
+    guard_reporting(trainer)
+    for stock in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(stock)
+    trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.get("reference")))
+    report = functools.partial(report_text, trainer)
+    sampler = TextSampler(trainer.run, trainer.processing_class, due=trainer.when.samples, report=report)
+    trainer.add_callback(Guarded(sampler))
+    if args.compile_loss:
+        time_compilation(functools.partial(trainer.meter.move, to="startup"))
+        trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
+    return trainer
 
 
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
@@ -28,10 +58,10 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
     Raises RunFailed where the disk is full or updates are not finite.
     """
-    run, args = trainer.run, trainer.args
-    trainer.stopping.signals.install()
+    run, args, when = trainer.run, trainer.args, trainer.when
+    when.signals.install()
     if start.checkpoint is not None:
-        trainer.restore(start)
+        trainer.restore(start.manifest)
     if trainer.is_world_process_zero():
         checkpoints.sweep(run.path)
         # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
@@ -52,14 +82,19 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         trainer.watchdog.arm()
         trainer.train(resume_from_checkpoint=folder)
         trainer.guard.settle()
-        stopping = trainer.stopping
-        if stopping.stops or trainer.state.global_step < trainer.plan.max_steps:
-            # Where the run was at stop_at_step before, no step has told so.
-            reason = stopping.reason or f"--stop_at_step {args.stop_at_step}"
-            trainer.record("failed" if stopping.orphaned else "stopped", reason=reason)
-        finish(trainer)
-        judge(trainer)
+        if when.reason or trainer.state.global_step < trainer.plan.max_steps:
+            # If the run was at stop_at_step before, no step has given a reason.
+            reason = when.reason or f"--stop_at_step {args.stop_at_step}"
+            trainer.record("failed" if when.orphaned else "stopped", reason=reason)
+        else:
+            with trainer.meter.on("saving"):
+                _save_final(trainer)
+        trainer.watchdog.disarm()
+        # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
         if trainer.is_world_process_zero():
+            judge(trainer)
             lines = breakdown_lines(run.time_breakdown(), usd_per_hour=args.usd_per_hour)
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
     except BaseException as error:
@@ -69,10 +104,9 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
 
 def judge(trainer: PretrainingTrainer) -> None:
-    """Say whether the run has come out where those that it follows did."""
+    """Log whether the last validation is where those of the reference were."""
     losses, followed = trainer.eval_losses, trainer.environment.get("reference")
-    told = followed and "eval_loss" in losses and explained(int(losses["step"]), losses["eval_loss"])
-    if told and trainer.is_world_process_zero():
+    if followed and "eval_loss" in losses and (told := explained(int(losses["step"]), losses["eval_loss"])):
         logger.info(told)
 
 
@@ -83,17 +117,6 @@ def _announce(start: Start, aside: list[Any]) -> None:
         logger.info("set aside: %s", path)
     if start.checkpoint is not None:
         logger.info("resuming from %s", start.checkpoint)
-
-
-def finish(trainer: PretrainingTrainer) -> None:
-    """Write `final/` if the last step was reached, and let all ranks end together. Call it on all ranks."""
-    if trainer.state.global_step >= trainer.plan.max_steps and not trainer.stopping.stops:
-        with trainer.meter.on("saving"):
-            _save_final(trainer)
-    trainer.watchdog.disarm()
-    # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
-    trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
@@ -113,11 +136,11 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         trainer.processing_class.save_pretrained(staged)
         step = trainer.state.global_step
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
-        seal(staged, {}, **facts, environment=trainer.environment)
+        checkpoints.seal(staged, {}, **facts, environment=trainer.environment)
         # Not in the manifest: an evaluation adds its results to the card.
-        (staged / "README.md").write_text(model_card(run.path.resolve().name, training_record(staged)))
+        (staged / "README.md").write_text(model_card(run.path.resolve().name, checkpoints.training_record(staged)))
         sync_folder(staged)
-    discard(final)
+    checkpoints.discard(final)
     staged.rename(final)
     sync(run.path)
     trainer.record("complete", reason=None)

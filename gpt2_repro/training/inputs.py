@@ -1,9 +1,9 @@
 """What a run reads: rows, tokenizer and HellaSwag, opened before anything is built, and the loader of the rows."""
 
 import dataclasses
+import functools
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.batching import LengthGroupedBatches
-from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.data.collator import EpochSampler, collate_rows
 from gpt2_repro.data.prepared import open_dataset
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
 from gpt2_repro.model.export import start_ids
+from gpt2_repro.training import ranks
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.ranks import Ranks
 
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def _open_hellaswag(
     except RunFailed as error:
         logger.warning("HellaSwag is not scored: %s", error)
     # All ranks score it or none does.
-    return None if Ranks().largest(int(not items)) else HellaSwag(items, tokenizer, window=window)
+    return None if ranks.largest(int(not items)) else HellaSwag(items, tokenizer, window=window)
 
 
 def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> EpochSampler | LengthGroupedBatches:
@@ -87,9 +87,11 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> E
 
 
 def training_loader(
-    rows: Rows, sampler: EpochSampler | LengthGroupedBatches, collate: Callable[..., Any], args: PretrainingArguments
+    rows: Rows, sampler: EpochSampler | LengthGroupedBatches, plan: BatchPlan, args: PretrainingArguments
 ) -> DataLoader:
     """The loader of all processes, which accelerate then cuts: of rows in the sampler's order, or of its batches."""
+    # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
+    length = plan.sequence_length if args.compile_loss else None
     if isinstance(sampler, LengthGroupedBatches):
         cut: dict[str, Any] = {"batch_sampler": sampler}
     else:
@@ -97,7 +99,7 @@ def training_loader(
     return DataLoader(
         rows,
         **cut,
-        collate_fn=collate,
+        collate_fn=functools.partial(collate_rows, length=length),
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory,
         persistent_workers=args.dataloader_persistent_workers,

@@ -52,9 +52,8 @@ def pretrain(
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.model.document_mask import documents_of
     from gpt2_repro.training.announce import announce, describe_run
-    from gpt2_repro.training.fit import fit
+    from gpt2_repro.training.fit import build_trainer, fit
     from gpt2_repro.training.inputs import open_inputs
-    from gpt2_repro.training.trainer import PretrainingTrainer
 
     inputs = open_inputs(data_args, manifest, args)
     tokenizer = inputs.tokenizer
@@ -70,7 +69,5 @@ def pretrain(
     if args.process_index == 0:
         run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
     environment = announce(describe_run(args, plan, model, manifest, attention, beside_default))
-    trainer = PretrainingTrainer(
-        model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity
-    )
-    fit(trainer, start)
+    parts = {"model": model, "inputs": inputs, "run": run, "environment": environment, "run_identity": run_identity}
+    fit(build_trainer(start, args, plan, **parts), start)

@@ -24,19 +24,18 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
+from transformers import DefaultFlowCallback, Trainer, TrainerControl
 
 from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
-from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.model.experts import load_experts
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
 from gpt2_repro.training.engine import (
     check_engine,
     describe_engine,
     fix_universal_checkpoint,
     innermost_optimizer,
+    require_same_weights,
     whole,
     zero_gradient_norm,
 )
@@ -44,13 +43,9 @@ from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import meter_of
 from gpt2_repro.training.optimization import build_schedule, follow, muon_for
-from gpt2_repro.training.ranks import Ranks, require_same_weights
-from gpt2_repro.training.resuming import Start
-from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import CheckpointSaver
-from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_wandb, report_text
 from gpt2_repro.training.validation import Validation
-from gpt2_repro.training.when import NOTHING, Stopping, StopSignals, Watchdog
+from gpt2_repro.training.when import NOTHING, StepControl, Watchdog
 
 
 logger = logging.getLogger(__name__)
@@ -80,12 +75,7 @@ class PretrainingTrainer(Trainer):
         run_identity: dict[str, Any],
         **kwargs: Any,
     ) -> None:
-        prepare_wandb(kwargs["args"].report_to, run.path)
-        kwargs["args"].max_steps = plan.max_steps  # an extension may have moved it
-        # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
-        length = plan.sequence_length if kwargs["args"].compile_loss else None
         super().__init__(
-            data_collator=functools.partial(collate_rows, length=length),
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
             processing_class=inputs.tokenizer,
@@ -98,30 +88,25 @@ class PretrainingTrainer(Trainer):
         self.full_rows = environment["data"]["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
         run.measured = self.meter.time_breakdown
-        self.validation = Validation(inputs, self.args, length=plan.sequence_length, accelerator=self.accelerator)
+        self.when = StepControl(self.args, self.run.seconds)
+        self.validation = Validation(
+            inputs,
+            self.args,
+            length=plan.sequence_length,
+            accelerator=self.accelerator,
+            scores_hellaswag=self.when.scores_hellaswag,
+        )
         limits = {"skip_loss_z": self.args.skip_loss_z, "skip_grad_z": self.args.skip_grad_z}
         mean = functools.partial(self.accelerator.reduce, reduction="mean")
         self.guard = UpdateGuard(**limits, mean=mean, report=self._write_event)
-        self.ranks = Ranks()
-        self.stopping = Stopping(StopSignals(), self.ranks, self.run.seconds)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
         self._restored_losses: dict[str, Any] | None = None
         self.eval_losses: dict[str, float] = {}  # of the last validation, with its step
-        self._use_own_callbacks()
-
-    def _use_own_callbacks(self) -> None:
-        guard_reporting(self)
-        for stock in (ProgressCallback, PrinterCallback):
-            self.remove_callback(stock)
-        bar = ProgressBar(self.validation.batches, self.environment.get("reference"))
-        sampler = TextSampler(self.run, self.processing_class, functools.partial(report_text, self))
-        for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog):
+        self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
+        for own in (self.guard, self.when, self.watchdog):
             self.add_callback(own)
-        if self.args.compile_loss:
-            time_compilation(functools.partial(self.meter.move, to="startup"))
-            self.add_callback(CompilationReport(self.model, record=self._record_engine))
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         begun = super()._init_training_state(max_steps, *args)
@@ -139,18 +124,19 @@ class PretrainingTrainer(Trainer):
         engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
-        self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
+        self.record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
         return prepared
 
-    def _record_engine(self, facts: dict[str, Any]) -> None:
+    def record_engine(self, facts: dict[str, Any]) -> None:
+        """Add facts about the engine to environment.json."""
         self.environment["engine"] = self.environment.get("engine", {}) | facts
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
         # Trainer would train one step more when it resumes from the last checkpoint, or was stopped while it validated.
-        if self.state.global_step >= self.args.last_step or self.stopping.stops:
+        if self.when.is_over(self.state.global_step):
             self.control.should_training_stop = True
             return
         # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
@@ -166,13 +152,10 @@ class PretrainingTrainer(Trainer):
         if self.is_fsdp_enabled or not load_experts(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def restore(self, start: Start) -> None:
-        """Restore what transformers' own files do not have, and repeat a validation that was cut short."""
-        self.guard.load_state(start.manifest["guard"])
-        self._restored_losses = start.manifest["loss_window"]
-        due = start.step % self.args.eval_steps == 0 or start.step == self.args.last_step
-        missing = due and start.manifest["eval_loss"] is None
-        self.args.eval_on_start = self.args.eval_strategy != "no" and missing
+    def restore(self, manifest: dict[str, Any]) -> None:
+        """Restore from a checkpoint's manifest what transformers' own files do not have."""
+        self.guard.load_state(manifest["guard"])
+        self._restored_losses = manifest["loss_window"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
         self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.run_identity)
@@ -183,8 +166,7 @@ class PretrainingTrainer(Trainer):
         return self.sampler
 
     def get_train_dataloader(self) -> DataLoader:
-        loader = training_loader(self.train_dataset, self.sampler, self.data_collator, self.args)
-        return self.accelerator.prepare(loader)
+        return self.accelerator.prepare(training_loader(self.train_dataset, self.sampler, self.plan, self.args))
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
@@ -223,7 +205,9 @@ class PretrainingTrainer(Trainer):
         if "loss" in logs:
             self._tr_loss.zero_()
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
-            logs |= ({"updates_skipped": self.guard.total} if self.guard.total else {}) | self.stopping.cost(self.args)
+            logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
+            if self.args.usd_per_hour and self.is_world_process_zero():
+                logs["usd"] = round(self.run.seconds() / 3600 * self.args.usd_per_hour, 2)
             if self.run.is_stale():
                 self.record("running")
         if "loss" in logs or "eval_loss" in logs:
@@ -234,19 +218,28 @@ class PretrainingTrainer(Trainer):
         if self.is_world_process_zero():
             events.append(self.run.metrics, {"step": step, **event, "time": round(time.time(), 3)})
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Mean negative log-likelihood per target of each set, exact for any number of processes; HellaSwag where due."""
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return the mean negative log-likelihood per target of each set, exact for any number of processes.
+
+        Raises ValueError for another dataset or prefix: the sets are those of the prepared folder.
+        """
+        if eval_dataset is not None or metric_key_prefix != "eval":
+            raise ValueError(
+                "evaluate() takes no eval_dataset and no metric_key_prefix. Prepare the sets as validation_<name>."
+            )
         with self.meter.on("validation"):
-            require_same_weights(self.model, self.ranks, step=self.state.global_step)
+            require_same_weights(self.model, step=self.state.global_step)
             metrics_of_all = self.validation.measure(
                 self.model.eval(),
                 step=self.state.global_step,
                 # A validation that a signal cuts short is made up for when the run goes on.
-                goes_on=lambda: self.ranks.largest(self.stopping.interruption()) == NOTHING,
+                goes_on=lambda: self.when.interruption() == NOTHING,
                 after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
             )
-            if interruption := self.ranks.largest(self.stopping.interruption()):
-                self.stopping.stop(interruption, self.args, self.control)
+            if interruption := self.when.interruption():
+                self.when.stop(interruption, self.control)
                 return {}
             metrics = metrics_of_all()
             self.log(metrics | {"tokens": self.tokens_trained})
@@ -261,9 +254,9 @@ class PretrainingTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = functools.partial(super()._save_checkpoint, model, trial)
         with self.meter.on("saving"):
-            require_same_weights(self.model, self.ranks, step=self.state.global_step)
+            require_same_weights(self.model, step=self.state.global_step)
             self.run.sync()
-            self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.stopping.reason)
+            self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.when.reason)
         self.record("running", save_seconds=round(self.saver.seconds, 2))
 
     def _describe_checkpoint(self) -> dict[str, Any]:

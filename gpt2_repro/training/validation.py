@@ -14,6 +14,7 @@ from torch import Tensor
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.data.rows import Rows
+from gpt2_repro.evaluation.hellaswag import HellaSwag
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.inputs import Inputs
 
@@ -28,20 +29,33 @@ class Validation:
         inputs: the sets, and HellaSwag's items.
         length: targets of a full row.
         accelerator: sums over the processes.
+        scores_hellaswag: whether HellaSwag is due at a step.
     """
 
-    def __init__(self, inputs: Inputs, args: PretrainingArguments, *, length: int, accelerator: Accelerator) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        args: PretrainingArguments,
+        *,
+        length: int,
+        accelerator: Accelerator,
+        scores_hellaswag: Callable[[int], bool],
+    ) -> None:
         self.sets, self.hellaswag, self.args, self.length = inputs.validation, inputs.hellaswag, args, length
+        self.scores_hellaswag = scores_hellaswag
         self.accelerator = accelerator
         self._positions = args.per_device_eval_batch_size * length  # what a pass of the losses has room for
+
+    def _hellaswag(self, step: int) -> HellaSwag | None:
+        return self.hellaswag if self.scores_hellaswag(step) else None
 
     def batches(self, step: int) -> int:
         """How many passes the first process has at this step, which has the most."""
         shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
         losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
-        if self.hellaswag is None or not due(step, self.args.hellaswag_steps, self.args):
+        if not (hellaswag := self._hellaswag(step)):
             return losses
-        return losses + -(-len(self.hellaswag.batches(self._positions)) // self.args.world_size)
+        return losses + -(-len(hellaswag.batches(self._positions)) // self.args.world_size)
 
     def measure(
         self, model: Callable[..., Any], *, step: int, goes_on: Callable[[], bool], after_batch: Callable[[], None]
@@ -54,8 +68,8 @@ class Validation:
         shares = [itertools.takewhile(lambda batch: goes_on(), self._share(rows)) for rows in self.sets.values()]
         mine = torch.stack([sums(share) for share in shares])
         endings: Tensor | None = None
-        if self.hellaswag is not None and due(step, self.args.hellaswag_steps, self.args):
-            endings = self.hellaswag.losses(
+        if hellaswag := self._hellaswag(step):
+            endings = hellaswag.losses(
                 lambda ids, labels: model(input_ids=ids, shift_labels=labels, reduction="none").loss,
                 positions=self._positions,
                 device=self.args.device,
@@ -73,8 +87,8 @@ class Validation:
                 found |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
                 if not math.isfinite(nll):
                     logger.warning("the validation loss is not finite at step %d: %s_loss", step, key)
-            if endings is not None and self.hellaswag is not None:
-                found |= self.hellaswag.score(self.accelerator.reduce(endings, reduction="sum"))
+            if endings is not None and hellaswag is not None:
+                found |= hellaswag.score(self.accelerator.reduce(endings, reduction="sum"))
             return found
 
         return metrics
@@ -87,16 +101,6 @@ class Validation:
             size=self.args.per_device_eval_batch_size,
             fixed_length=self.length if self.args.compile_loss else None,
         )
-
-
-def due(step: int, every: int, args: PretrainingArguments) -> bool:
-    """Whether what is to be done every so many steps, with a validation, is due with the one at this step.
-
-    Before the first step, after the last, and at the first validation at or behind each multiple. `every` 0 is never.
-    """
-    if not every:
-        return False
-    return step in (0, args.last_step) or step // every > max(0, step - args.eval_steps) // every
 
 
 def validation_batches(

@@ -1,4 +1,4 @@
-"""When a run saves and when it stops: signals, budgets, the clock and the last step, agreed between all ranks."""
+"""When a run logs, saves, validates, samples, scores HellaSwag and stops. All of it is decided here."""
 
 import faulthandler
 import logging
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import DefaultFlowCallback, TrainerCallback
 
+from gpt2_repro.training import ranks
+from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.launcher import LAUNCHER_DIED
-from gpt2_repro.training.ranks import Ranks
 
 
 logger = logging.getLogger(__name__)
@@ -50,25 +51,22 @@ class StopSignals:
             os._exit(128 + signal.SIGINT)
 
 
-class Stopping(TrainerCallback):
-    """Decides at the end of each step, on all ranks alike, whether a checkpoint is due and whether the run stops.
+class StepControl(DefaultFlowCallback):
+    """Decides after each step, alike on all ranks, what follows it; asked between steps for everything else.
+
+    transformers' DefaultFlowCallback decides by the steps of the arguments. Added are save_minutes, stop_at_step, budgets
+    and signals.
 
     Args:
-        signals: of this process.
-        ranks: which agree on it.
         clock: seconds that the run has cost so far, in all its attempts; asked on rank 0.
     """
 
-    def __init__(self, signals: StopSignals, ranks: Ranks, clock: Callable[[], float]) -> None:
-        self.signals, self.ranks, self.clock = signals, ranks, clock
-        self.reason: str | None = None
+    def __init__(self, args: PretrainingArguments, clock: Callable[[], float]) -> None:
+        self.args, self.clock = args, clock
+        self.signals = StopSignals()
+        self.reason: str | None = None  # why the run stops before its last step
         self.orphaned = False
-        self._saved_at: float | None = None
-
-    @property
-    def stops(self) -> bool:
-        """Whether the run has been told to stop before its last step."""
-        return self.reason is not None
+        self._saved_at = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saved_at = time.monotonic()
@@ -76,49 +74,72 @@ class Stopping(TrainerCallback):
     on_save = on_train_begin
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_step_end(args, state, control, **kwargs)
         if state.global_step >= state.max_steps:
             control.should_log = True
             return
-        wish = self.ranks.largest(self._wish(args, state))
+        wish = ranks.largest(self._wish(main=state.is_world_process_zero))
         if wish >= SAVE:
             control.should_save = True
         if wish > SAVE:
-            self.stop(wish, args, control)
-            control.should_evaluate = False  # owed, and made up for when the run goes on
-        elif args.stop_at_step and state.global_step >= args.stop_at_step:
+            self.stop(wish, control)
+            control.should_evaluate = False  # repeated when the run continues
+        elif self.is_over(state.global_step):
             self.reason = f"--stop_at_step {args.stop_at_step}"
             control.should_save = control.should_training_stop = control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
 
-    def stop(self, wish: int, args: Any, control: Any) -> None:
-        """Stop with a checkpoint, for what the ranks have agreed on."""
-        reasons = {MAX_HOURS: f"--max_hours {args.max_hours:g}", MAX_USD: f"--max_usd {args.max_usd:g}"}
+    def stop(self, wish: int, control: Any) -> None:
+        """Stop with a checkpoint, for the reason that the ranks have agreed on."""
+        budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
         self.orphaned = wish == SIGNAL + LAUNCHER_DIED
-        self.reason = "the launcher died" if self.orphaned else reasons.get(wish) or signal.Signals(wish - SIGNAL).name
+        self.reason = "the launcher died" if self.orphaned else budgets.get(wish) or signal.Signals(wish - SIGNAL).name
         control.should_save = control.should_training_stop = True
         logger.info("stopping with a checkpoint: %s", self.reason)
 
-    def cost(self, args: Any) -> dict[str, float]:
-        """What the run has cost so far, in dollars, where the price of the machine is known; on rank 0."""
-        known = args.usd_per_hour and args.process_index == 0
-        return {"usd": round(self.clock() / 3600 * args.usd_per_hour, 2)} if known else {}
+    def is_over(self, step: int) -> bool:
+        """Return whether no step follows `step`."""
+        return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """What this rank has to say of signals."""
+        """Return the signal that the ranks have agreed on, as `stop` takes it, or NOTHING. A collective."""
+        return ranks.largest(self._signal())
+
+    def scores_hellaswag(self, step: int) -> bool:
+        """Return whether the validation at `step` scores HellaSwag."""
+        return self._due(step, self.args.hellaswag_steps)
+
+    def samples(self, step: int) -> bool:
+        """Return whether text is sampled after the validation at `step`."""
+        return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
+
+    def _due(self, step: int, every: int) -> bool:
+        """Before the first step, after the last, and at the first validation at or after each multiple of `every`."""
+        if not every:
+            return False
+        return step in (0, self.args.last_step) or step // every > max(0, step - self.args.eval_steps) // every
+
+    def _signal(self) -> int:
         return SIGNAL + self.signals.received if self.signals.received else NOTHING
 
-    def _wish(self, args: Any, state: Any) -> int:
-        if self.signals.received or not state.is_world_process_zero:
-            return self.interruption()
-        hours = self.clock() / 3600
+    def _wish(self, *, main: bool) -> int:
+        if self.signals.received or not main:
+            return self._signal()
+        args, hours = self.args, self.clock() / 3600
         if args.max_hours and hours >= args.max_hours:
             return MAX_HOURS
         if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
             return MAX_USD
         due = args.save_strategy != "no" and args.save_minutes
-        if due and time.monotonic() - (self._saved_at or 0.0) >= 60 * args.save_minutes:
-            return SAVE
-        return NOTHING
+        return SAVE if due and time.monotonic() - self._saved_at >= 60 * args.save_minutes else NOTHING
+
+
+def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
+    """Return whether a run that starts at `step` validates first: eval_on_start, or a validation that was cut short."""
+    if not step:
+        return args.eval_on_start
+    is_due = step % args.eval_steps == 0 or step == args.last_step
+    return args.eval_strategy != "no" and is_due and not is_validated
 
 
 class Watchdog(TrainerCallback):
