@@ -107,10 +107,10 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.run_record import RunRecord
     from gpt2_repro.training.arguments import PretrainingArguments
-    from gpt2_repro.training.fit import build_trainer
+    from gpt2_repro.training.fit import add_callbacks
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
-    from gpt2_repro.training.resuming import Start
+    from gpt2_repro.training.trainer import PretrainingTrainer
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     rows = setup.micro_batch * setup.accumulation * processes
@@ -148,16 +148,16 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         "plan": dataclasses.asdict(plan),
         "data": {"request": {"packing": "concat"}},
     }
-    training = build_trainer(
-        Start(),
-        args,
-        plan,
+    training = PretrainingTrainer(
         model=our_model(setup, document_mask=document_mask),
+        args=args,
+        plan=plan,
         inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
         run=RunRecord(args.output_dir),
         environment=environment,
         run_identity={"max_steps": plan.max_steps, "extensions": []},
     )
+    add_callbacks(training)
     training.add_callback(Watched())
     training.train()
 

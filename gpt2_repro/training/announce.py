@@ -39,24 +39,22 @@ def describe_run(
         beside_default: the deviations from the default recipe, and the reference whose curve is to be expected.
     """
     scale = measure(model, plan.sequence_length)
-    return (
-        describe_environment()
-        | {
-            "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
-            "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
-            "architecture": model.config.model_type,
-            "parameters": scale.parameters,
-            "active_parameters": scale.active,
-            "flops_per_token": scale.flops_per_token,
-            "precision": "bf16" if args.bf16 else "fp32",
-            "attention": f"{attention[0]} ({attention[1]})",
-            "document_mask": model.documents is not None,
-            "usd_per_hour": args.usd_per_hour or None,
-            "seed": args.seed,
-            "data": data,
-        }
-        | beside_default
-    )
+    return {
+        **describe_environment(),
+        "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
+        "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
+        "architecture": model.config.model_type,
+        "parameters": scale.parameters,
+        "active_parameters": scale.active,
+        "flops_per_token": scale.flops_per_token,
+        "precision": "bf16" if args.bf16 else "fp32",
+        "attention": f"{attention[0]} ({attention[1]})",
+        "document_mask": model.documents is not None,
+        "usd_per_hour": args.usd_per_hour or None,
+        "seed": args.seed,
+        "data": data,
+        **beside_default,
+    }
 
 
 def announce(environment: dict[str, Any]) -> dict[str, Any]:

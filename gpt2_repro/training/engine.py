@@ -43,13 +43,13 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
     """What computes, read from the objects that do: processes, engine, ZeRO stage, optimizer, dtypes, clipping.
 
     Args:
         accelerator: the Trainer's.
         wrapped: the model as the launcher's backend wrapped it.
-        optimizer: the Trainer's.
+        inner: see innermost_optimizer.
     """
     weights = next(wrapped.parameters())
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
@@ -66,13 +66,15 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
         "communication": _name(weights.dtype) if distributed else None,
         "clip": None,
     }
-    inner = innermost_optimizer(wrapped, optimizer)
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
+        # Weights that are updated. ZeRO-3 hands them to its optimizer piece by piece, at the step.
+        groups = getattr(zero, "fp32_partitioned_groups_flat", None)
+        masters = groups[0] if groups else inner.param_groups[0]["params"][0]
         facts |= {
             "zero_stage": wrapped.zero_optimization_stage(),
             "zero_optimizer": type(zero).__name__,
-            "masters": _name(_masters(zero, inner).dtype),
+            "masters": _name(masters.dtype),
             "accumulation": _name(wrapped.get_data_types()[1]),
             "communication": _name(wrapped.communication_data_type),
             "clip": zero.clip_grad,
@@ -86,21 +88,13 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
     return facts | {"optimizer": type(inner).__name__}
 
 
-def _masters(zero: Any, inner: Any) -> torch.Tensor:
-    """Some of the weights that are updated. ZeRO-3 hands them to its optimizer piece by piece, at the step."""
-    groups = getattr(zero, "fp32_partitioned_groups_flat", None)
-    return groups[0] if groups else inner.param_groups[0]["params"][0]
-
-
-def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
+def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
     """torch's optimizer, inside of what accelerate and DeepSpeed put around it."""
     outer: Any = wrapped.optimizer if type(wrapped).__name__ == "DeepSpeedEngine" else optimizer
     return getattr(outer, "optimizer", outer)
 
 
-def fix_universal_checkpoint(
-    wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float
-) -> None:
+def fix_universal_checkpoint(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
     """Correct what DeepSpeed 0.19.8 loads wrongly from a checkpoint. Other engines stay as they are.
 
     - The clipping limit: stages 1 to 3 restore the checkpoint's and ignore the configuration
@@ -123,7 +117,7 @@ def fix_universal_checkpoint(
             group["weight_decay"] = decay
 
 
-def zero_gradient_norm(wrapped: torch.nn.Module) -> Callable[[], Any] | None:
+def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
     """Asks DeepSpeed for the norm of this step's gradients, which it knows when torch's optimizer is called.
 
     None without DeepSpeed.
@@ -165,7 +159,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def fp32_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """Every weight in fp32 on the CPU, from the masters where DeepSpeed holds them; {} for a rank that does not `keep`.
 
     A collective: call it on all ranks.

@@ -1,14 +1,11 @@
 """A run from its start to its last step, or to where it is told to stop: what is recorded of it, however it ends."""
 
-import copy
 import functools
 import logging
 import shutil
-from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import readable, sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
@@ -18,7 +15,6 @@ from gpt2_repro.run_record import checkpoints
 from gpt2_repro.run_record.layout import STAGING
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
-from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
 from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp
 from gpt2_repro.training.resuming import Start, loadable
@@ -26,20 +22,15 @@ from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import full_disk_in_words
 from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_wandb, report_text
 from gpt2_repro.training.trainer import PretrainingTrainer
-from gpt2_repro.training.when import validates_at_start
 
 
 logger = logging.getLogger(__name__)
 
 
-def build_trainer(start: Start, args: PretrainingArguments, plan: BatchPlan, **parts: Any) -> PretrainingTrainer:
-    """Build the Trainer with what reports about the run. `parts`: see PretrainingTrainer."""
-    args = copy.copy(args)
-    args.max_steps = plan.max_steps  # an extension may have moved it
-    is_validated = start.manifest.get("eval_loss") is not None
-    args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
-    prepare_wandb(args.report_to, parts["run"].path)
-    trainer = PretrainingTrainer(args=args, plan=plan, **parts)
+def add_callbacks(trainer: PretrainingTrainer) -> None:
+    """Add what reports about the run, and guard the services of report_to."""
+    args = trainer.args
+    prepare_wandb(args.report_to, trainer.run.path)
     guard_reporting(trainer)
     for stock in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(stock)
@@ -50,7 +41,6 @@ def build_trainer(start: Start, args: PretrainingArguments, plan: BatchPlan, **p
     if args.compile_loss:
         time_compilation(functools.partial(trainer.meter.move, to="startup"))
         trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
-    return trainer
 
 
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
@@ -60,12 +50,18 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     """
     run, args, when = trainer.run, trainer.args, trainer.when
     when.signals.install()
+    add_callbacks(trainer)
     if start.checkpoint is not None:
         trainer.restore(start.manifest)
     if trainer.is_world_process_zero():
         checkpoints.sweep(run.path)
-        # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
-        _announce(start, checkpoints.set_aside(run.path, after=start.step))
+        for remark in start.remarks:
+            logger.warning(remark)
+        # Newer ones are damaged, or the run goes back before them. As the newest they would push complete ones out.
+        for path in checkpoints.set_aside(run.path, after=start.step):
+            logger.info("set aside: %s", path)
+        if start.checkpoint is not None:
+            logger.info("resuming from %s", start.checkpoint)
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
         run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
         out_of_date = dict.fromkeys(run.status().losses)
@@ -75,9 +71,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         note(RUN, str(run.path.resolve()))
         if args.resume_from:
             note(WENT_BACK, args.resume_from)
-    processes, staging = args.world_size, trainer.saver.staging
     try:
-        folder = loadable(start, staging=staging, processes=processes, accelerator=trainer.accelerator)
+        folder = loadable(start, staging=trainer.saver.staging, accelerator=trainer.accelerator)
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         trainer.train(resume_from_checkpoint=folder)
@@ -108,15 +103,6 @@ def judge(trainer: PretrainingTrainer) -> None:
     losses, followed = trainer.eval_losses, trainer.environment.get("reference")
     if followed and "eval_loss" in losses and (told := explained(int(losses["step"]), losses["eval_loss"])):
         logger.info(told)
-
-
-def _announce(start: Start, aside: list[Any]) -> None:
-    for line in start.remarks:
-        logger.warning(line)
-    for path in aside:
-        logger.info("set aside: %s", path)
-    if start.checkpoint is not None:
-        logger.info("resuming from %s", start.checkpoint)
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:

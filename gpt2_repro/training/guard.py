@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import reduce
 from transformers import TrainerCallback
 
 from gpt2_repro.errors import Diverged
@@ -62,7 +63,6 @@ class UpdateGuard(TrainerCallback):
     Args:
         skip_loss_z: skip an update whose loss lies more deviations above the last ones than this; 0: none.
         skip_grad_z: the same of the gradient norm.
-        mean: of a number over all ranks. Called on all of them, and only where skip_loss_z is given.
         report: takes the step and what is to be written of an update that was skipped.
     """
 
@@ -71,12 +71,11 @@ class UpdateGuard(TrainerCallback):
         *,
         skip_loss_z: float,
         skip_grad_z: float,
-        mean: Callable[[torch.Tensor], torch.Tensor],
         report: Callable[[int, dict[str, Any]], None],
     ) -> None:
         self.limits = {"loss": skip_loss_z, "gradient norm": skip_grad_z}
         self.detectors = {name: OutlierDetector(limit) for name, limit in self.limits.items()}
-        self.mean, self.report = mean, report
+        self.report = report
         self._ask: Callable[[], Any] | None = None
         self.skipped: list[int] = []  # steps whose update was not finite, the recent ones
         self.total = 0  # updates that were skipped, for whatever reason
@@ -125,7 +124,7 @@ class UpdateGuard(TrainerCallback):
             return f"gradient norm {self._norm}"
         values = {"gradient norm": self._norm}
         if self.limits["loss"]:
-            values["loss"] = float(self.mean(torch.stack(self._losses).sum()))
+            values["loss"] = float(reduce(torch.stack(self._losses).sum(), reduction="mean"))
         for name, value in values.items():
             score = self.detectors[name].measure(value) if self.limits[name] else 0.0
             if score > self.limits[name] > 0:

@@ -133,9 +133,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         }
         inner: dict[str, list[dict[str, Any]]] = {MUON: [], "adamw": []}
         for group in self.param_groups:
-            weights = group["params"]
-            if group["by"] == MUON:
-                weights = [part for weight in weights for part in self._split[weight]]
+            weights = [part for weight in group["params"] for part in self._split.get(weight, [weight])]
             inner[group["by"]].append({"params": weights, "lr": lr, "weight_decay": group["weight_decay"]})
         self._inner: dict[str, torch.optim.Optimizer] = {
             MUON: torch.optim.Muon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),

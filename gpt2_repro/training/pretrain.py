@@ -42,7 +42,7 @@ def pretrain(
     if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
         note(RUN, str(run.path.resolve()))
         return logger.info("%s is already complete: %s", run.path, run.final)
-    start, plan, extensions = choose_start(run, args, plan, run_identity)
+    start, args, plan, extensions = choose_start(run, args, plan, run_identity)
     run_identity |= {"extensions": extensions}
 
     # Below the checks, so that a mistake is answered before the rest of the stack is imported.
@@ -52,8 +52,9 @@ def pretrain(
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.model.document_mask import documents_of
     from gpt2_repro.training.announce import announce, describe_run
-    from gpt2_repro.training.fit import build_trainer, fit
+    from gpt2_repro.training.fit import fit
     from gpt2_repro.training.inputs import open_inputs
+    from gpt2_repro.training.trainer import PretrainingTrainer
 
     inputs = open_inputs(data_args, manifest, args)
     tokenizer = inputs.tokenizer
@@ -69,5 +70,7 @@ def pretrain(
     if args.process_index == 0:
         run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
     environment = announce(describe_run(args, plan, model, manifest, attention, beside_default))
-    parts = {"model": model, "inputs": inputs, "run": run, "environment": environment, "run_identity": run_identity}
-    fit(build_trainer(start, args, plan, **parts), start)
+    trainer = PretrainingTrainer(
+        model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity
+    )
+    fit(trainer, start)

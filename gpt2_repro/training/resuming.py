@@ -1,5 +1,6 @@
 """Where a run begins or goes on: found on the disk, checked against what is asked for, and safe to load."""
 
+import copy
 import dataclasses
 import logging
 import os
@@ -18,9 +19,9 @@ from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.run_record import RunRecord, checkpoints, layout
-from gpt2_repro.run_record.checkpoints import size
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.run_identity import require_same_run
+from gpt2_repro.training.when import validates_at_start
 
 
 logger = logging.getLogger(__name__)
@@ -117,11 +118,13 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 
 def choose_start(
     run: RunRecord, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
-) -> tuple[Start, BatchPlan, list[list[int]]]:
+) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
     """Choose the checkpoint to start from, and extend the plan if `--extend_to` was passed. A collective.
 
-    Returns the start, the plan, and the stretches of steps [from, to] by which the run was extended. Afterwards the run is
-    locked: no other job can change the choice. Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
+    Returns the start, the arguments and the plan from there, and the stretches of steps [from, to] by which the run was
+    extended. Afterwards the run is locked: no other job can change the choice.
+
+    Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -129,11 +132,15 @@ def choose_start(
     start = find_start(run.path, name=args.resume_from, main_process=main_process)
     extensions = start.manifest.get("run_identity", {}).get("extensions", [])
     plan, extensions = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
+    args = copy.copy(args)
+    args.max_steps = plan.max_steps
+    is_validated = start.manifest.get("eval_loss") is not None
+    args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
     if start.checkpoint is None:
         if run.final.exists():
             told = f"{run.final} is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
             raise UserError(f"{told} Restore it, or pass another --output_dir.")
-        return start, plan, extensions
+        return start, args, plan, extensions
     saved, where = start.manifest["run_identity"], start.checkpoint
     by = launcher_of_checkpoint(start.manifest["files"])
     if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
@@ -147,17 +154,19 @@ def choose_start(
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config}, or pass another --output_dir."
         raise UserError(f"{where} was written {by.form.words}. {fix}")
-    return start, plan, extensions
+    return start, args, plan, extensions
 
 
-def loadable(start: Start, *, staging: Path, processes: int, accelerator: Any) -> str | None:
+def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     """The folder to load from: the checkpoint, or its copy in universal form where another number of processes wrote it.
 
     A collective. DeepSpeed is told of the form; the copy lies in `staging`, which the next save empties.
     """
-    written_by = start.manifest.get("deepspeed_processes")
-    if start.checkpoint is None or written_by in (None, processes):
-        return None if start.checkpoint is None else str(start.checkpoint)
+    if start.checkpoint is None:
+        return None
+    written_by, processes = start.manifest["deepspeed_processes"], accelerator.num_processes
+    if written_by in (None, processes):
+        return str(start.checkpoint)
     copy = staging / start.checkpoint.name
     if accelerator.is_main_process:
         began = time.perf_counter()
@@ -175,7 +184,7 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
 
     By DeepSpeed's own converter, in a process that sees no GPU. Raises UserError where there is no room for the copy.
     """
-    needed, free = 1.2 * size(checkpoint), shutil.disk_usage(checkpoint).free
+    needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
     if free < needed:
         raise UserError(
             f"{checkpoint} has to be converted for this number of processes, and {(needed - free) / 1e6:,.0f} MB are missing "

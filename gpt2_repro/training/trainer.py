@@ -29,23 +29,15 @@ from transformers import DefaultFlowCallback, Trainer, TrainerControl
 from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
 from gpt2_repro.model.experts import load_experts
 from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.training import engine
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.engine import (
-    check_engine,
-    describe_engine,
-    fix_universal_checkpoint,
-    innermost_optimizer,
-    require_same_weights,
-    whole,
-    zero_gradient_norm,
-)
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
 from gpt2_repro.training.meter import meter_of
 from gpt2_repro.training.optimization import build_schedule, follow, muon_for
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.validation import Validation
-from gpt2_repro.training.when import NOTHING, StepControl, Watchdog
+from gpt2_repro.training.when import StepControl, Watchdog
 
 
 logger = logging.getLogger(__name__)
@@ -89,16 +81,9 @@ class PretrainingTrainer(Trainer):
         self.meter = meter_of(environment)
         run.measured = self.meter.time_breakdown
         self.when = StepControl(self.args, self.run.seconds)
-        self.validation = Validation(
-            inputs,
-            self.args,
-            length=plan.sequence_length,
-            accelerator=self.accelerator,
-            scores_hellaswag=self.when.scores_hellaswag,
-        )
+        self.validation = Validation(inputs, self.args, plan, self.when)
         limits = {"skip_loss_z": self.args.skip_loss_z, "skip_grad_z": self.args.skip_grad_z}
-        mean = functools.partial(self.accelerator.reduce, reduction="mean")
-        self.guard = UpdateGuard(**limits, mean=mean, report=self._write_event)
+        self.guard = UpdateGuard(**limits, report=self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
@@ -119,12 +104,12 @@ class PretrainingTrainer(Trainer):
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(*args, **kwargs)
         follow(self.lr_scheduler, self.args.learning_rate)
-        optimizer = innermost_optimizer(self.model_wrapped, self.optimizer)
-        fix_universal_checkpoint(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
-        engine = describe_engine(self.accelerator, self.model_wrapped, self.optimizer)
-        check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
-        self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
-        self.record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
+        optimizer = engine.innermost_optimizer(self.model_wrapped, self.optimizer)
+        engine.fix_universal_checkpoint(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
+        facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
+        engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
+        self.guard.attach(optimizer, engine.zero_gradient_norm(self.model_wrapped))
+        self.record_engine(facts | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
         return prepared
 
@@ -162,9 +147,6 @@ class PretrainingTrainer(Trainer):
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return self.sampler
-
     def get_train_dataloader(self) -> DataLoader:
         return self.accelerator.prepare(training_loader(self.train_dataset, self.sampler, self.plan, self.args))
 
@@ -174,7 +156,7 @@ class PretrainingTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        self.guard.see_norm(norm := whole(super()._get_grad_norm(*args, **kwargs)))
+        self.guard.see_norm(norm := engine.whole(super()._get_grad_norm(*args, **kwargs)))
         return norm
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -230,18 +212,15 @@ class PretrainingTrainer(Trainer):
                 "evaluate() takes no eval_dataset and no metric_key_prefix. Prepare the sets as validation_<name>."
             )
         with self.meter.on("validation"):
-            require_same_weights(self.model, step=self.state.global_step)
-            metrics_of_all = self.validation.measure(
+            engine.require_same_weights(self.model, step=self.state.global_step)
+            metrics = self.validation.measure(
                 self.model.eval(),
                 step=self.state.global_step,
-                # A validation that a signal cuts short is made up for when the run goes on.
-                goes_on=lambda: self.when.interruption() == NOTHING,
                 after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
             )
-            if interruption := self.when.interruption():
-                self.when.stop(interruption, self.control)
+            if metrics is None:
+                self.when.stop(self.when.interruption(), self.control)
                 return {}
-            metrics = metrics_of_all()
             self.log(metrics | {"tokens": self.tokens_trained})
             losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
             self.eval_losses = losses | {"step": self.state.global_step}
@@ -254,7 +233,7 @@ class PretrainingTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         write = functools.partial(super()._save_checkpoint, model, trial)
         with self.meter.on("saving"):
-            require_same_weights(self.model, step=self.state.global_step)
+            engine.require_same_weights(self.model, step=self.state.global_step)
             self.run.sync()
             self.saver.save(self.state.global_step, write, self._describe_checkpoint, stops=self.when.reason)
         self.record("running", save_seconds=round(self.saver.seconds, 2))

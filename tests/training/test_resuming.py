@@ -98,10 +98,11 @@ def test_nothing_but_data_is_loaded_from_inside_the_checkpoint(name: str, attack
 
 def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **asked: object):
     args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False)
-    vars(args).update(asked)
+    vars(args).update(eval_steps=4, last_step=8, eval_strategy="steps", eval_on_start=True, **asked)
     record = SimpleNamespace(path=tmp_path, final=tmp_path / "final", lock=lambda: None)
     with mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]):
-        start, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
+        start, own, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
+    assert not hasattr(args, "max_steps") and own.max_steps == plan.max_steps  # the caller's stay as they are
     return start.step, plan.max_steps, extensions
 
 
