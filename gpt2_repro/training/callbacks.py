@@ -113,9 +113,7 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) 
     """
     training = [graph for graph in graphs if graph.training]
     if not training:
-        return [
-            "nothing was compiled (is TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE set?): this run is eager and slow"
-        ]
+        return ["nothing was compiled, this run is slow: unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE"]
     problems = []
     found = {"causal": sum(graph.causal for graph in training), "masked": sum(graph.masked for graph in training)}
     expected = {"causal": 0 if masks else n_layer, "masked": n_layer if masks else 0}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -22,9 +22,6 @@ from gpt2_repro.training import ranks
 
 
 logger = logging.getLogger(__name__)
-
-PIECE = 1 << 22  # weights
-INTEGERS = {2: torch.int16, 4: torch.int32}  # as wide as a weight
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
@@ -237,7 +234,9 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
     """
     if has_shards(model):
         return
-    table = ranks.gather(fingerprints(model))
+    # XOR of the bits: a flipped bit changes it, and the order of the reduction does not.
+    hashes = torch.stack([torch.hash_tensor(weight.detach()) for weight in model.parameters()])
+    table = ranks.gather(hashes.view(torch.int64).cpu())
     differs = (table != table[0]).nonzero().tolist()
     if not differs:
         return
@@ -247,15 +246,3 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
     raise RunFailed(
         f"{told}: a GPU or its link is faulty. Start again with NCCL_P2P_DISABLE=1, or on another machine."
     )
-
-
-@torch.no_grad()
-def fingerprints(model: nn.Module) -> Tensor:
-    """The sum of each weight's bits, read as integers [weights]: a flipped bit changes it, and the order of adding not."""
-    return torch.stack([_sum_of_bits(weight) for weight in model.parameters()]).cpu()
-
-
-def _sum_of_bits(weight: Tensor) -> Tensor:
-    bits = weight.view(INTEGERS[weight.element_size()]).flatten()
-    # In pieces: torch makes a copy in int64 of what it adds.
-    return torch.stack([piece.sum(dtype=torch.int64) for piece in bits.split(PIECE)]).sum()

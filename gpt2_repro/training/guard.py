@@ -73,8 +73,7 @@ class UpdateGuard(TrainerCallback):
         skip_grad_z: float,
         report: Callable[[int, dict[str, Any]], None],
     ) -> None:
-        self.limits = {"loss": skip_loss_z, "gradient norm": skip_grad_z}
-        self.detectors = {name: OutlierDetector(limit) for name, limit in self.limits.items()}
+        self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
         self.report = report
         self._ask: Callable[[], Any] | None = None
         self.skipped: list[int] = []  # steps whose update was not finite, the recent ones
@@ -91,12 +90,12 @@ class UpdateGuard(TrainerCallback):
         """Stand in front of `optimizer.step`. `norm`: asks the engine for the gradient norm, where it is not told."""
         self._ask = norm
         fused = all(group.get("fused") for group in optimizer.param_groups)
-        self._on_device = fused and norm is None and not any(self.limits.values())
+        self._on_device = fused and norm is None and not any(each.limit for each in self.detectors.values())
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_loss(self, loss: torch.Tensor) -> None:
         """A pass of the step: its share of the loss of this rank."""
-        if self.limits["loss"]:
+        if self.detectors["loss"].limit:
             self._losses.append(loss.detach())
 
     def see_norm(self, norm: Any) -> None:
@@ -123,11 +122,11 @@ class UpdateGuard(TrainerCallback):
         if not math.isfinite(self._norm):
             return f"gradient norm {self._norm}"
         values = {"gradient norm": self._norm}
-        if self.limits["loss"]:
+        if self._losses:
             values["loss"] = float(reduce(torch.stack(self._losses).sum(), reduction="mean"))
         for name, value in values.items():
-            score = self.detectors[name].measure(value) if self.limits[name] else 0.0
-            if score > self.limits[name] > 0:
+            detector = self.detectors[name]
+            if detector.limit > 0 and (score := detector.measure(value)) > detector.limit:
                 return f"{name} {value:.4g} is {score:.1f} deviations above the last {WINDOW}"
         return None
 
@@ -187,7 +186,8 @@ class UpdateGuard(TrainerCallback):
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
         self.skipped, self.total = state["skipped"], state["total"]
-        self.detectors = {name: OutlierDetector(self.limits[name], *seen) for name, seen in state["windows"].items()}
+        limits = {name: detector.limit for name, detector in self.detectors.items()}
+        self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}
 
 
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -67,11 +67,14 @@ def _open_hellaswag(
         items = read_items(args.hellaswag_data)
     except RunFailed as error:
         logger.warning("HellaSwag is not scored: %s", error)
-    # All ranks score it or none does.
+    # All ranks score it, or none does.
     return None if ranks.largest(int(not items)) else HellaSwag(items, tokenizer, window=window)
 
 
-def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> EpochSampler | LengthGroupedBatches:
+Sampler = EpochSampler | LengthGroupedBatches
+
+
+def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> Sampler:
     """The order of the rows; by length, the batches too."""
     seed = args.seed if args.data_seed is None else args.data_seed
     if not plan.by_length:
@@ -86,9 +89,7 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> E
     )
 
 
-def training_loader(
-    rows: Rows, sampler: EpochSampler | LengthGroupedBatches, plan: BatchPlan, args: PretrainingArguments
-) -> DataLoader:
+def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:
     """The loader of all processes, which accelerate then cuts: of rows in the sampler's order, or of its batches."""
     # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
     length = plan.sequence_length if args.compile_loss else None
