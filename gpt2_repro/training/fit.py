@@ -20,7 +20,7 @@ from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp
 from gpt2_repro.training.resuming import Start, loadable
 from gpt2_repro.training.samples import TextSampler
 from gpt2_repro.training.saving import full_disk_in_words
-from gpt2_repro.training.tracking import Guarded, guard_reporting, prepare_wandb, report_text
+from gpt2_repro.training.tracking import Guarded, guard_reporting, report_text
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
     """Add what reports about the run, and guard the services of report_to."""
-    args = trainer.args
-    prepare_wandb(args.report_to, trainer.run.path)
     guard_reporting(trainer)
     for stock in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(stock)
@@ -38,7 +36,7 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
     report = functools.partial(report_text, trainer)
     sampler = TextSampler(trainer.run, trainer.processing_class, due=trainer.when.samples, report=report)
     trainer.add_callback(Guarded(sampler))
-    if args.compile_loss:
+    if trainer.args.compile_loss:
         time_compilation(functools.partial(trainer.meter.move, to="startup"))
         trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
 

@@ -54,6 +54,7 @@ def pretrain(
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.fit import fit
     from gpt2_repro.training.inputs import open_inputs
+    from gpt2_repro.training.tracking import prepare_wandb
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     inputs = open_inputs(data_args, manifest, args)
@@ -70,6 +71,7 @@ def pretrain(
     if args.process_index == 0:
         run.claim(recipe.to_yaml(output_dir=args.output_dir, resume_from=""))
     environment = announce(describe_run(args, plan, model, manifest, attention, beside_default))
+    prepare_wandb(args.report_to, run.path)  # before the Trainer imports wandb
     trainer = PretrainingTrainer(
         model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity
     )
