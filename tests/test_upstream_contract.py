@@ -18,7 +18,7 @@ TRAINER = "transformers.trainer"
 CONTRACT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
-            *("_created_lr_scheduler", "_get_grad_norm", "_get_num_items_in_batch", "_get_output_dir"),
+            *("_created_lr_scheduler", "_get_grad_norm", "_get_output_dir"),
             *("_globalstep_last_logged", "_init_training_state", "_load_from_checkpoint", "_prepare_for_training"),
             *("_run_epoch", "_save_checkpoint", "_tr_loss"),
         ),
@@ -55,7 +55,6 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # What the methods that we override or call are passed.
 PARAMETERS = {
-    "_get_num_items_in_batch": ["self", "batch_samples", "device"],
     "_get_output_dir": ["self", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
     "_save_checkpoint": ["self", "model", "trial"],

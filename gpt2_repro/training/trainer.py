@@ -167,20 +167,17 @@ class PretrainingTrainer(Trainer):
         """Targets of all steps so far, as a checkpoint of the run knows them."""
         return self.state.num_input_tokens_seen
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> int:
-        targets = self.plan.tokens_per_step
-        if not self.full_rows:
-            counts = self.accelerator.reduce(count_positions(batch_samples, device), reduction="sum")
-            targets, positions = counts.tolist()
-            self.meter.count(targets, positions)
-        self.state.num_input_tokens_seen += targets
-        return targets
-
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # for the rows; counting targets may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
-        return batches, self._get_num_items_in_batch(batches, device)
+        targets = self.plan.tokens_per_step
+        if not self.full_rows:
+            counts = self.accelerator.reduce(count_positions(batches, device), reduction="sum")
+            targets, positions = counts.tolist()
+            self.meter.count(targets, positions)
+        self.state.num_input_tokens_seen += targets
+        return batches, targets
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens, speed, MFU and cost, write the line to metrics.jsonl, then report as Trainer does."""
