@@ -1,4 +1,4 @@
-"""The launchers: the files of accelerate_configs/, and what each of them supports. A new launcher is an entry here."""
+"""The table of launchers: the files of accelerate_configs/ and their features. A new launcher is an entry here."""
 
 import json
 import os
@@ -77,7 +77,7 @@ LAUNCHERS = {
 
 
 def recommended_launcher(*, muon: bool = False) -> Launcher:
-    """Return the first launcher that supports what is asked for."""
+    """Return the first launcher in the table, or the first one that supports Muon."""
     return next(launcher for launcher in LAUNCHERS.values() if launcher.muon or not muon)
 
 

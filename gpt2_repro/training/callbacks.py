@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: the progress bar, a line for each event, and what was compiled."""
+"""Terminal output of a run: the progress bar, a line for each event, and a report about compilation."""
 
 import logging
 import re
@@ -24,8 +24,8 @@ class ProgressBar(ProgressCallback):
 
     Args:
         eval_batches: passes of the validation at a step.
-        reference: whose curve the run is to follow, None where there is none: its band stands beside each validation
-            loss, and the first one outside of it is told the usual causes.
+        reference: the published run with the expected curve, or None. Its band is shown next to each validation loss.
+            The usual causes are shown with the first loss outside of the band.
     """
 
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
@@ -63,7 +63,7 @@ class ProgressBar(ProgressCallback):
 
 
 def _look(args: Any) -> dict[str, bool]:
-    return {"dynamic_ncols": True, "disable": args.disable_tqdm}  # without bars the lines are written all the same
+    return {"dynamic_ncols": True, "disable": args.disable_tqdm}  # the lines are written without bars too
 
 
 # The values of a training line, in this order; an event may lack some.
@@ -81,10 +81,10 @@ PARTS = {
 
 
 def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
-    """One event of metrics.jsonl for the terminal; '' for one that is no training or validation line.
+    """Format an event of metrics.jsonl for the terminal; "" if it is neither training nor validation.
 
     Args:
-        steps_left: optimizer steps that are still to come, for the time that they take at the speed of the event.
+        steps_left: remaining optimizer steps, for the time that they take at the speed of the event.
     """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
@@ -125,7 +125,7 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) 
 
 
 def time_compilation(took: Callable[[float], None]) -> None:
-    """Have `took` told how many seconds each compilation takes, those of backward passes too, which begin later."""
+    """Call `took` with the seconds of each compilation. Those of backward passes begin later."""
     began = 0.0
 
     def start(*_: Any) -> None:
@@ -137,7 +137,7 @@ def time_compilation(took: Callable[[float], None]) -> None:
 
 
 class CompilationReport(TrainerCallback):
-    """After the first step, says what was compiled and hands it to `record`; a run that is not is warned of."""
+    """Log and `record` after the first step what was compiled, with a warning for each problem."""
 
     def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:
         self.graphs, self.n_layer, self.record = model.compiled_graphs, model.config.num_hidden_layers, record

@@ -1,4 +1,4 @@
-"""What stands between the Trainer and the hardware: DeepSpeed on a machine without GPU, and what the engine really is."""
+"""The engine below the Trainer: DeepSpeed on CPU, sharded weights, fp32 masters, and checks of what was built."""
 
 import importlib.util
 import logging
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
-    """Tell DeepSpeed to compute on the CPU, where that is so, and to compile nothing there.
+    """Make DeepSpeed compute on the CPU if `use_cpu`, and compile nothing there.
 
-    Its shared-memory collective would take 26 s and a compiler to build, and hang for ever on a lock that a killed
-    build left behind (deepspeed/comm/torch.py, 0.19.8). gloo serves as well.
+    Its shared-memory collective would need 26 s and a compiler to build, and would wait without end for the lock of a
+    killed build (deepspeed/comm/torch.py, 0.19.8). gloo replaces it.
     """
     # DeepSpeed 0.19.8 calls them on every step; torch 2.13 gave them other names.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
@@ -41,7 +41,7 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """What computes, read from the objects that do: processes, engine, ZeRO stage, optimizer, dtypes, clipping.
+    """Return processes, engine, ZeRO stage, optimizer, dtypes and clipping, read from the objects that were built.
 
     Args:
         accelerator: the Trainer's.
@@ -86,7 +86,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
 
 
 def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
-    """torch's optimizer, inside of what accelerate and DeepSpeed put around it."""
+    """Return torch's optimizer without the wrappers of accelerate and DeepSpeed."""
     outer: Any = wrapped.optimizer if type(wrapped).__name__ == "DeepSpeedEngine" else optimizer
     return getattr(outer, "optimizer", outer)
 
@@ -126,9 +126,9 @@ def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
-    """Compare what was built with what the recipe asks for.
+    """Compare the engine with the recipe.
 
-    Raises UserError where they differ in what is learned, and warns of gradients summed in bf16.
+    Raises UserError for a difference that changes the training, and warns of gradients summed in bf16.
     """
     expected: dict[str, Any] = {
         "processes": plan.num_processes,
@@ -178,30 +178,30 @@ def _full_master(parameter: Any) -> torch.Tensor:
 
 
 def has_shards(model: nn.Module) -> bool:
-    """Whether each process holds a part of every weight: then a pass is made by all processes or by none."""
+    """Return whether each process holds a part of every weight. A pass is then a collective."""
     return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
 
 
 def build_whole() -> None:
-    """Have transformers build models whole from here on; DeepSpeed's engine cuts up what it is given.
+    """Make transformers build whole models from now on. DeepSpeed's engine shards them.
 
-    Told of ZeRO-3, transformers (5.23, `get_init_context`) builds each model in shards: from other random numbers than
-    every other launcher draws, and on a single rank not at all. TrainingArguments tell it, and Trainer once more.
+    Under ZeRO-3 transformers (5.23, `get_init_context`) builds each model in shards: from other random numbers than under
+    every other launcher, and on a single rank not at all. TrainingArguments set this, and Trainer sets it again.
     """
     unset_hf_deepspeed_config()
 
 
 def allow_fsdp_on_cpu() -> None:
-    """Have accelerate shard on CPU processes as it does on GPUs; it would leave FSDP out without a word (1.15, state.py)."""
+    """Make accelerate shard on CPU processes as on GPUs. It would silently leave FSDP out (1.15, state.py)."""
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
-    """Cut the weights up by FSDP2, where the launcher asks for it: each block is fetched by itself, the rest with the model.
+    """Shard the weights by FSDP2 if the launcher requests it. Each block is a unit, the rest another.
 
-    Not by accelerate (1.15, `fsdp2_prepare_model`), which finds the model sharded and leaves it: it would round the loss to
-    bf16 with all outputs, sum gradients over processes in bf16, and fetch tied embeddings behind the call of a head that
-    the loss never calls. Optimizer, norm and checkpoints stay accelerate's.
+    Not by accelerate (1.15, `fsdp2_prepare_model`), which leaves a sharded model as it is: it would round the loss to bf16
+    with all outputs, sum gradients over processes in bf16, and fetch tied embeddings after the call of a head that the
+    loss never calls. Optimizer, norm and checkpoints stay accelerate's.
     """
     if getattr(accelerator.state, "fsdp_plugin", None) is None:
         return
@@ -211,7 +211,7 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
         "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy(),
     }
     blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-    # By default the outermost part stays whole behind a pass, and what reads weights between two steps finds no masters.
+    # By default the outermost part stays whole after a pass. Between two steps its fp32 masters could not be read.
     for part in (*blocks, model):
         fully_shard(part, reshard_after_forward=True, **options)
     if accelerator.device.type == "cpu":  # gloo has no mean
@@ -221,16 +221,16 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
 
 
 def whole(value: Any) -> Any:
-    """A tensor that is spread over the processes, summed up or put together on each; anything else as it is."""
+    """Return the full tensor of a DTensor, which is a collective; anything else as it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def require_same_weights(model: nn.Module, *, step: int) -> None:
     """Compare the bits of all weights between all ranks. A collective.
 
-    Shards are no replicas: each is held once, and there is nothing to compare it with.
+    A sharded weight is not replicated, so there is nothing to compare.
 
-    Raises RunFailed where they differ: the gradients of such a step are no one's, and its checkpoint neither.
+    Raises RunFailed if they differ: neither the gradients of such a step nor its checkpoint are valid.
     """
     if has_shards(model):
         return

@@ -1,4 +1,4 @@
-"""A run from its start to its last step, or to where it is told to stop: what is recorded of it, however it ends."""
+"""Run training until it finishes or stops, record the outcome, and write final/."""
 
 import functools
 import logging
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
-    """Add what reports about the run, and guard the services of report_to."""
+    """Add the callbacks that report about the run, and guard the services of report_to."""
     guard_reporting(trainer)
     for stock in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(stock)
@@ -42,9 +42,9 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
 
 
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
-    """Train from `start` to the last step and write final/, or until a signal, a budget or stop_at_step, on all ranks.
+    """Train from `start` to the last step and write final/, or until a signal, a budget or stop_at_step. A collective.
 
-    Raises RunFailed where the disk is full or updates are not finite.
+    Raises RunFailed if the disk is full or updates are not finite.
     """
     run, args, when = trainer.run, trainer.args, trainer.when
     when.signals.install()
@@ -104,7 +104,7 @@ def judge(trainer: PretrainingTrainer) -> None:
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
-    """Write `final/` from the fp32 masters, whole or not at all, and call the run complete."""
+    """Write `final/` from the fp32 masters, whole or not at all, and record that the run is complete."""
     main = trainer.is_world_process_zero()
     weights = fp32_weights(trainer.model, keep=main)
     if not main:

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a run learns from and what it is measured on.
+    """The data of a run.
 
     Args:
         validation: sets of rows by name, the main one as "".
-        hellaswag: None where it is never scored.
+        hellaswag: None if it is never scored.
     """
 
     train: Rows
@@ -42,9 +42,9 @@ class Inputs:
 
 
 def open_inputs(data_args: DataArguments, manifest: dict[str, Any], args: PretrainingArguments) -> Inputs:
-    """Open the prepared folder, and HellaSwag where it is to be scored.
+    """Open the prepared folder, and HellaSwag if it is scored.
 
-    Raises UserError for a folder that does not fit, a prompt that cannot start a sample, and HellaSwag that is none.
+    Raises UserError for a folder that does not fit, a prompt that cannot start a sample, and a file without HellaSwag items.
     """
     length = data_args.sequence_length
     train, validation, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
@@ -56,7 +56,7 @@ def open_inputs(data_args: DataArguments, manifest: dict[str, Any], args: Pretra
 def _open_hellaswag(
     args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
 ) -> HellaSwag | None:
-    """HellaSwag, or None where it is not asked for or the Hub is out of reach: a training needs no network."""
+    """Return HellaSwag, or None if it is not requested or the Hub cannot be reached: training needs no network."""
     if not args.hellaswag_steps:
         return None
     if args.eval_strategy == "no":
@@ -75,7 +75,7 @@ Sampler = EpochSampler | LengthGroupedBatches
 
 
 def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> Sampler:
-    """The order of the rows; by length, the batches too."""
+    """Return the order of the rows, and for rows by length the batches."""
     seed = args.seed if args.data_seed is None else args.data_seed
     if not plan.by_length:
         shuffle = args.train_sampling_strategy == "random"
@@ -90,7 +90,7 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> S
 
 
 def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:
-    """The loader of all processes, which accelerate then cuts: of rows in the sampler's order, or of its batches."""
+    """Return the loader of all processes, which accelerate then splits, in the order of the sampler."""
     # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
     length = plan.sequence_length if args.compile_loss else None
     if isinstance(sampler, LengthGroupedBatches):
@@ -115,16 +115,16 @@ def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: Pretrai
 
 
 def leave_process_group(worker: int) -> None:
-    """In a process that reads rows: no signal meant for the trainer ends it.
+    """Protect a process that reads rows from signals to the trainer.
 
     A launcher signals whole process groups. A reader that dies of SIGTERM would end the trainer with an error
-    (torch/utils/data/_utils/signal_handling.py) before the step is done that it could still save.
+    (torch/utils/data/_utils/signal_handling.py) before it can finish and save the step.
     """
     os.setpgid(0, 0)
 
 
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
-    """Targets, and positions with padding, of some batches [2], on the device: nothing waits for it."""
+    """Count the targets, and the positions with padding, of some batches [2], on the device without a host sync."""
     targets = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
     positions = sum(batch["labels"].numel() for batch in batches)
     return torch.stack([targets, torch.full_like(targets, positions)]).to(device)

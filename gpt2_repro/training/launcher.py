@@ -1,4 +1,4 @@
-"""What the launcher brought, checked before anything is built: the stack passes over most mistakes in silence.
+"""Checks of the launcher's files before anything is built: the stack silently ignores most mistakes in them.
 
 Read in accelerate 1.15 and deepspeed 0.19.8: an unknown key at the top of a DeepSpeed JSON does nothing, a JSON without
 `gradient_clipping` clips at 1.0 whatever the recipe says, and `accelerate launch --cpu` drops DeepSpeed.
@@ -45,9 +45,9 @@ BLOCKS = {
 
 
 def end_with_launcher() -> None:
-    """Under a launcher, have the kernel send LAUNCHER_DIED when it dies: a killed one leaves its workers training.
+    """Make the kernel send LAUNCHER_DIED when the launcher dies: workers of a killed launcher would train on.
 
-    Linux only; elsewhere they go on until they are ended by hand.
+    Linux only. Elsewhere they train until they are ended by hand.
     """
     # Torch's launcher sets the first, accelerate's for one process the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
@@ -60,13 +60,13 @@ def end_with_launcher() -> None:
 
 
 def adopt_orphans() -> None:
-    """Have what processes below this one leave behind become its children, so that it can wait for them. Linux only."""
+    """Make orphaned descendants children of this process, so that it can wait for them. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def check_launcher() -> None:
-    """Raise UserError where the launcher would not do what its files and flags say."""
+    """Raise UserError if the launcher would not do what its files and flags say."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError(
             "`accelerate launch --cpu` drops DeepSpeed and runs one process: leave it out, and pass --use_cpu after train.py"
@@ -83,7 +83,7 @@ def check_launcher() -> None:
 
 
 def check_deepspeed_json(path: Path) -> None:
-    """Raise UserError for a DeepSpeed JSON that is not there, has unknown keys, or says what the recipe owns."""
+    """Raise UserError for a DeepSpeed JSON that is missing, has unknown keys, or sets what the recipe owns."""
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
@@ -109,15 +109,15 @@ def check_deepspeed_json(path: Path) -> None:
         )
 
 
-# What the block fsdp_config has to say, by names without their `fsdp_`; "none" is what a launcher leaves out.
+# Required values of the block fsdp_config, by names without `fsdp_`, each with its reason. "none": not set.
 FSDP = {
     "version": ("2", "the first version of FSDP flattens weights"),
     "state_dict_type": ("FULL_STATE_DICT", "the other forms are loaded by pickle, or by as many processes only"),
     "cpu_ram_efficient_loading": ("false", "every process draws its weights from the seed"),
-    "reshard_after_forward": ("true", "what reads weights between two steps wants the masters"),
+    "reshard_after_forward": ("true", "checkpoints and samples read the fp32 masters between two steps"),
     "offload_params": ("false", "weights stay on the devices"),
-    "activation_checkpointing": ("false", "the recipe says so: type --activation_checkpointing after train.py"),
-    "auto_wrap_policy": ("none", "each block is a unit of its own"),
+    "activation_checkpointing": ("false", "the recipe sets it: pass --activation_checkpointing after train.py"),
+    "auto_wrap_policy": ("none", "each block is a unit"),
 }
 
 

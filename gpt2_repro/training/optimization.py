@@ -28,7 +28,7 @@ def learning_rate_factor(
     kind: str = "cosine",
     decay_fraction: float = 0.2,
 ) -> float:
-    """The learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a fall.
+    """Return the learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a fall.
 
     The formulas of llm.c (llmc/schedulers.h): (step+1)/warmup, so the first update already moves.
 
@@ -61,7 +61,7 @@ def learning_rate_factor(
 
 
 def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: dict[str, Any]) -> LambdaLR:
-    """llm.c's warm-up and a fall up to the run's max_steps, and what it was extended by."""
+    """Build the schedule up to the run's max_steps, and its extensions."""
     factor = functools.partial(
         learning_rate_factor,
         warmup_steps=int(args.warmup_steps),
@@ -86,7 +86,7 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """What Trainer takes as `optimizer_cls_and_kwargs`; None where the recipe asks for another optimizer."""
+    """Return Trainer's `optimizer_cls_and_kwargs` for Muon, None for another optimizer."""
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -94,7 +94,7 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 
 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
-    """Of each matrix of the blocks, how many matrices it is. Embeddings and the head are outside of the blocks."""
+    """Count the matrices in each 2-D weight of the blocks. Embeddings and the head are outside of the blocks."""
     blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     return {
         weight: 3 if name.endswith("c_attn.weight") else 1
@@ -104,7 +104,7 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two of torch's optimizers behind the interface of one.
+    """Two of torch's optimizers with the interface of one.
 
     Args:
         params: groups with a weight_decay each, as Trainer makes them.
@@ -142,7 +142,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One update; weights without a gradient stay as they are."""
+        """Update the weights that have a gradient."""
         for weight, parts in self._split.items():
             gradients = [None] * len(parts) if weight.grad is None else weight.grad.chunk(len(parts), dim=-1)
             # The weight may lie elsewhere by now: on a device, in a buffer of the launcher's.
@@ -157,12 +157,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of both, and the groups as they are here."""
+        """Return the states of both optimizers, and the groups of this one."""
         state = {by: optimizer.state_dict() for by, optimizer in self._inner.items()}
         return {"state": state, "param_groups": super().state_dict()["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         for by, optimizer in self._inner.items():
             optimizer.load_state_dict(state_dict["state"][by])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):

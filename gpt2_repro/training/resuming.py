@@ -1,4 +1,4 @@
-"""Where a run begins or goes on: found on the disk, checked against what is asked for, and safe to load."""
+"""Choose the checkpoint to resume from: complete, of the same run, and safe to load under this launcher."""
 
 import copy
 import dataclasses
@@ -39,12 +39,12 @@ CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run begins.
+    """The start of an attempt.
 
     Args:
-        checkpoint: None for the beginning.
-        manifest: of the checkpoint, {} for none.
-        remarks: what was passed over, and why.
+        checkpoint: None to start at step 0.
+        manifest: of the checkpoint, {} without one.
+        remarks: checkpoints that were skipped, and why.
     """
 
     checkpoint: Path | None = None
@@ -53,15 +53,15 @@ class Start:
 
     @property
     def step(self) -> int:
-        """Updates that were done before, 0 at the beginning."""
+        """The number of updates before."""
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
-    """The newest complete checkpoint, or the one of this name; every byte of it is compared with its hash.
+    """Return the newest complete checkpoint, or the one of this name. Every byte is compared with its hash.
 
-    A collective: rank 0 looks, as file systems may show others something else. Changes nothing.
-    Raises UserError on all ranks where there is no such checkpoint, and for one that would run code when it is loaded.
+    A collective: rank 0 looks, because other ranks may see another state of the file system. Changes nothing.
+    Raises UserError on all ranks if there is no such checkpoint, or if it would run code when it is loaded.
     """
     found: list[Start | UserError | None] = [None]
     if main_process:
@@ -91,10 +91,10 @@ def _look(run: Path, name: str) -> Start:
 
 
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
-    """Raise UserError for a checkpoint whose pickles name anything but data: deepspeed would run it.
+    """Raise UserError for a checkpoint whose pickles name anything but data: DeepSpeed would run it.
 
-    The pickles are taken apart, not loaded; what cannot be taken apart is refused too, and so is what leads out of the
-    checkpoint: links, files that are not among `files` of its manifest, and a pointer to another folder than its own.
+    The pickles are parsed, not loaded. A pickle that cannot be parsed is refused. Links, files that are not in `files` of
+    the manifest, and a pointer to another folder are refused too.
     """
     tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
@@ -158,9 +158,9 @@ def choose_start(
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
-    """The folder to load from: the checkpoint, or its copy in universal form where another number of processes wrote it.
+    """Return the folder to load: the checkpoint, or its universal form if another number of processes wrote it.
 
-    A collective. DeepSpeed is told of the form; the copy lies in `staging`, which the next save empties.
+    A collective. It also sets DeepSpeed's load_universal. The copy is in `staging`, which the next save empties.
     """
     if start.checkpoint is None:
         return None
@@ -180,9 +180,9 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
 
 
 def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
-    """Write a DeepSpeed checkpoint in universal form, every weight by itself, beside links to its other files.
+    """Write a DeepSpeed checkpoint in universal form, one file per weight, with links to its other files.
 
-    By DeepSpeed's own converter, in a process that sees no GPU. Raises UserError where there is no room for the copy.
+    DeepSpeed's own converter does it, in a process without GPU. Raises UserError if there is no space for the copy.
     """
     needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
     if free < needed:

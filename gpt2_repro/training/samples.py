@@ -18,7 +18,7 @@ SHOWN = 200  # characters on the screen
 class TextSampler(TrainerCallback):
     """Samples on rank 0 from the raw model, without moving the random state of the training.
 
-    Where weights are sharded a pass is made by all ranks: all write the same text, and rank 0 keeps its own.
+    With sharded weights all ranks generate the same text, and rank 0 writes it.
 
     Args:
         due: whether to sample after the validation at a step.
@@ -76,7 +76,7 @@ class _RequireFinite(LogitsProcessor):
 
 
 def _on_one_line(text: str) -> str:
-    """The beginning of a text for the terminal, which a model's characters must not steer."""
+    """Return the beginning of a text without characters that control the terminal."""
     line = "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split())
     )

@@ -98,16 +98,15 @@ class Validation:
 def validation_batches(
     rows: Any, *, process: int, processes: int, size: int, fixed_length: int | None
 ) -> Iterator[tuple[dict[str, Tensor], int]]:
-    """Batches of up to `size` rows on the CPU, each with its number of targets.
+    """Yield batches of up to `size` rows on the CPU, each with its number of targets.
 
-    All processes have as many: where weights are sharded, a pass is made by all or by none. Who has no row left gets
-    one without targets.
+    All processes get the same number of batches, because with sharded weights a pass is a collective. A process without
+    rows left gets batches without targets.
 
     Args:
         rows: map-style; a list of numbers gives `{"input_ids": [ids, …]}`.
         process: takes every row whose number is `process` modulo `processes`.
-        fixed_length: where given, every batch is padded to `size` rows of this many targets, which are no targets:
-            a compiled model then sees one shape.
+        fixed_length: pad every batch to `size` rows of this many ignored targets, so that a compiled model sees one shape.
     """
     mine, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
     for start in range(0, longest_share, size):

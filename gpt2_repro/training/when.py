@@ -19,16 +19,15 @@ from gpt2_repro.training.launcher import LAUNCHER_DIED
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, LAUNCHER_DIED)
-# What ranks tell each other: the largest number counts. A signal is its own number above the others.
+# Requests of a rank. The largest of all ranks counts. A signal is SIGNAL plus its number.
 NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
 
 
 class StopSignals:
-    """Remembers a signal instead of dying of it.
+    """Remembers a signal instead of ending the process.
 
-    A launcher passes its own on, and a terminal or a `kill` of the process group sends another one at the same moment:
-    so a second signal says nothing new, but for Ctrl-C, of which the second one, a second or more after the first, ends
-    the process at once.
+    A launcher passes its own signal on while a terminal or a `kill` of the process group sends another one, so a second
+    signal is ignored. Exception: a Ctrl-C at least a second after the first signal ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class StopSignals:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Take the signals over; one that is ignored, as SIGHUP under nohup, stays so. In the main thread only."""
+        """Handle the signals, except for ignored ones such as SIGHUP under nohup. In the main thread only."""
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
@@ -52,10 +51,10 @@ class StopSignals:
 
 
 class StepControl(DefaultFlowCallback):
-    """Decides after each step, alike on all ranks, what follows it; asked between steps for everything else.
+    """Decides what follows each step. All ranks decide the same.
 
-    transformers' DefaultFlowCallback decides by the steps of the arguments. Added are save_minutes, stop_at_step, budgets
-    and signals.
+    transformers' DefaultFlowCallback decides by the steps in the arguments. This class adds save_minutes, stop_at_step,
+    budgets and signals.
 
     Args:
         clock: seconds that the run has cost so far, in all its attempts; asked on rank 0.
@@ -135,7 +134,7 @@ class StepControl(DefaultFlowCallback):
 
 
 def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
-    """Return whether a run that starts at `step` validates first: eval_on_start, or a validation that was cut short."""
+    """Return whether a run that starts at `step` validates first: by eval_on_start, or to repeat an interrupted validation."""
     if not step:
         return args.eval_on_start
     is_due = step % args.eval_steps == 0 or step == args.last_step
@@ -143,25 +142,25 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
 
 
 class Watchdog(TrainerCallback):
-    """Ends this process, with the stacks of all its threads on stderr, when `seconds` go by without a sign of life.
+    """Ends this process, with the stacks of all threads on stderr, after `seconds` without progress.
 
-    A sign is a pass, a step, a validation batch, a validation, a checkpoint. The clock runs in a thread of C, which a
-    process that is stuck in a collective, a disk or the interpreter's lock cannot hold up; every rank has its own.
+    Progress is a pass, a step, a validation batch, a validation or a checkpoint. The timer is a C thread on every rank,
+    which a collective, a disk or the interpreter's lock cannot block.
 
     Args:
-        seconds: more than anything that is no hang takes: compiling, saving. 0: never.
+        seconds: more than compiling or saving takes. 0: never.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def arm(self, *args: Any, **kwargs: Any) -> None:
-        """A sign of life."""
+        """Restart the timer."""
         if self.seconds:
             faulthandler.dump_traceback_later(self.seconds, exit=True)
 
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_evaluate = on_save = arm
 
     def disarm(self) -> None:
-        """The end of a run may take its time."""
+        """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
