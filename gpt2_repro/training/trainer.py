@@ -6,6 +6,7 @@
 - The order of rows: a function of the seed, whole steps only. RandomSampler leaves a short last step in each epoch.
 - Rows of like length: steps of equal targets. LengthGroupedSampler sorts across steps and counts rows, so steps differ.
 - Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
+- When to log, save, validate and stop: decided by when.StepControl in place of DefaultFlowCallback, for budgets and signals.
 - The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
 - The save: staged, hashed, sealed and renamed. Trainer writes in place and resumes from whatever is newest.
 - Weights of experts: loaded too. Trainer skips those, because transformers saves them under other names.

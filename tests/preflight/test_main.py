@@ -1,7 +1,7 @@
 """`python -m gpt2_repro.preflight`: lines, exit codes, and every mistake."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.preflight.findings import Finding
-from gpt2_repro.preflight.memory import MemoryTrial, Outcome
+from gpt2_repro.preflight.memory import Outcome
 from tests.preflight.test_topology import BLOG
 
 
@@ -79,16 +79,11 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
 def test_the_memory_probe_is_launched_as_the_optimizer_needs(
     optim: str, launcher: str, look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands: list[Sequence[str]] = []
-
-    def attempt(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
-        commands.append(command)
-        return Outcome(trial, "fits")
-
+    attempt = Mock(side_effect=lambda command, trial, seconds: Outcome(trial, "fits"))
     monkeypatch.setattr(machine.memory, "attempt_command", attempt)
     for words in ((), ("--use_cpu", "false")):
         assert "✓ memory" in look(tiny_recipe, "--memory", "--optim", optim, *words)[1]
-    on_cpu, on_gpu = commands[0], commands[-1]
+    on_cpu, on_gpu = (attempt.call_args_list[number].args[0] for number in (0, -1))
     assert on_gpu[on_gpu.index("--config_file") + 1].endswith(f"accelerate_configs/{launcher}.yaml")
     assert ("torch.distributed.run" in on_cpu) == (optim == "muon")
 

@@ -1,14 +1,15 @@
 """When a run saves, validates, samples, scores HellaSwag and stops."""
 
+import faulthandler
 import os
 import signal
 import time
 from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerControl
+from transformers import TrainerCallback, TrainerControl
 
-from gpt2_repro.training.when import SIGNALS, StepControl, StopSignals, validates_at_start
+from gpt2_repro.training.when import SIGNALS, StepControl, StopSignals, Watchdog, validates_at_start
 
 
 @pytest.fixture
@@ -127,8 +128,23 @@ def test_what_is_rarer_than_validation_is_due_with_one_at_or_after_its_multiples
     assert not any(map(when.samples, steps))
 
 
-@pytest.mark.parametrize(("step", "is_validated", "expected"), [(0, False, True), (5, False, True), (5, True, False)])
-def test_a_validation_that_was_cut_short_is_repeated(step: int, is_validated: bool, expected: bool) -> None:
-    assert validates_at_start(control_of().args, step, is_validated=is_validated) is expected
-    assert not validates_at_start(control_of(eval_strategy="no", eval_on_start=False).args, 5, is_validated=False)
-    assert not validates_at_start(control_of().args, 6, is_validated=False)
+def test_a_validation_that_was_cut_short_is_repeated() -> None:
+    args = control_of().args
+    for step, is_validated, expected in ((0, False, True), (5, False, True), (5, True, False), (6, False, False)):
+        assert validates_at_start(args, step, is_validated=is_validated) is expected
+    assert not validates_at_start(control_of(eval_strategy="no").args, 5, is_validated=False)
+
+
+def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/faults/test_hangs.py has a process that hangs."""
+    calls: list[object] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))
+    signs = {name for name in vars(Watchdog) if name.startswith("on_")}
+    assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
+    assert signs <= set(dir(TrainerCallback))
+    for watchdog in (Watchdog(600), Watchdog(0)):  # 0 is never
+        for sign in signs:
+            getattr(watchdog, sign)(None, None, None)
+        watchdog.disarm()
+    assert calls == [(600, True)] * len(signs) + ["cancelled"] * 2
