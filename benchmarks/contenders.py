@@ -106,6 +106,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
     from gpt2_repro.run_record import RunRecord
     from gpt2_repro.training.arguments import load_recipe
+    from gpt2_repro.training.fit import add_callbacks
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
     from gpt2_repro.training.trainer import PretrainingTrainer
@@ -145,12 +146,13 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     training = PretrainingTrainer(
         model=our_model(setup, document_mask=document_mask),
         args=args,
-        inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
         plan=plan,
+        inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
         run=RunRecord(args.output_dir),
         environment=environment,
         run_identity={"max_steps": plan.max_steps, "extensions": []},
     )
+    add_callbacks(training)
     training.add_callback(Watched())
     training.train()
 

@@ -13,12 +13,13 @@ from gpt2_repro import hardware
 from gpt2_repro.batch_plan import plan_run
 from gpt2_repro.data.manifest import MANIFEST, open_manifest
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.model.build import choose_attention
 from gpt2_repro.preflight import environment, memory, topology
 from gpt2_repro.preflight.all_reduce import check_all_reduce
 from gpt2_repro.preflight.findings import Finding
 from gpt2_repro.preflight.prices import card_of
-from gpt2_repro.training.arguments import TrainingRecipe
+from gpt2_repro.training.arguments import MUON, TrainingRecipe
 
 
 REPOSITORY = Path(__file__).parents[1]
@@ -123,8 +124,7 @@ def find_micro_batch(recipe: TrainingRecipe, name: str, cards: int) -> Finding:
     rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
     say("looking for the micro-batch: a fresh process an attempt, 2 to 3 minutes each with compiling (assumed)")
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(cards)]
-    launcher += ["--config_file", str(REPOSITORY / "accelerate_configs" / "zero1.yaml")]
+    launcher = recommended_launcher(muon=training.optim == MUON).command(cards, use_cpu=training.use_cpu)
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
         path.write_text(recipe.to_yaml())

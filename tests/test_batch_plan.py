@@ -8,7 +8,7 @@ from gpt2_repro.batch_plan import TokenCount, count_steps, plan_batches
 from gpt2_repro.errors import UserError
 from gpt2_repro.model_size import checkpoint_bytes, flops_per_token, gpt2_parameters
 from gpt2_repro.training.arguments import TrainingSection
-from gpt2_repro.training.schedule import learning_rate_factor
+from gpt2_repro.training.optimization import learning_rate_factor
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}

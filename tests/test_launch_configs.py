@@ -8,6 +8,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
+from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.training.arguments import PretrainingArguments
 from tests.sections import RECIPES, ROOT, values_of
 
@@ -27,8 +28,13 @@ def test_accelerate_config_holds_launcher_facts_only(path: Path) -> None:
     assert isinstance(config["num_processes"], int)
     # accelerate refuses an unknown key at the top and passes over one in here.
     assert config.get("deepspeed_config", {}).keys() <= {"deepspeed_config_file", "deepspeed_multinode_launcher"}
-    if "deepspeed_config" in config:
-        assert (ROOT / config["deepspeed_config"]["deepspeed_config_file"]) in DEEPSPEED
+    named = Path(config.get("deepspeed_config", {}).get("deepspeed_config_file", ""))
+    assert named.name == LAUNCHERS[path.stem].deepspeed_json and (not named.name or ROOT / named in DEEPSPEED)
+
+
+def test_the_table_of_launchers_has_every_file() -> None:
+    assert sorted(LAUNCHERS) == [path.stem for path in ACCELERATE]
+    assert {launcher.deepspeed_json for launcher in LAUNCHERS.values()} - {""} == {path.name for path in DEEPSPEED}
 
 
 @pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)

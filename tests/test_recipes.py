@@ -12,6 +12,7 @@ from gpt2_repro.batch_plan import plan_run
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationArguments
+from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model_size import gpt2_parameters
@@ -89,8 +90,8 @@ def test_a_recipe_divides_on_the_gpus_that_its_header_names(path: Path) -> None:
 @pytest.mark.parametrize("path", GPT2, ids=lambda path: path.stem)
 def test_a_header_names_the_commands(path: Path) -> None:
     header, recipe = header_of(path), f"recipes/{path.name}"
-    launcher = "ddp" if values_of(path)["training"]["optim"] == "muon" else "zero1"
-    assert f"accelerate launch --config_file accelerate_configs/{launcher}.yaml train.py {recipe}" in header
+    launcher = recommended_launcher(muon=values_of(path)["training"]["optim"] == "muon")
+    assert f"accelerate launch --config_file {launcher.config} train.py {recipe}" in header
     assert f"python prepare_data.py {recipe}" in header
     assert path.stem == "check_124m" or f"bash evaluate.sh runs/{path.stem}" in header
 

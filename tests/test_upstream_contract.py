@@ -18,9 +18,9 @@ TRAINER = "transformers.trainer"
 CONTRACT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
-            *("_created_lr_scheduler", "_get_grad_norm", "_get_num_items_in_batch", "_get_output_dir"),
-            *("_get_train_sampler", "_globalstep_last_logged", "_init_training_state", "_load_from_checkpoint"),
-            *("_prepare_for_training", "_run_epoch", "_save_checkpoint", "_tr_loss"),
+            *("_created_lr_scheduler", "_get_grad_norm", "_get_output_dir"),
+            *("_globalstep_last_logged", "_init_training_state", "_load_from_checkpoint", "_prepare_for_training"),
+            *("_run_epoch", "_save_checkpoint", "_tr_loss"),
         ),
         (TRAINER,),
     ),
@@ -45,11 +45,16 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
     "__compatible_ops__": ("deepspeed.ops",),
     "get_full_hp_param": ("deepspeed.utils.tensor_fragment", "deepspeed.utils.mixed_precision_linkage"),
     "load_universal": ("deepspeed.runtime.constants",),
+    "ds_id": ("deepspeed.runtime.zero.partition_parameters",),
+    "communication_data_type": ("deepspeed.runtime.engine",),
+    "compute_steps": ("transformers.trainer_callback",),
+    "safe_save_file": ("transformers.modeling_utils",),
+    "pytorch_model_fsdp": ("accelerate.utils.constants",),
+    "_model_states": ("deepspeed.runtime.engine",),
     "found_inf": ("torch.optim.adamw",),
 }  # fmt: skip
 # What the methods that we override or call are passed.
 PARAMETERS = {
-    "_get_num_items_in_batch": ["self", "batch_samples", "device"],
     "_get_output_dir": ["self", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
     "_save_checkpoint": ["self", "model", "trial"],
@@ -78,7 +83,7 @@ def private_names() -> set[str]:
                 own.add(node.name)
             elif isinstance(node, ast.ImportFrom):
                 used.update((node.module or "").split("."))
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr"):
                 used.add(ast.unparse(node.args[1]).strip("'"))
     overridden = own & set(CONTRACT)
     private = {name for name in used if re.match(r"_[a-z]", name)}

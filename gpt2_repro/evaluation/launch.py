@@ -11,6 +11,7 @@ from typing import Any
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.harness import Settings, evaluate_model
+from gpt2_repro.launchers import LAUNCHERS
 
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +20,7 @@ ANSWER = "answer.pickle"
 
 def launch_command(job: Path, num_processes: int) -> list[str]:
     """Return the command that starts `main`. Every launcher setting comes from this project, none from the user."""
-    config = ["--config_file", str(ROOT / "accelerate_configs" / "ddp.yaml"), "--main_process_port", "0"]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", *config, "--num_processes", str(num_processes)]
+    launcher = [*LAUNCHERS["ddp"].command(num_processes), "--main_process_port", "0"]
     return [*launcher, "-m", "gpt2_repro.evaluation.launch", str(job)]
 
 

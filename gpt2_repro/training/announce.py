@@ -1,4 +1,4 @@
-"""What a run is before it starts: the facts of environment.json, and the same said in lines."""
+"""Describe a run before it starts: the facts for environment.json, and a summary in the log."""
 
 import dataclasses
 import logging
@@ -31,7 +31,7 @@ def describe_run(
     attention: tuple[str, str],
     beside_default: dict[str, Any],
 ) -> dict[str, Any]:
-    """Everything a reader needs to know where this run's numbers come from.
+    """Return everything that determines the numbers of this run.
 
     Args:
         data: the manifest of the prepared folder.
@@ -39,28 +39,26 @@ def describe_run(
         beside_default: the deviations from the default recipe, and the reference whose curve is to be expected.
     """
     scale = measure(model, plan.sequence_length)
-    return (
-        describe_environment()
-        | {
-            "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
-            "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
-            "architecture": model.config.model_type,
-            "parameters": scale.parameters,
-            "active_parameters": scale.active,
-            "flops_per_token": scale.flops_per_token,
-            "precision": "bf16" if args.bf16 else "fp32",
-            "attention": f"{attention[0]} ({attention[1]})",
-            "document_mask": model.documents is not None,
-            "usd_per_hour": args.usd_per_hour or None,
-            "seed": args.seed,
-            "data": data,
-        }
-        | beside_default
-    )
+    return {
+        **describe_environment(),
+        "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
+        "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
+        "architecture": model.config.model_type,
+        "parameters": scale.parameters,
+        "active_parameters": scale.active,
+        "flops_per_token": scale.flops_per_token,
+        "precision": "bf16" if args.bf16 else "fp32",
+        "attention": f"{attention[0]} ({attention[1]})",
+        "document_mask": model.documents is not None,
+        "usd_per_hour": args.usd_per_hour or None,
+        "seed": args.seed,
+        "data": data,
+        **beside_default,
+    }
 
 
 def announce(environment: dict[str, Any]) -> dict[str, Any]:
-    """Log what will be trained, in numbers that a person can check. Returns the same facts."""
+    """Log model, batch and length in numbers that a person can check. Returns `environment`."""
     plan, data, active = environment["plan"], environment["data"], environment["active_parameters"]
     counts, by_length, step = data["counts"]["train"], plan["by_length"], f"{plan['tokens_per_step']:,}"
     model = f"{environment['architecture']}, {environment['parameters']:,} parameters"
@@ -88,7 +86,7 @@ def announce(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, the commit and the command: what it takes to say where a number comes from."""
+    """Return versions, the commit and the command."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

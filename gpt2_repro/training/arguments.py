@@ -11,7 +11,6 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
 from gpt2_repro.recipe import Recipe, parse_recipe
-from gpt2_repro.training.launcher import launcher_name
 
 
 MUON = "muon"
@@ -162,7 +161,6 @@ class PretrainingArguments(TrainingSection):
     """TrainingArguments for one process of a run, with everything derived by `resolve.resolve_arguments`."""
 
     def __post_init__(self) -> None:
-        self.launcher = launcher_name()
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
         # transformers knows no muon; the Trainer is handed one.

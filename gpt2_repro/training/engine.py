@@ -1,4 +1,4 @@
-"""What stands between the Trainer and the hardware: DeepSpeed on a machine without GPU, and what the engine really is."""
+"""The engine below the Trainer: DeepSpeed on CPU, sharded weights, fp32 masters, and checks of what was built."""
 
 import importlib.util
 import logging
@@ -8,21 +8,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.errors import UserError
-from gpt2_repro.training.sharding import whole
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.training import ranks
 
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
-    """Tell DeepSpeed to compute on the CPU, where that is so, and to compile nothing there.
+    """Make DeepSpeed compute on the CPU if `use_cpu`, and compile nothing there.
 
-    Its shared-memory collective would take 26 s and a compiler to build, and hang for ever on a lock that a killed
-    build left behind (deepspeed/comm/torch.py, 0.19.8). gloo serves as well.
+    Its shared-memory collective would need 26 s and a compiler to build, and would wait without end for the lock of a
+    killed build (deepspeed/comm/torch.py, 0.19.8). gloo replaces it.
     """
     # DeepSpeed 0.19.8 calls them on every step; torch 2.13 gave them other names.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
@@ -34,13 +40,13 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
-    """What computes, read from the objects that do: processes, engine, ZeRO stage, optimizer, dtypes, clipping.
+def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
+    """Return processes, engine, ZeRO stage, optimizer, dtypes and clipping, read from the objects that were built.
 
     Args:
         accelerator: the Trainer's.
         wrapped: the model as the launcher's backend wrapped it.
-        optimizer: the Trainer's.
+        inner: see innermost_optimizer.
     """
     weights = next(wrapped.parameters())
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
@@ -57,13 +63,15 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
         "communication": _name(weights.dtype) if distributed else None,
         "clip": None,
     }
-    inner = innermost_optimizer(wrapped, optimizer)
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
+        # Weights that are updated. ZeRO-3 hands them to its optimizer piece by piece, at the step.
+        groups = getattr(zero, "fp32_partitioned_groups_flat", None)
+        masters = groups[0] if groups else inner.param_groups[0]["params"][0]
         facts |= {
             "zero_stage": wrapped.zero_optimization_stage(),
             "zero_optimizer": type(zero).__name__,
-            "masters": _name(_masters(zero, inner).dtype),
+            "masters": _name(masters.dtype),
             "accumulation": _name(wrapped.get_data_types()[1]),
             "communication": _name(wrapped.communication_data_type),
             "clip": zero.clip_grad,
@@ -77,21 +85,13 @@ def describe_engine(accelerator: Any, wrapped: torch.nn.Module, optimizer: Any) 
     return facts | {"optimizer": type(inner).__name__}
 
 
-def _masters(zero: Any, inner: Any) -> torch.Tensor:
-    """Some of the weights that are updated. ZeRO-3 hands them to its optimizer piece by piece, at the step."""
-    groups = getattr(zero, "fp32_partitioned_groups_flat", None)
-    return groups[0] if groups else inner.param_groups[0]["params"][0]
-
-
-def innermost_optimizer(wrapped: torch.nn.Module, optimizer: Any) -> Any:
-    """torch's optimizer, inside of what accelerate and DeepSpeed put around it."""
+def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
+    """Return torch's optimizer without the wrappers of accelerate and DeepSpeed."""
     outer: Any = wrapped.optimizer if type(wrapped).__name__ == "DeepSpeedEngine" else optimizer
     return getattr(outer, "optimizer", outer)
 
 
-def fix_universal_checkpoint(
-    wrapped: torch.nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float
-) -> None:
+def fix_universal_checkpoint(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
     """Correct what DeepSpeed 0.19.8 loads wrongly from a checkpoint. Other engines stay as they are.
 
     - The clipping limit: stages 1 to 3 restore the checkpoint's and ignore the configuration
@@ -114,7 +114,7 @@ def fix_universal_checkpoint(
             group["weight_decay"] = decay
 
 
-def zero_gradient_norm(wrapped: torch.nn.Module) -> Callable[[], Any] | None:
+def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
     """Asks DeepSpeed for the norm of this step's gradients, which it knows when torch's optimizer is called.
 
     None without DeepSpeed.
@@ -126,9 +126,9 @@ def zero_gradient_norm(wrapped: torch.nn.Module) -> Callable[[], Any] | None:
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
-    """Compare what was built with what the recipe asks for.
+    """Compare the engine with the recipe.
 
-    Raises UserError where they differ in what is learned, and warns of gradients summed in bf16.
+    Raises UserError for a difference that changes the training, and warns of gradients summed in bf16.
     """
     expected: dict[str, Any] = {
         "processes": plan.num_processes,
@@ -156,7 +156,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def fp32_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """Every weight in fp32 on the CPU, from the masters where DeepSpeed holds them; {} for a rank that does not `keep`.
 
     A collective: call it on all ranks.
@@ -175,3 +175,74 @@ def _full_master(parameter: Any) -> torch.Tensor:
     if hasattr(parameter, "_hp_mapping"):  # ZeRO-1 and 2
         return parameter.get_full_hp_param()
     return whole(parameter.detach())
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Return whether each process holds a part of every weight. A pass is then a collective."""
+    return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
+
+
+def build_whole() -> None:
+    """Make transformers build whole models from now on. DeepSpeed's engine shards them.
+
+    Under ZeRO-3 transformers (5.23, `get_init_context`) builds each model in shards: from other random numbers than under
+    every other launcher, and on a single rank not at all. TrainingArguments set this, and Trainer sets it again.
+    """
+    unset_hf_deepspeed_config()
+
+
+def allow_fsdp_on_cpu() -> None:
+    """Make accelerate shard on CPU processes as on GPUs. It would silently leave FSDP out (1.15, state.py)."""
+    PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
+    """Shard the weights by FSDP2 if the launcher requests it. Each block is a unit, the rest another.
+
+    Not by accelerate (1.15, `fsdp2_prepare_model`), which leaves a sharded model as it is: it would round the loss to bf16
+    with all outputs, sum gradients over processes in bf16, and fetch tied embeddings after the call of a head that the
+    loss never calls. Optimizer, norm and checkpoints stay accelerate's.
+    """
+    if getattr(accelerator.state, "fsdp_plugin", None) is None:
+        return
+    bf16 = accelerator.mixed_precision == "bf16"
+    options = {
+        "mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)),
+        "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy(),
+    }
+    blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    # By default the outermost part stays whole after a pass. Between two steps its fp32 masters could not be read.
+    for part in (*blocks, model):
+        fully_shard(part, reshard_after_forward=True, **options)
+    if accelerator.device.type == "cpu":  # gloo has no mean
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_force_sum_reduction_for_comms(True)
+
+
+def whole(value: Any) -> Any:
+    """Return the full tensor of a DTensor, which is a collective; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def require_same_weights(model: nn.Module, *, step: int) -> None:
+    """Compare the bits of all weights between all ranks. A collective.
+
+    A sharded weight is not replicated, so there is nothing to compare.
+
+    Raises RunFailed if they differ: neither the gradients of such a step nor its checkpoint are valid.
+    """
+    if has_shards(model):
+        return
+    # XOR of the bits: a flipped bit changes it, and the order of the reduction does not.
+    hashes = torch.stack([torch.hash_tensor(weight.detach()) for weight in model.parameters()])
+    table = ranks.gather(hashes.view(torch.int64).cpu())
+    differs = (table != table[0]).nonzero().tolist()
+    if not differs:
+        return
+    odd = sorted({rank for rank, _ in differs})
+    first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
+    told = f"at step {step} the weights of rank {', '.join(map(str, odd))} are not those of rank 0, first in {first}"
+    raise RunFailed(
+        f"{told}: a GPU or its link is faulty. Start again with NCCL_P2P_DISABLE=1, or on another machine."
+    )

@@ -1,36 +1,65 @@
-"""A run from its start to its last step, or to where it is told to stop: what is recorded of it, however it ends."""
+"""Run training until it finishes or stops, record the outcome, and write final/."""
 
+import functools
 import logging
-from typing import Any
+import shutil
+
+from transformers import PrinterCallback, ProgressCallback
 
 from gpt2_repro.errors import Diverged, RunFailed
+from gpt2_repro.files import readable, sync, sync_folder
+from gpt2_repro.model.pretraining import plain_model
+from gpt2_repro.model_card import model_card
 from gpt2_repro.references import explained
 from gpt2_repro.run_record import checkpoints
+from gpt2_repro.run_record.layout import STAGING
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
-from gpt2_repro.training.final import finish
-from gpt2_repro.training.resharding import loadable
-from gpt2_repro.training.resuming import Start
-from gpt2_repro.training.sharding import shard_by_fsdp
+from gpt2_repro.training.callbacks import CompilationReport, ProgressBar, time_compilation
+from gpt2_repro.training.engine import build_whole, fp32_weights, shard_by_fsdp
+from gpt2_repro.training.resuming import Start, loadable
+from gpt2_repro.training.samples import TextSampler
+from gpt2_repro.training.saving import full_disk_in_words
+from gpt2_repro.training.tracking import Guarded, guard_reporting, report_text
 from gpt2_repro.training.trainer import PretrainingTrainer
 
 
 logger = logging.getLogger(__name__)
 
 
-def fit(trainer: PretrainingTrainer, start: Start) -> None:
-    """Train from `start` to the last step and write final/, or until a signal, a budget or stop_at_step, on all ranks.
+def add_callbacks(trainer: PretrainingTrainer) -> None:
+    """Add the callbacks that report about the run, and guard the services of report_to."""
+    guard_reporting(trainer)
+    for stock in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(stock)
+    trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.get("reference")))
+    report = functools.partial(report_text, trainer)
+    sampler = TextSampler(trainer.run, trainer.processing_class, due=trainer.when.samples, report=report)
+    trainer.add_callback(Guarded(sampler))
+    if trainer.args.compile_loss:
+        time_compilation(functools.partial(trainer.meter.move, to="startup"))
+        trainer.add_callback(CompilationReport(trainer.model, record=trainer.record_engine))
 
-    Raises RunFailed where the disk is full or updates are not finite.
+
+def fit(trainer: PretrainingTrainer, start: Start) -> None:
+    """Train from `start` to the last step and write final/, or until a signal, a budget or stop_at_step. A collective.
+
+    Raises RunFailed if the disk is full or updates are not finite.
     """
-    run, args = trainer.run, trainer.args
-    trainer.stopping.signals.install()
+    run, args, when = trainer.run, trainer.args, trainer.when
+    when.signals.install()
+    add_callbacks(trainer)
     if start.checkpoint is not None:
-        trainer.restore(start)
+        trainer.restore(start.manifest)
     if trainer.is_world_process_zero():
         checkpoints.sweep(run.path)
-        # What is newer is damaged, or was gone back behind: as the newest it would push complete ones out.
-        _announce(start, checkpoints.set_aside(run.path, after=start.step))
+        for remark in start.remarks:
+            logger.warning(remark)
+        # Newer ones are damaged, or the run goes back before them. As the newest they would push complete ones out.
+        for path in checkpoints.set_aside(run.path, after=start.step):
+            logger.info("set aside: %s", path)
+        if start.checkpoint is not None:
+            logger.info("resuming from %s", start.checkpoint)
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
         run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
         out_of_date = dict.fromkeys(run.status().losses)
@@ -40,21 +69,25 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         note(RUN, str(run.path.resolve()))
         if args.resume_from:
             note(WENT_BACK, args.resume_from)
-    processes, staging = args.world_size, trainer.saver.staging
     try:
-        folder = loadable(start, staging=staging, processes=processes, accelerator=trainer.accelerator)
+        folder = loadable(start, staging=trainer.saver.staging, accelerator=trainer.accelerator)
         shard_by_fsdp(trainer.model, trainer.accelerator)
         trainer.watchdog.arm()
         trainer.train(resume_from_checkpoint=folder)
         trainer.guard.settle()
-        stopping = trainer.stopping
-        if stopping.stops or trainer.state.global_step < trainer.plan.max_steps:
-            # Where the run was at stop_at_step before, no step has told so.
-            reason = stopping.reason or f"--stop_at_step {args.stop_at_step}"
-            trainer.record("failed" if stopping.orphaned else "stopped", reason=reason)
-        finish(trainer)
-        judge(trainer)
+        if when.reason or trainer.state.global_step < trainer.plan.max_steps:
+            # If the run was at stop_at_step before, no step has given a reason.
+            reason = when.reason or f"--stop_at_step {args.stop_at_step}"
+            trainer.record("failed" if when.orphaned else "stopped", reason=reason)
+        else:
+            with trainer.meter.on("saving"):
+                _save_final(trainer)
+        trainer.watchdog.disarm()
+        # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
         if trainer.is_world_process_zero():
+            judge(trainer)
             lines = breakdown_lines(run.time_breakdown(), usd_per_hour=args.usd_per_hour)
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
     except BaseException as error:
@@ -64,17 +97,35 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
 
 def judge(trainer: PretrainingTrainer) -> None:
-    """Say whether the run has come out where those that it follows did."""
+    """Log whether the last validation is where those of the reference were."""
     losses, followed = trainer.eval_losses, trainer.environment.get("reference")
-    told = followed and "eval_loss" in losses and explained(int(losses["step"]), losses["eval_loss"])
-    if told and trainer.is_world_process_zero():
+    if followed and "eval_loss" in losses and (told := explained(int(losses["step"]), losses["eval_loss"])):
         logger.info(told)
 
 
-def _announce(start: Start, aside: list[Any]) -> None:
-    for line in start.remarks:
-        logger.warning(line)
-    for path in aside:
-        logger.info("set aside: %s", path)
-    if start.checkpoint is not None:
-        logger.info("resuming from %s", start.checkpoint)
+def _save_final(trainer: PretrainingTrainer) -> None:
+    """Write `final/` from the fp32 masters, whole or not at all, and record that the run is complete."""
+    main = trainer.is_world_process_zero()
+    weights = fp32_weights(trainer.model, keep=main)
+    if not main:
+        return
+    trainer.record("running")
+    build_whole()
+    run, model = trainer.run, plain_model(trainer.model.config, weights)
+    staged, final = run.path / STAGING, run.final
+    with full_disk_in_words(run.path, run.final.name, staged):
+        shutil.rmtree(staged, ignore_errors=True)
+        model.save_pretrained(staged)
+        readable(staged)
+        trainer.processing_class.save_pretrained(staged)
+        step = trainer.state.global_step
+        facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
+        checkpoints.seal(staged, {}, **facts, environment=trainer.environment)
+        # Not in the manifest: an evaluation adds its results to the card.
+        (staged / "README.md").write_text(model_card(run.path.resolve().name, checkpoints.training_record(staged)))
+        sync_folder(staged)
+    checkpoints.discard(final)
+    staged.rename(final)
+    sync(run.path)
+    trainer.record("complete", reason=None)
+    logger.info("complete: %s", final)

@@ -1,4 +1,4 @@
-"""Updates that would do harm are not applied, not hidden, and end the run where they do not stop coming."""
+"""Skip harmful updates, log them, and end the run if there are too many."""
 
 import collections
 import logging
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import reduce
 from transformers import TrainerCallback
 
 from gpt2_repro.errors import Diverged
@@ -18,11 +19,11 @@ logger = logging.getLogger(__name__)
 IN_A_ROW = 5
 RECENT = (20, 1000)  # updates that were not finite, in so many steps
 WINDOW = 128  # values that an outlier is measured by
-NEW_LEVEL = 3  # outliers in a row that are none
+NEW_LEVEL = 3  # outliers in a row that are a new level
 
 
 class OutlierDetector:
-    """How far a value lies above the last ones, in their standard deviations.
+    """Measures how many standard deviations a value is above the last ones.
 
     After llm.c's (llmc/outlier_detector.h at 19c83f9 and before, where the window is 128), with two differences: a value is
     measured by the ones before it, without itself (with itself none can lie more than 11.3 deviations above 128), and one
@@ -38,7 +39,7 @@ class OutlierDetector:
         self.values: collections.deque[float] = collections.deque(values, maxlen=WINDOW)
 
     def measure(self, value: float) -> float:
-        """The z-score of `value`; 0 until there are as many as the window holds."""
+        """Return the z-score of `value`, 0 until the window is full."""
         if not math.isfinite(value):
             return 0.0
         score = 0.0
@@ -52,7 +53,7 @@ class OutlierDetector:
 
 
 class UpdateGuard(TrainerCallback):
-    """Looks at each update before the optimizer applies it.
+    """Judges each update before the optimizer applies it.
 
     It sits in front of the innermost optimizer's step, where every engine has reduced and clipped the gradients; an
     optimizer passes over parameters without one, so taking the gradients away leaves weights, moments and decay as they
@@ -62,7 +63,6 @@ class UpdateGuard(TrainerCallback):
     Args:
         skip_loss_z: skip an update whose loss lies more deviations above the last ones than this; 0: none.
         skip_grad_z: the same of the gradient norm.
-        mean: of a number over all ranks. Called on all of them, and only where skip_loss_z is given.
         report: takes the step and what is to be written of an update that was skipped.
     """
 
@@ -71,12 +71,10 @@ class UpdateGuard(TrainerCallback):
         *,
         skip_loss_z: float,
         skip_grad_z: float,
-        mean: Callable[[torch.Tensor], torch.Tensor],
         report: Callable[[int, dict[str, Any]], None],
     ) -> None:
-        self.limits = {"loss": skip_loss_z, "gradient norm": skip_grad_z}
-        self.detectors = {name: OutlierDetector(limit) for name, limit in self.limits.items()}
-        self.mean, self.report = mean, report
+        self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
+        self.report = report
         self._ask: Callable[[], Any] | None = None
         self.skipped: list[int] = []  # steps whose update was not finite, the recent ones
         self.total = 0  # updates that were skipped, for whatever reason
@@ -89,19 +87,19 @@ class UpdateGuard(TrainerCallback):
         self._decided = False
 
     def attach(self, optimizer: Any, norm: Callable[[], Any] | None = None) -> None:
-        """Stand in front of `optimizer.step`. `norm`: asks the engine for the gradient norm, where it is not told."""
+        """Judge each `optimizer.step`. `norm` returns the engine's gradient norm if `see_norm` is not called."""
         self._ask = norm
         fused = all(group.get("fused") for group in optimizer.param_groups)
-        self._on_device = fused and norm is None and not any(self.limits.values())
+        self._on_device = fused and norm is None and not any(each.limit for each in self.detectors.values())
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_loss(self, loss: torch.Tensor) -> None:
-        """A pass of the step: its share of the loss of this rank."""
-        if self.limits["loss"]:
+        """Take the share of a pass in the loss of this rank."""
+        if self.detectors["loss"].limit:
             self._losses.append(loss.detach())
 
     def see_norm(self, norm: Any) -> None:
-        """The gradient norm of all parameters, before clipping. DeepSpeed's may be -1 for one that is not finite."""
+        """Take the gradient norm of all parameters, before clipping. DeepSpeed may give -1 if it is not finite."""
         if self._on_device:
             self._bad = torch.isfinite(norm).logical_not().float()
         else:
@@ -124,18 +122,18 @@ class UpdateGuard(TrainerCallback):
         if not math.isfinite(self._norm):
             return f"gradient norm {self._norm}"
         values = {"gradient norm": self._norm}
-        if self.limits["loss"]:
-            values["loss"] = float(self.mean(torch.stack(self._losses).sum()))
+        if self._losses:
+            values["loss"] = float(reduce(torch.stack(self._losses).sum(), reduction="mean"))
         for name, value in values.items():
-            score = self.detectors[name].measure(value) if self.limits[name] else 0.0
-            if score > self.limits[name] > 0:
+            detector = self.detectors[name]
+            if detector.limit > 0 and (score := detector.measure(value)) > detector.limit:
                 return f"{name} {value:.4g} is {score:.1f} deviations above the last {WINDOW}"
         return None
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, lr_scheduler: Any = None, **kwargs: Any
     ) -> None:
-        # The engine says that it passed over the update, where it did; then Trainer leaves the schedule behind.
+        # If the engine skipped the update, Trainer does not advance the schedule.
         self.after_step(state.global_step, passed_over=optimizer.step_was_skipped)
         while lr_scheduler.last_epoch < state.global_step:
             lr_scheduler.step()
@@ -143,7 +141,7 @@ class UpdateGuard(TrainerCallback):
     def after_step(self, step: int, *, passed_over: bool) -> None:
         """Count the update of this step. `passed_over`: the engine did not apply it, because it is not finite.
 
-        Raises Diverged where too many were not finite.
+        Raises Diverged if too many were not finite.
         """
         if self._bad is not None:
             self._unread.append((step, *_to_host(self._bad)))
@@ -156,7 +154,7 @@ class UpdateGuard(TrainerCallback):
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
-        """Read the verdicts that are still on their way, `but` the last ones. Raises Diverged as `after_step` does."""
+        """Read the pending verdicts `but` the last ones. Raises Diverged as `after_step` does."""
         while len(self._unread) > but:
             step, bad, arrived = self._unread.popleft()
             if arrived is not None:
@@ -180,19 +178,20 @@ class UpdateGuard(TrainerCallback):
                 )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to remember, as JSON can hold it. Raises Diverged where that is so by now."""
+        """Return the state for a checkpoint, for JSON. Raises Diverged as `after_step` does."""
         self.settle()
         windows = {name: [list(seen.values), seen.outliers] for name, seen in self.detectors.items()}
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from the result of `state`."""
         self.skipped, self.total = state["skipped"], state["total"]
-        self.detectors = {name: OutlierDetector(self.limits[name], *seen) for name, seen in state["windows"].items()}
+        limits = {name: detector.limit for name, detector in self.detectors.items()}
+        self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}
 
 
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """A copy on the CPU that is made while the device goes on, and the event after which it is there; None: it is."""
+    """Copy to the CPU without waiting. Returns the copy, and the event after which it is complete or None."""
     if flag.device.type != "cuda":
         return flag.cpu(), None
     host = torch.empty_like(flag, device="cpu", pin_memory=True)

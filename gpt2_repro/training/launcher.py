@@ -1,4 +1,4 @@
-"""What the launcher brought, checked before anything is built: the stack passes over most mistakes in silence.
+"""Checks of the launcher's files before anything is built: the stack silently ignores most mistakes in them.
 
 Read in accelerate 1.15 and deepspeed 0.19.8: an unknown key at the top of a DeepSpeed JSON does nothing, a JSON without
 `gradient_clipping` clips at 1.0 whatever the recipe says, and `accelerate launch --cpu` drops DeepSpeed.
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.training.fsdp import check_fsdp
+from gpt2_repro.launchers import LAUNCHERS, current_launcher
 
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
-SHARDING = ("zero3", "fsdp2")  # launchers under which no process holds a weight whole
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
     "gradient_clipping": "leave it out, and pass --max_grad_norm after train.py",
@@ -46,9 +45,9 @@ BLOCKS = {
 
 
 def end_with_launcher() -> None:
-    """Under a launcher, have the kernel send LAUNCHER_DIED when it dies: a killed one leaves its workers training.
+    """Make the kernel send LAUNCHER_DIED when the launcher dies: workers of a killed launcher would train on.
 
-    Linux only; elsewhere they go on until they are ended by hand.
+    Linux only. Elsewhere they train until they are ended by hand.
     """
     # Torch's launcher sets the first, accelerate's for one process the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
@@ -61,27 +60,13 @@ def end_with_launcher() -> None:
 
 
 def adopt_orphans() -> None:
-    """Have what processes below this one leave behind become its children, so that it can wait for them. Linux only."""
+    """Make orphaned descendants children of this process, so that it can wait for them. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def launcher_name() -> str:
-    """The file of accelerate_configs/ that asks for what this launcher does: ddp, zero1 (for zero2 too), zero3 or fsdp2."""
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        return "fsdp2"
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
-        return "ddp"
-    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if path == "none":
-        stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
-    else:
-        stage = json.loads(Path(path).read_text()).get("zero_optimization", {}).get("stage", 0)
-    return "zero3" if stage == 3 else "zero1"
-
-
 def check_launcher() -> None:
-    """Raise UserError where the launcher would not do what its files and flags say."""
+    """Raise UserError if the launcher would not do what its files and flags say."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError(
             "`accelerate launch --cpu` drops DeepSpeed and runs one process: leave it out, and pass --use_cpu after train.py"
@@ -93,12 +78,12 @@ def check_launcher() -> None:
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
-    if launcher_name() == "fsdp2":
+    if current_launcher() == LAUNCHERS["fsdp2"]:
         check_fsdp()
 
 
 def check_deepspeed_json(path: Path) -> None:
-    """Raise UserError for a DeepSpeed JSON that is not there, has unknown keys, or says what the recipe owns."""
+    """Raise UserError for a DeepSpeed JSON that is missing, has unknown keys, or sets what the recipe owns."""
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
@@ -122,3 +107,28 @@ def check_deepspeed_json(path: Path) -> None:
         raise UserError(
             f"{path}: {MASTERS} trains bf16 weights without fp32 masters, which do not learn: leave it out"
         )
+
+
+# Required values of the block fsdp_config, by names without `fsdp_`, each with its reason. "none": not set.
+FSDP = {
+    "version": ("2", "the first version of FSDP flattens weights"),
+    "state_dict_type": ("FULL_STATE_DICT", "the other forms are loaded by pickle, or by as many processes only"),
+    "cpu_ram_efficient_loading": ("false", "every process draws its weights from the seed"),
+    "reshard_after_forward": ("true", "checkpoints and samples read the fp32 masters between two steps"),
+    "offload_params": ("false", "weights stay on the devices"),
+    "activation_checkpointing": ("false", "the recipe sets it: pass --activation_checkpointing after train.py"),
+    "auto_wrap_policy": ("none", "each block is a unit"),
+}
+
+
+def check_fsdp() -> None:
+    """Raise UserError for one process, and for settings of FSDP that would do nothing or harm."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        raise UserError(
+            "FSDP needs several processes: pass --num_processes, or launch with accelerate_configs/single_gpu.yaml"
+        )
+    for name, (needed, why) in FSDP.items():
+        value = os.environ.get(f"FSDP_{name.upper()}", "none")
+        if value != needed:
+            mend = "leave it out" if needed == "none" else f"write fsdp_{name}: {needed}"
+            raise UserError(f"the launcher's file has fsdp_{name} {value}: {mend}, for {why}")

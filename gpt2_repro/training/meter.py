@@ -26,7 +26,7 @@ class Meter:
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
-        """Begin, at the first step of this process. `tokens`: those trained before."""
+        """Start with the first step of this process. `tokens`: trained before."""
         if self._since is None:
             self._book("training")
             self._restart(tokens)
@@ -67,9 +67,9 @@ class Meter:
         self._positions += positions
 
     def read(self, tokens: int) -> dict[str, float]:
-        """Tokens per second, the share of waiting and MFU since the last reading; `tokens`: trained in all.
+        """Return tokens per second, data wait and MFU since the last call. `tokens`: trained in total.
 
-        Of padded rows also the targets of the last step, and the share of padding in all positions.
+        For padded rows also the targets of the last step, and the share of padding in all positions.
         """
         if self._since is None:
             return {}
@@ -91,7 +91,7 @@ class Meter:
 
 
 def meter_of(environment: Mapping[str, Any]) -> Meter:
-    """The meter of a run with these facts. MFU is of the bf16 peak; a run in fp32 has none."""
+    """Return the meter of a run. MFU is relative to the bf16 peak, so a run in fp32 has none."""
     peak = environment["accelerator"]["peak_flops"] if environment["precision"] == "bf16" else None
     processes = environment["plan"]["num_processes"]
     return Meter(flops_per_token=environment["flops_per_token"], peak_flops=peak and peak * processes)

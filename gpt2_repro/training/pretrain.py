@@ -34,7 +34,7 @@ def pretrain(recipe: TrainingRecipe, manifest: dict[str, Any], *, beside_default
     if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
         note(RUN, str(run.path.resolve()))
         return logger.info("%s is already complete: %s", run.path, run.final)
-    start, plan, extensions = choose_start(run, args, plan, run_identity)
+    start, args, plan, extensions = choose_start(run, args, plan, run_identity)
     run_identity |= {"extensions": extensions}
 
     # Below the checks, so that a mistake is answered before the rest of the stack is imported.
@@ -46,6 +46,7 @@ def pretrain(recipe: TrainingRecipe, manifest: dict[str, Any], *, beside_default
     from gpt2_repro.training.announce import announce, describe_run
     from gpt2_repro.training.fit import fit
     from gpt2_repro.training.inputs import open_inputs
+    from gpt2_repro.training.tracking import prepare_wandb
     from gpt2_repro.training.trainer import PretrainingTrainer
 
     inputs = open_inputs(recipe.data, manifest, args)
@@ -64,6 +65,7 @@ def pretrain(recipe: TrainingRecipe, manifest: dict[str, Any], *, beside_default
         training = dataclasses.replace(recipe.training, output_dir=args.output_dir, resume_from="")
         run.claim(dataclasses.replace(recipe, training=training).to_yaml())
     environment = announce(describe_run(args, plan, model, manifest, attention, beside_default))
+    prepare_wandb(args.report_to, run.path)  # before the Trainer imports wandb
     trainer = PretrainingTrainer(
         model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity
     )

@@ -1,5 +1,6 @@
-"""Collectives between the CPUs of all ranks. No GPU waits for them."""
+"""Collectives between the CPUs of all ranks. No GPU waits for them. Call them on all ranks, in the same order."""
 
+import functools
 from typing import Any
 
 import torch
@@ -7,27 +8,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Ranks:
-    """The processes of a run. All methods are collective: call them on all ranks, in the same order."""
+def largest(number: int) -> int:
+    """Return the largest `number` of all ranks."""
+    return int(gather(torch.tensor([number])).max())
 
-    def __init__(self) -> None:
-        self._group: Any = None
 
-    @property
-    def number(self) -> int:
-        """The number of ranks."""
-        return dist.get_world_size() if dist.is_initialized() else 1
+def gather(values: Tensor) -> Tensor:
+    """Return the `values` [n] of all ranks, which lie on the CPU, as [ranks, n]."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return values[None]
+    rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, values, group=dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group())
+    return torch.stack(rows)
 
-    def largest(self, number: int) -> int:
-        """Return the largest `number` of all ranks."""
-        return number if self.number == 1 else int(self.table(torch.tensor([number])).max())
 
-    def table(self, values: Tensor) -> Tensor:
-        """Gather the `values` [n] of all ranks, which lie on the CPU, as [ranks, n]."""
-        if not dist.is_initialized():
-            return values[None]
-        if self._group is None:
-            self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        rows = [torch.empty_like(values) for _ in range(self.number)]
-        dist.all_gather(rows, values, group=self._group)
-        return torch.stack(rows)
+@functools.cache
+def _gloo_group() -> Any:
+    return dist.new_group(backend="gloo")

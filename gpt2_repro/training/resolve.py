@@ -8,13 +8,13 @@ from transformers.training_args import OptimizerNames
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan, plan_run
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launcher
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.recipe import values_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRecipe
-from gpt2_repro.training.engine import prepare_deepspeed
-from gpt2_repro.training.launcher import SHARDING, check_launcher, launcher_name
-from gpt2_repro.training.sharding import allow_fsdp_on_cpu, build_whole
+from gpt2_repro.training.engine import allow_fsdp_on_cpu, build_whole, prepare_deepspeed
+from gpt2_repro.training.launcher import check_launcher
 from gpt2_repro.training.tracking import check_reporting
 
 
@@ -35,19 +35,19 @@ def resolve_arguments(
     """
     asked = recipe.training
     check_launcher()
-    launcher, any_hardware = launcher_name(), asked.accept_any_hardware
+    launcher, any_hardware = current_launcher(), asked.accept_any_hardware
     use_cpu = hardware.choose_device(use_cpu=asked.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     bf16, precision = hardware.choose_bf16(asked.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     plan = plan_run(asked, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
-    if launcher in SHARDING and asked.torch_compile:
+    if asked.torch_compile and not launcher.torch_compile:
         raise UserError(
-            f"{launcher} cuts the compiled loss apart: leave out --torch_compile, or launch with --config_file "
-            "accelerate_configs/zero1.yaml"
+            f"{launcher.name} cuts the compiled loss apart: leave out --torch_compile, or launch with --config_file "
+            f"{recommended_launcher().config}"
         )
-    compile_asked = False if plan.by_length or launcher in SHARDING else asked.torch_compile
+    compile_asked = asked.torch_compile if launcher.torch_compile and not plan.by_length else False
     compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
         "output_dir": asked.output_dir or f"runs/{recipe.path.stem}",
@@ -73,10 +73,10 @@ def resolve_arguments(
         raise UserError(f"there is no --optim {asked.optim}: {did_you_mean(asked.optim, optimizers)}")
     if not 0 <= asked.decay_fraction <= 1:
         raise UserError(f"--decay_fraction {asked.decay_fraction} must be from 0 to 1")
-    if asked.optim == MUON and launcher != "ddp":
+    if asked.optim == MUON and not launcher.muon:
         raise UserError(
-            f"muon updates whole matrices and {launcher} cuts them up: launch with --config_file "
-            "accelerate_configs/ddp.yaml"
+            f"muon updates whole matrices and {launcher.name} cuts them up: launch with --config_file "
+            f"{recommended_launcher(muon=True).config}"
         )
     prepare_deepspeed(use_cpu=use_cpu)
     try:
@@ -86,14 +86,14 @@ def resolve_arguments(
     # One process is one device: on a machine with several GPUs Trainer would wrap the model in DataParallel.
     args._n_gpu = min(1, args.n_gpu)
     build_whole()
-    if launcher == "fsdp2" and use_cpu:
+    if launcher == LAUNCHERS["fsdp2"] and use_cpu:
         allow_fsdp_on_cpu()
     check_reporting(args.report_to)
     logger.info("precision: %s", precision)
     if plan.by_length:
         logger.info("compilation: off, for train_sampling_strategy group_by_length gives every pass another shape")
-    elif launcher in SHARDING:
-        logger.info("compilation: off, for %s fetches weights between layers", launcher)
+    elif not launcher.torch_compile:
+        logger.info("compilation: off, for %s fetches weights between layers", launcher.name)
     return args, plan
 
 

@@ -1,6 +1,13 @@
-"""Where a run begins or goes on: found on the disk, checked against what is asked for, and safe to load."""
+"""Choose the checkpoint to resume from: complete, of the same run, and safe to load under this launcher."""
 
+import copy
 import dataclasses
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -10,10 +17,14 @@ from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.run_record import RunRecord, checkpoints, layout
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.run_identity import require_same_run
+from gpt2_repro.training.when import validates_at_start
 
+
+logger = logging.getLogger(__name__)
 
 # What deepspeed 0.19.8 pickles into a checkpoint beyond tensors and plain containers.
 DEEPSPEED_CLASSES = {
@@ -22,22 +33,18 @@ DEEPSPEED_CLASSES = {
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
 }
-# What checkpoints look like, by the launcher that they go on with.
-FORMS = {"ddp": "without DeepSpeed", "zero1": "with DeepSpeed", "zero3": "with ZeRO-3", "fsdp2": "with FSDP2"}
-# And the files that tell; of ZeRO-1 and 2 there is one model for all ranks.
-FILES = {"fsdp2": "pytorch_model_fsdp", "zero3": "zero_pp_rank_0_mp_rank_00_model_states"}
 # Read by transformers with `weights_only`, which knows what else a random state is made of.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run begins.
+    """The start of an attempt.
 
     Args:
-        checkpoint: None for the beginning.
-        manifest: of the checkpoint, {} for none.
-        remarks: what was passed over, and why.
+        checkpoint: None to start at step 0.
+        manifest: of the checkpoint, {} without one.
+        remarks: checkpoints that were skipped, and why.
     """
 
     checkpoint: Path | None = None
@@ -46,15 +53,15 @@ class Start:
 
     @property
     def step(self) -> int:
-        """Updates that were done before, 0 at the beginning."""
+        """The number of updates before."""
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
-    """The newest complete checkpoint, or the one of this name; every byte of it is compared with its hash.
+    """Return the newest complete checkpoint, or the one of this name. Every byte is compared with its hash.
 
-    A collective: rank 0 looks, as file systems may show others something else. Changes nothing.
-    Raises UserError on all ranks where there is no such checkpoint, and for one that would run code when it is loaded.
+    A collective: rank 0 looks, because other ranks may see another state of the file system. Changes nothing.
+    Raises UserError on all ranks if there is no such checkpoint, or if it would run code when it is loaded.
     """
     found: list[Start | UserError | None] = [None]
     if main_process:
@@ -84,10 +91,10 @@ def _look(run: Path, name: str) -> Start:
 
 
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
-    """Raise UserError for a checkpoint whose pickles name anything but data: deepspeed would run it.
+    """Raise UserError for a checkpoint whose pickles name anything but data: DeepSpeed would run it.
 
-    The pickles are taken apart, not loaded; what cannot be taken apart is refused too, and so is what leads out of the
-    checkpoint: links, files that are not among `files` of its manifest, and a pointer to another folder than its own.
+    The pickles are parsed, not loaded. A pickle that cannot be parsed is refused. Links, files that are not in `files` of
+    the manifest, and a pointer to another folder are refused too.
     """
     tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
@@ -111,11 +118,13 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 
 def choose_start(
     run: RunRecord, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
-) -> tuple[Start, BatchPlan, list[list[int]]]:
+) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
     """Choose the checkpoint to start from, and extend the plan if `--extend_to` was passed. A collective.
 
-    Returns the start, the plan, and the stretches of steps [from, to] by which the run was extended. Afterwards the run is
-    locked: no other job can change the choice. Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
+    Returns the start, the arguments and the plan from there, and the stretches of steps [from, to] by which the run was
+    extended. Afterwards the run is locked: no other job can change the choice.
+
+    Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -123,13 +132,18 @@ def choose_start(
     start = find_start(run.path, name=args.resume_from, main_process=main_process)
     extensions = start.manifest.get("run_identity", {}).get("extensions", [])
     plan, extensions = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
+    args = copy.copy(args)
+    args.max_steps = plan.max_steps
+    is_validated = start.manifest.get("eval_loss") is not None
+    args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
     if start.checkpoint is None:
         if run.final.exists():
             told = f"{run.final} is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
             raise UserError(f"{told} Restore it, or pass another --output_dir.")
-        return start, plan, extensions
-    saved, where, by = start.manifest["run_identity"], start.checkpoint, written_under(start.manifest)
-    if by in ("zero1", "zero3") and saved.get("bf16") != run_identity.get("bf16"):
+        return start, args, plan, extensions
+    saved, where = start.manifest["run_identity"], start.checkpoint
+    by = launcher_of_checkpoint(start.manifest["files"])
+    if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
         told = f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change."
         raise UserError(f"{told} Pass --bf16 {saved.get('bf16')} or another --output_dir.")
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
@@ -137,14 +151,54 @@ def choose_start(
         raise UserError(
             f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."
         )
-    if by != args.launcher:
-        launcher = f"--config_file accelerate_configs/{by}.yaml"
-        raise UserError(f"{where} was written {FORMS[by]}: launch with {launcher}, or pass another --output_dir")
-    return start, plan, extensions
+    if by.form != current_launcher().form:
+        fix = f"Launch with --config_file {by.config}, or pass another --output_dir."
+        raise UserError(f"{where} was written {by.form.words}. {fix}")
+    return start, args, plan, extensions
 
 
-def written_under(manifest: dict[str, Any]) -> str:
-    """The launcher, by the name of its file, whose form the checkpoint of this manifest has; zero2's is zero1's."""
-    stems = {Path(name).stem for name in manifest["files"]}
-    sharding = [launcher for launcher, stem in FILES.items() if stem in stems]
-    return sharding[0] if sharding else "ddp" if manifest["deepspeed_processes"] is None else "zero1"
+def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
+    """Return the folder to load: the checkpoint, or its universal form if another number of processes wrote it.
+
+    A collective. It also sets DeepSpeed's load_universal. The copy is in `staging`, which the next save empties.
+    """
+    if start.checkpoint is None:
+        return None
+    written_by, processes = start.manifest["deepspeed_processes"], accelerator.num_processes
+    if written_by in (None, processes):
+        return str(start.checkpoint)
+    copy = staging / start.checkpoint.name
+    if accelerator.is_main_process:
+        began = time.perf_counter()
+        convert(start.checkpoint, copy, step=start.step)
+        seconds = time.perf_counter() - began
+        logger.info("converted %s from %d to %d processes in %.1f s", start.checkpoint, written_by, processes, seconds)
+    accelerator.wait_for_everyone()
+    config = accelerator.state.deepspeed_plugin.deepspeed_config
+    config["checkpoint"] = config.get("checkpoint", {}) | {"load_universal": True}
+    return str(copy)
+
+
+def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
+    """Write a DeepSpeed checkpoint in universal form, one file per weight, with links to its other files.
+
+    DeepSpeed's own converter does it, in a process without GPU. Raises UserError if there is no space for the copy.
+    """
+    needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
+    if free < needed:
+        raise UserError(
+            f"{checkpoint} has to be converted for this number of processes, and {(needed - free) / 1e6:,.0f} MB are missing "
+            "for it on the disk: free them, or start as many processes as before"
+        )
+    copy.mkdir(parents=True)
+    for path in checkpoint.iterdir():
+        if not path.name.startswith("latest"):
+            (copy / path.name).symlink_to(path.resolve())
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    command += ["--input_folder", str(checkpoint / f"global_step{step}")]
+    command += ["--output_folder", str(copy / f"global_step{step}_universal")]
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("LOCAL_", "TORCHELASTIC_"))}
+    alone |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

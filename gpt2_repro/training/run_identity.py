@@ -14,15 +14,11 @@ from gpt2_repro.training.arguments import PretrainingArguments
 logger = logging.getLogger(__name__)
 
 SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
-OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")
+OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
 # Fields that --allow_resume_change may override. The others decide states or shapes of the checkpoint; of
 # tokens_per_step it is the position in the order of rows, which is counted in steps.
-CHANGEABLE = {
-    *("data", "max_steps", "bf16", "seed", "data_seed", "train_sampling_strategy", "dropout"),
-    *("learning_rate", "warmup_steps", "final_learning_rate_fraction", "max_grad_norm", "skip_loss_z", "skip_grad_z"),
-    *("lr_scheduler_type", "decay_fraction"),
-}
+CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "dropout"}
 
 
 def run_identity_of(
@@ -42,7 +38,7 @@ def run_identity_of(
         "max_steps": plan.max_steps,
         "bf16": args.bf16,
         **{key: value for key, value in model.items() if key != "attn_implementation"},
-        **{name: getattr(args, name) for name in (*SCHEDULE, *OPTIMIZER, *ORDER)},
+        **{name: getattr(args, name) for name in (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER)},
     }
 
 

@@ -9,8 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 
 from gpt2_repro.model.export import start_ids
 from gpt2_repro.run_record import RunRecord, events
-from gpt2_repro.training.sharding import has_shards
-from gpt2_repro.training.validation import due
+from gpt2_repro.training.engine import has_shards
 
 
 SHOWN = 200  # characters on the screen
@@ -19,20 +18,26 @@ SHOWN = 200  # characters on the screen
 class TextSampler(TrainerCallback):
     """Samples on rank 0 from the raw model, without moving the random state of the training.
 
-    Where weights are sharded a pass is made by all ranks: all write the same text, and rank 0 keeps its own.
+    With sharded weights all ranks generate the same text, and rank 0 writes it.
 
     Args:
+        due: whether to sample after the validation at a step.
         report: takes a sample's text to tracking services.
     """
 
-    def __init__(self, run: RunRecord, tokenizer: PreTrainedTokenizerBase, report: Callable[[str], None]) -> None:
-        self.run, self.tokenizer, self.report = run, tokenizer, report
+    def __init__(
+        self,
+        run: RunRecord,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        due: Callable[[int], bool],
+        report: Callable[[str], None],
+    ) -> None:
+        self.run, self.tokenizer, self.due, self.report = run, tokenizer, due, report
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         sharded = has_shards(model)
-        if not (state.is_world_process_zero or sharded) or not args.sample_tokens:
-            return
-        if not due(state.global_step, args.sample_steps, args):
+        if not self.due(state.global_step) or not (state.is_world_process_zero or sharded):
             return
         text = self._sample(args, state.global_step, model, together=sharded)
         if not state.is_world_process_zero:
@@ -71,7 +76,7 @@ class _RequireFinite(LogitsProcessor):
 
 
 def _on_one_line(text: str) -> str:
-    """The beginning of a text for the terminal, which a model's characters must not steer."""
+    """Return the beginning of a text without characters that control the terminal."""
     line = "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split())
     )

@@ -1,4 +1,4 @@
-"""Tracking services report; they never ask for a login, and they never end a training."""
+"""Tracking services: wandb without a login prompt, and failures that never end a run."""
 
 import functools
 import html
@@ -34,9 +34,9 @@ def check_reporting(report_to: list[str]) -> None:
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:
-    """Choose the offline mode where no key is configured, before anything could ask for one; keep files in the run.
+    """Choose wandb's offline mode if no key is configured, and keep its files in the run directory.
 
-    A run that is resumed goes on in the same run of wandb: its id lies beside wandb's own files.
+    A resumed run continues the same run of wandb, whose id is stored next to wandb's files.
     """
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
@@ -67,12 +67,12 @@ class Guarded(TrainerCallback):
         self.failures = 0
 
     def attempt(self, what: str, call: Callable[[], Any]) -> None:
-        """Make this call of the callback and log what it raises."""
+        """Make this call of the callback. Log an exception."""
         if self.failures >= FAILURES_ALLOWED:
             return
         try:
             call()
-        # Whatever it raises, a paid run continues: metrics.jsonl has everything.
+        # A paid run continues after any exception: metrics.jsonl has everything.
         except Exception as error:
             self.failures += 1
             name = type(self.callback).__name__
@@ -92,7 +92,7 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
 class WandbPage(TrainerCallback):
-    """What wandb shows beyond what transformers (5.23) logs: everything over the tokens trained, not steps; samples."""
+    """Adds to transformers' (5.23) reports to wandb: tokens instead of steps as the axis, and samples."""
 
     def __init__(self, wandb: Any) -> None:
         self.wandb = wandb
@@ -103,13 +103,13 @@ class WandbPage(TrainerCallback):
             self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
 
     def show(self, text: str, tokens: int) -> None:
-        """A sample of the model after so many tokens."""
+        """Show a sample that was generated after so many tokens."""
         page = self.wandb.Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>")
         self.wandb.log({"sample": page, TOKENS: tokens})
 
 
 def guard_reporting(trainer: Trainer) -> None:
-    """Put a guard around each reporting callback that Trainer built from report_to, and wandb's page behind wandb's."""
+    """Guard each reporting callback that Trainer built from report_to, and add a WandbPage after wandb's."""
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":
@@ -121,7 +121,7 @@ def guard_reporting(trainer: Trainer) -> None:
 
 
 def report_text(trainer: Trainer, text: str) -> None:
-    """Show a sample in wandb, where that is reported to."""
+    """Show a sample in wandb, if the run reports to it."""
     for guarded in trainer.callback_handler.callbacks:
         if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage):
             show = functools.partial(guarded.callback.show, text, trainer.state.num_input_tokens_seen)

@@ -50,11 +50,11 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 def inject(fault: str) -> None:
     """Replace a function by one with the fault, where its arguments say so, on one rank."""
     from gpt2_repro.run_record import checkpoints
+    from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.hashing import _HashedFile
-    from gpt2_repro.training.progress import ProgressBar
     from gpt2_repro.training.saving import CheckpointSaver
-    from gpt2_repro.training.stopping import Stopping
     from gpt2_repro.training.trainer import PretrainingTrainer
+    from gpt2_repro.training.when import StepControl
 
     always = lambda *_, **__: True  # noqa: E731
     at_step = lambda self, *_, **__: self.state.global_step + 1 in STEPS  # noqa: E731
@@ -71,7 +71,7 @@ def inject(fault: str) -> None:
         "kill_in_rotation": (checkpoints.shutil, "rmtree", tear, deletes),
         "term_while_saving": (checkpoints, "publish", term, saves),
         "no_foresight": (CheckpointSaver, "_has_room", always, always),
-        "flipped_bit": (Stopping, "on_step_end", flip, ends_at),
+        "flipped_bit": (StepControl, "on_step_end", flip, ends_at),
         "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
         "hang": (PretrainingTrainer, "compute_loss", lambda *_, **__: time.sleep(3600), at_step),
         "small_device": (PretrainingTrainer, "training_step", fill_memory, always),

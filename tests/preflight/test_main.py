@@ -1,6 +1,7 @@
 """`python -m gpt2_repro.preflight`: lines, exit codes, and every mistake."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
 from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.preflight.memory import Outcome
 from tests.preflight.test_topology import BLOG
 from tests.sections import parse_for_training
 
@@ -72,6 +74,19 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path, monkeypatch: pyte
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16)
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
+
+
+@pytest.mark.parametrize(("optim", "launcher"), [("adamw_torch_fused", "zero1"), ("muon", "ddp")])
+def test_the_memory_probe_is_launched_as_the_optimizer_needs(
+    optim: str, launcher: str, look, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Mock(side_effect=lambda command, trial, seconds: Outcome(trial, "fits"))
+    monkeypatch.setattr(machine.memory, "attempt_command", attempt)
+    for words in ((), ("--use_cpu", "false")):
+        assert "✓ memory" in look(tiny_recipe, "--memory", "--optim", optim, *words)[1]
+    on_cpu, on_gpu = (attempt.call_args_list[number].args[0] for number in (0, -1))
+    assert on_gpu[on_gpu.index("--config_file") + 1].endswith(f"accelerate_configs/{launcher}.yaml")
+    assert ("torch.distributed.run" in on_cpu) == (optim == "muon")
 
 
 def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:

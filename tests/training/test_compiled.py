@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.model.compilation import Graph
-from gpt2_repro.training.compiled import check_graphs
+from gpt2_repro.training.callbacks import check_graphs
 
 
 GOOD = Graph(training=True, causal=12, masked=0, logits=False)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from gpt2_repro.evaluation.provenance import inspect_checkpoint
 from gpt2_repro.model_card import add_results
-from gpt2_repro.training.schedule import learning_rate_factor
+from gpt2_repro.training.optimization import learning_rate_factor
 
 
 def status(run: Path) -> dict:

@@ -45,7 +45,7 @@ class Run:
         self.reported: list[int] = []
         limits = {"skip_loss_z": 0.0, "skip_grad_z": 0.0} | limits
         report = lambda step, event: self.reported.append(step)  # noqa: E731
-        self.guard = UpdateGuard(**limits, mean=lambda loss: loss, report=report)
+        self.guard = UpdateGuard(**limits, report=report)
         self.guard.attach(self.optimizer)
         self.step = 0
 

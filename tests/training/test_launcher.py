@@ -12,8 +12,9 @@ from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launch
 
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import current_launcher
 from gpt2_repro.training.engine import check_engine
-from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher, launcher_name
+from gpt2_repro.training.launcher import check_deepspeed_json, check_launcher
 
 
 ROOT = Path(__file__).parents[2]
@@ -53,9 +54,9 @@ def test_a_json_that_would_not_do_what_it_says_is_refused(change, told: str, tmp
 def test_a_stage_without_a_json_tells_what_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    for stage, name in ((2, "zero1"), (3, "zero3")):
+    for stage, name in ((1, "zero1"), (2, "zero2"), (3, "zero3")):
         monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", str(stage))
-        assert launcher_name() == name
+        assert current_launcher().name == name
 
 
 @pytest.mark.parametrize("name", ["gradient_clipping", "gradient_accumulation_steps"])
@@ -107,7 +108,7 @@ def test_fsdp_settings_that_would_do_nothing_or_harm_are_refused(
     config["fsdp_config"] |= {name: value for name, value in change.items() if name != "processes"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     launched(prepare_multi_gpu_env, "--config_file", tmp_path / "mine.yaml")
-    assert launcher_name() == "fsdp2"
+    assert current_launcher().name == "fsdp2"
     with pytest.raises(UserError, match=told) if told else contextlib.nullcontext():
         check_launcher()
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gpt2_repro.training.muon import MuonWithAdamW, count_pieces
+from gpt2_repro.training.optimization import MuonWithAdamW, count_pieces
 
 
 RATES = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}

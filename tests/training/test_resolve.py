@@ -6,6 +6,7 @@ import pytest
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
+from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.training.arguments import PretrainingArguments, load_recipe
 from gpt2_repro.training.resolve import _list_price, resolve_arguments
 
@@ -42,7 +43,7 @@ def test_rows_by_length_are_not_compiled(resolve) -> None:
 
 @pytest.mark.parametrize("launcher", ["zero3", "fsdp2"])
 def test_under_sharded_weights_nothing_is_compiled(resolve, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt2_repro.training.resolve.launcher_name", lambda: launcher)
+    monkeypatch.setattr("gpt2_repro.training.resolve.current_launcher", lambda: LAUNCHERS[launcher])
     monkeypatch.setattr("gpt2_repro.training.resolve.allow_fsdp_on_cpu", lambda: None)
     assert not resolve()[0].compile_loss
     for words, told in ((("--torch_compile",), "zero1.yaml"), (("--optim", "muon"), "ddp.yaml")):

@@ -5,12 +5,14 @@ import pickle
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
 from gpt2_repro.batch_plan import plan_batches
 from gpt2_repro.errors import UserError
+from gpt2_repro.launchers import LAUNCHERS
 from gpt2_repro.run_record.checkpoints import publish, seal
 from gpt2_repro.training import resuming
 from gpt2_repro.training.resuming import choose_start, find_start, refuse_code
@@ -95,10 +97,12 @@ def test_nothing_but_data_is_loaded_from_inside_the_checkpoint(name: str, attack
 
 
 def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, **asked: object):
-    args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False, launcher=launcher)
-    vars(args).update(asked)
+    args = SimpleNamespace(resume_from="", process_index=0, extend_to=0, allow_resume_change=False)
+    vars(args).update(eval_steps=4, last_step=8, eval_strategy="steps", eval_on_start=True, **asked)
     record = SimpleNamespace(path=tmp_path, final=tmp_path / "final", lock=lambda: None)
-    start, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
+    with mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]):
+        start, own, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
+    assert not hasattr(args, "max_steps") and own.max_steps == plan.max_steps  # the caller's stay as they are
     return start.step, plan.max_steps, extensions
 
 
@@ -137,10 +141,10 @@ def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path:
 
 
 def test_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
-    model = "zero_pp_rank_{}_mp_rank_00_model_states"
+    model, zero1 = "zero_pp_rank_{}_mp_rank_00_model_states", {"processes": 2, "mp_rank_00_model_states": {}}
     forms = {
         "ddp": {},
-        "zero1": {"processes": 2},
+        "zero1": zero1,
         "zero3": {"processes": 2, model.format(0): {}, model.format(1): {}},
         "fsdp2": {"pytorch_model_fsdp": {}},
     }
@@ -151,7 +155,7 @@ def test_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
                 assert start_of(tmp_path, launcher=launcher)[0] == step
             else:
                 refused(f"{written}.yaml", tmp_path, launcher=launcher)
-    save(5, processes=2)
+    save(5, **zero1)
     for changed, told in (({"seed": 2}, "seed 1 -> 2.*--allow_resume_change"), ({"bf16": True}, "--bf16 None")):
         refused(told, tmp_path, launcher="zero1", run_identity=TRAJECTORY | changed)
     asked = {"launcher": "zero1", "allow_resume_change": True}

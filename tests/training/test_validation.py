@@ -3,30 +3,20 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 
 from gpt2_repro.training.tracking import FAILURES_ALLOWED
-from gpt2_repro.training.validation import due, validation_batches
+from gpt2_repro.training.trainer import PretrainingTrainer
+from gpt2_repro.training.validation import validation_batches
 
 
-@pytest.mark.parametrize(
-    ("every", "eval_steps", "last", "expected"),
-    [
-        (1000, 250, 3300, [0, 1000, 2000, 3000, 3300]),
-        (250, 250, 1000, [0, 250, 500, 750, 1000]),
-        (1000, 300, 3000, [0, 1200, 2100, 3000]),
-        (0, 250, 1000, []),
-    ],
-)
-def test_what_is_rarer_than_validation_is_due_with_one_at_or_behind_its_multiples(
-    every: int, eval_steps: int, last: int, expected: list[int]
-) -> None:
-    args = SimpleNamespace(eval_steps=eval_steps, last_step=last)
-    assert [step for step in (*range(0, last, eval_steps), last) if due(step, every, args)] == expected
+def test_another_dataset_is_refused_by_evaluate() -> None:
+    for asked in ({"eval_dataset": []}, {"metric_key_prefix": "test"}):
+        with pytest.raises(ValueError, match="validation_"):
+            PretrainingTrainer.evaluate(None, **asked)
 
 
 @pytest.mark.slow

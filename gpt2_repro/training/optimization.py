@@ -1,22 +1,92 @@
-"""Muon on the matrices of the blocks and AdamW on everything else, as one optimizer.
+"""Learning-rate schedule and optimizer: the formulas of llm.c, and Muon next to AdamW.
 
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its rate is scaled to
 AdamW's (Liu et al. 2025, arXiv:2502.16982), so both take one learning rate, one decay and one schedule. Query, key and value lie in one
 matrix of GPT-2 and are three to Muon; experts that lie stacked in one tensor are AdamW's.
 """
 
-from collections.abc import Iterable, Mapping
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel, SchedulerType
 
 from gpt2_repro.training.arguments import MUON, PretrainingArguments
 
 
+def learning_rate_factor(
+    step: int,
+    *,
+    warmup_steps: int,
+    max_steps: int,
+    final_factor: float = 0.0,
+    extensions: Sequence[Sequence[int]] = (),
+    kind: str = "cosine",
+    decay_fraction: float = 0.2,
+) -> float:
+    """Return the learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a fall.
+
+    The formulas of llm.c (llmc/schedulers.h): (step+1)/warmup, so the first update already moves.
+
+    Args:
+        max_steps: where the fall ends.
+        extensions: stretches of steps [from, to] that follow. In each the rate rises linearly from where it is to the
+            peak, in warmup_steps or half of the stretch, and falls to the end (re-warming and re-decaying, Ibrahim et
+            al. 2024, arXiv:2403.08763).
+        kind: cosine; constant; warmup_stable_decay, which stays at the peak and falls by 1 - sqrt over the last
+            `decay_fraction` of the steps.
+    """
+    before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
+
+    def factor(at: int) -> float:
+        if at - begin < rise:
+            return before + (1 - before) * (at - begin + 1) / rise
+        if kind == "constant":
+            return 1.0
+        if kind == "warmup_stable_decay":
+            falling = round(decay_fraction * (end - begin))
+            fallen = min(1.0, max(0, at - (end - falling)) / max(1, falling))
+            return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
+        decay = min(1.0, (at - begin - rise) / max(1, end - begin - rise))
+        return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+
+    for first, last in extensions:
+        if step >= first:
+            before, begin, end, rise = factor(first), first, last, min(warmup_steps, (last - first) // 2)
+    return factor(step)
+
+
+def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: dict[str, Any]) -> LambdaLR:
+    """Build the schedule up to the run's max_steps, and its extensions."""
+    factor = functools.partial(
+        learning_rate_factor,
+        warmup_steps=int(args.warmup_steps),
+        max_steps=run_identity["max_steps"],
+        final_factor=args.final_learning_rate_fraction,
+        extensions=run_identity["extensions"],
+        kind=SchedulerType(args.lr_scheduler_type).value,
+        decay_fraction=args.decay_fraction,
+    )
+    return LambdaLR(optimizer, factor)
+
+
+def follow(schedule: LambdaLR, learning_rate: float) -> None:
+    """Set the rate of the next update by this schedule.
+
+    A checkpoint brings the rate that it was saved with, and the peak, and the schedule may be another one by now.
+    """
+    schedule.base_lrs = [learning_rate for _ in schedule.base_lrs]
+    for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
+        group["lr"] = learning_rate * factor(schedule.last_epoch)
+    schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
+
+
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """What Trainer takes as `optimizer_cls_and_kwargs`; None where the recipe asks for another optimizer."""
+    """Return Trainer's `optimizer_cls_and_kwargs` for Muon, None for another optimizer."""
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -24,7 +94,7 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 
 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
-    """Of each matrix of the blocks, how many matrices it is. Embeddings and the head are outside of the blocks."""
+    """Count the matrices in each 2-D weight of the blocks. Embeddings and the head are outside of the blocks."""
     blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     return {
         weight: 3 if name.endswith("c_attn.weight") else 1
@@ -34,7 +104,7 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two of torch's optimizers behind the interface of one.
+    """Two of torch's optimizers with the interface of one.
 
     Args:
         params: groups with a weight_decay each, as Trainer makes them.
@@ -63,9 +133,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         }
         inner: dict[str, list[dict[str, Any]]] = {MUON: [], "adamw": []}
         for group in self.param_groups:
-            weights = group["params"]
-            if group["by"] == MUON:
-                weights = [part for weight in weights for part in self._split[weight]]
+            weights = [part for weight in group["params"] for part in self._split.get(weight, [weight])]
             inner[group["by"]].append({"params": weights, "lr": lr, "weight_decay": group["weight_decay"]})
         self._inner: dict[str, torch.optim.Optimizer] = {
             MUON: torch.optim.Muon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),
@@ -74,7 +142,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One update; weights without a gradient stay as they are."""
+        """Update the weights that have a gradient."""
         for weight, parts in self._split.items():
             gradients = [None] * len(parts) if weight.grad is None else weight.grad.chunk(len(parts), dim=-1)
             # The weight may lie elsewhere by now: on a device, in a buffer of the launcher's.
@@ -89,12 +157,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of both, and the groups as they are here."""
+        """Return the states of both optimizers, and the groups of this one."""
         state = {by: optimizer.state_dict() for by, optimizer in self._inner.items()}
         return {"state": state, "param_groups": super().state_dict()["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         for by, optimizer in self._inner.items():
             optimizer.load_state_dict(state_dict["state"][by])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):

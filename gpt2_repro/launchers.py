@@ -1,0 +1,101 @@
+"""The table of launchers: the files of accelerate_configs/ and their features. A new launcher is an entry here."""
+
+import json
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+
+ROOT = Path(__file__).parents[1]
+
+
+class CheckpointForm(NamedTuple):
+    """The form of a checkpoint in words, and the stem of a file that no other form has, "" for the plain form."""
+
+    words: str
+    file: str
+
+
+PLAIN = CheckpointForm("without DeepSpeed", "")
+ZERO = CheckpointForm("with DeepSpeed", "mp_rank_00_model_states")  # one model for all ranks
+ZERO3 = CheckpointForm("with ZeRO-3", "zero_pp_rank_0_mp_rank_00_model_states")
+FSDP2 = CheckpointForm("with FSDP2", "pytorch_model_fsdp")
+
+
+class Launcher(NamedTuple):
+    """A launcher.
+
+    Args:
+        name: of its file in accelerate_configs/, without .yaml.
+        form: of its checkpoints. A run continues under every launcher of the same form.
+        deepspeed_json: the file in ds_configs/, "" without DeepSpeed.
+        shards_weights: no process holds a whole weight.
+        muon: the optimizer sees whole matrices.
+        torchrun_on_cpu: CPU processes are started by torchrun, because accelerate needs mpirun for them.
+    """
+
+    name: str
+    form: CheckpointForm
+    deepspeed_json: str = ""
+    shards_weights: bool = False
+    muon: bool = False
+    torchrun_on_cpu: bool = False
+
+    @property
+    def config(self) -> str:
+        """The value of --config_file."""
+        return f"accelerate_configs/{self.name}.yaml"
+
+    @property
+    def torch_compile(self) -> bool:
+        """Whether the loss can be compiled: sharded weights come and go inside of it."""
+        return not self.shards_weights
+
+    def command(self, num_processes: int, *, use_cpu: bool = False) -> list[str]:
+        """Return the command that starts processes on this machine, without the script."""
+        if use_cpu and self.torchrun_on_cpu:
+            return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
+        config = ["--config_file", str(ROOT / self.config), "--num_processes", str(num_processes)]
+        return [sys.executable, "-m", "accelerate.commands.launch", *config]
+
+
+# The launchers that are recommended come first.
+LAUNCHERS = {
+    launcher.name: launcher
+    for launcher in (
+        Launcher("zero1", ZERO, "zero1.json"),
+        Launcher("ddp", PLAIN, muon=True, torchrun_on_cpu=True),
+        Launcher("zero2", ZERO, "zero2.json"),
+        Launcher("zero3", ZERO3, "zero3.json", shards_weights=True),
+        Launcher("fsdp2", FSDP2, shards_weights=True),
+        Launcher("single_gpu", PLAIN, muon=True),
+        Launcher("zero1_multinode", ZERO, "zero1.json"),
+    )
+}
+
+
+def recommended_launcher(*, muon: bool = False) -> Launcher:
+    """Return the first launcher in the table, or the first one that supports Muon."""
+    return next(launcher for launcher in LAUNCHERS.values() if launcher.muon or not muon)
+
+
+def current_launcher() -> Launcher:
+    """Return the launcher with the engine that this process was started for; without one it is ddp."""
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        return LAUNCHERS["fsdp2"]
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return LAUNCHERS["ddp"]
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if path == "none":
+        stage = int(os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"])
+    else:
+        stage = json.loads(Path(path).read_text()).get("zero_optimization", {}).get("stage", 0)
+    return LAUNCHERS[f"zero{stage}" if stage in (2, 3) else "zero1"]
+
+
+def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
+    """Return the first launcher that writes checkpoints of the form of these files."""
+    stems = {Path(file).stem for file in files}
+    return next((each for each in LAUNCHERS.values() if each.form.file in stems), LAUNCHERS["ddp"])

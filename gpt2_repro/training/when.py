@@ -1,0 +1,166 @@
+"""When a run logs, saves, validates, samples, scores HellaSwag and stops. All of it is decided here."""
+
+import faulthandler
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from transformers import DefaultFlowCallback, TrainerCallback
+
+from gpt2_repro.training import ranks
+from gpt2_repro.training.arguments import PretrainingArguments
+from gpt2_repro.training.launcher import LAUNCHER_DIED
+
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, LAUNCHER_DIED)
+# Requests of a rank. The largest of all ranks counts. A signal is SIGNAL plus its number.
+NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
+
+
+class StopSignals:
+    """Remembers a signal instead of ending the process.
+
+    A launcher passes its own signal on while a terminal or a `kill` of the process group sends another one, so a second
+    signal is ignored. Exception: a Ctrl-C at least a second after the first signal ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._since = 0.0
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """Handle the signals, except for ignored ones such as SIGHUP under nohup. In the main thread only."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            return  # a forked process that reads rows: its parent decides
+        if not self.received:
+            self.received, self._since = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._since > 1:
+            os._exit(128 + signal.SIGINT)
+
+
+class StepControl(DefaultFlowCallback):
+    """Decides what follows each step. All ranks decide the same.
+
+    transformers' DefaultFlowCallback decides by the steps in the arguments. This class adds save_minutes, stop_at_step,
+    budgets and signals.
+
+    Args:
+        clock: seconds that the run has cost so far, in all its attempts; asked on rank 0.
+    """
+
+    def __init__(self, args: PretrainingArguments, clock: Callable[[], float]) -> None:
+        self.args, self.clock = args, clock
+        self.signals = StopSignals()
+        self.reason: str | None = None  # why the run stops before its last step
+        self.orphaned = False
+        self._saved_at = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._saved_at = time.monotonic()
+
+    on_save = on_train_begin
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        if state.global_step >= state.max_steps:
+            control.should_log = True
+            return
+        wish = ranks.largest(self._wish(main=state.is_world_process_zero))
+        if wish >= SAVE:
+            control.should_save = True
+        if wish > SAVE:
+            self.stop(wish, control)
+            control.should_evaluate = False  # repeated when the run continues
+        elif self.is_over(state.global_step):
+            self.reason = f"--stop_at_step {args.stop_at_step}"
+            control.should_save = control.should_training_stop = control.should_log = True
+            control.should_evaluate = args.eval_strategy != "no"
+
+    def stop(self, wish: int, control: Any) -> None:
+        """Stop with a checkpoint, for the reason that the ranks have agreed on."""
+        budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
+        self.orphaned = wish == SIGNAL + LAUNCHER_DIED
+        self.reason = "the launcher died" if self.orphaned else budgets.get(wish) or signal.Signals(wish - SIGNAL).name
+        control.should_save = control.should_training_stop = True
+        logger.info("stopping with a checkpoint: %s", self.reason)
+
+    def is_over(self, step: int) -> bool:
+        """Return whether no step follows `step`."""
+        return self.reason is not None or step >= self.args.last_step
+
+    def interruption(self) -> int:
+        """Return the signal that the ranks have agreed on, as `stop` takes it, or NOTHING. A collective."""
+        return ranks.largest(self._signal())
+
+    def scores_hellaswag(self, step: int) -> bool:
+        """Return whether the validation at `step` scores HellaSwag."""
+        return self._due(step, self.args.hellaswag_steps)
+
+    def samples(self, step: int) -> bool:
+        """Return whether text is sampled after the validation at `step`."""
+        return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
+
+    def _due(self, step: int, every: int) -> bool:
+        """Before the first step, after the last, and at the first validation at or after each multiple of `every`."""
+        if not every:
+            return False
+        return step in (0, self.args.last_step) or step // every > max(0, step - self.args.eval_steps) // every
+
+    def _signal(self) -> int:
+        return SIGNAL + self.signals.received if self.signals.received else NOTHING
+
+    def _wish(self, *, main: bool) -> int:
+        if self.signals.received or not main:
+            return self._signal()
+        args, hours = self.args, self.clock() / 3600
+        if args.max_hours and hours >= args.max_hours:
+            return MAX_HOURS
+        if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
+            return MAX_USD
+        due = args.save_strategy != "no" and args.save_minutes
+        return SAVE if due and time.monotonic() - self._saved_at >= 60 * args.save_minutes else NOTHING
+
+
+def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
+    """Return whether a run that starts at `step` validates first: by eval_on_start, or to repeat an interrupted validation."""
+    if not step:
+        return args.eval_on_start
+    is_due = step % args.eval_steps == 0 or step == args.last_step
+    return args.eval_strategy != "no" and is_due and not is_validated
+
+
+class Watchdog(TrainerCallback):
+    """Ends this process, with the stacks of all threads on stderr, after `seconds` without progress.
+
+    Progress is a pass, a step, a validation batch, a validation or a checkpoint. The timer is a C thread on every rank,
+    which a collective, a disk or the interpreter's lock cannot block.
+
+    Args:
+        seconds: more than compiling or saving takes. 0: never.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def arm(self, *args: Any, **kwargs: Any) -> None:
+        """Restart the timer."""
+        if self.seconds:
+            faulthandler.dump_traceback_later(self.seconds, exit=True)
+
+    on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_evaluate = on_save = arm
+
+    def disarm(self) -> None:
+        """Stop the timer."""
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,150 @@
+"""When a run saves, validates, samples, scores HellaSwag and stops."""
+
+import faulthandler
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from transformers import TrainerCallback, TrainerControl
+
+from gpt2_repro.training.when import SIGNALS, StepControl, StopSignals, Watchdog, validates_at_start
+
+
+@pytest.fixture
+def signals():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = StopSignals()
+    taken.install()
+    yield taken
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+ARGS = {"eval_strategy": "steps", "save_strategy": "steps", "logging_strategy": "steps", "stop_at_step": 0}
+ARGS |= dict.fromkeys(("max_hours", "max_usd", "usd_per_hour", "save_minutes", "eval_delay"), 0.0)
+ARGS |= {"logging_first_step": False, "eval_steps": 5, "eval_on_start": True, "sample_tokens": 8}
+
+
+def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last: int = 10, **options) -> StepControl:
+    args = SimpleNamespace(**ARGS | options)
+    args.last_step = min(args.stop_at_step or last, last)
+    when = StepControl(args, clock=lambda: seconds)
+    when.signals = signals or when.signals
+    return when
+
+
+def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
+    """What the end of a step decides: a validation at every fifth step, a checkpoint by step at none before the last."""
+    state = SimpleNamespace(global_step=step, max_steps=10, logging_steps=100, eval_steps=5, save_steps=100)
+    state.is_world_process_zero = rank == 0
+    when.on_step_end(when.args, state, control := TrainerControl())
+    return control
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopSignals, number) -> None:
+    when = control_of(signals)
+    assert not ask(when).should_training_stop and ask(when).should_evaluate
+    os.kill(os.getpid(), number)
+    control = ask(when, rank=1)
+    assert control.should_save and control.should_training_stop and not control.should_evaluate
+    died = number == signal.SIGUSR2
+    assert when.reason == ("the launcher died" if died else number.name) and when.orphaned is died and when.is_over(5)
+    # After the last step there is nothing to stop.
+    last = ask(finished := control_of(signals), step=10)
+    assert last.should_log and last.should_evaluate and last.should_save and finished.reason is None
+
+
+def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(signals: StopSignals) -> None:
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # the terminal's and the launcher's
+        os.kill(os.getpid(), number)
+    assert signals.received == signal.SIGINT
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    signals.install()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    forked = StopSignals()
+    forked._process = 1
+    forked._receive(signal.SIGTERM, None)
+    assert forked.received == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "reason"),
+    [
+        (7200, {"max_hours": 2.0}, "--max_hours 2"),
+        (3599, {"max_usd": 14.0, "usd_per_hour": 14.0}, None),
+        (3600, {"max_usd": 14.0, "usd_per_hour": 14.0}, "--max_usd 14"),
+    ],
+)
+def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
+    when = control_of(seconds=seconds, **options)
+    assert not ask(when, rank=1).should_training_stop  # the clock is rank 0's
+    assert ask(when).should_training_stop is (reason is not None) and when.reason == reason
+
+
+def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, when = [1000.0], control_of(save_minutes=15.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    when.on_train_begin(None, None, None)
+    for minutes, due in ((14, False), (1, True)):
+        now[0] += 60 * minutes
+        control = ask(when)
+        assert control.should_save is due and not control.should_training_stop and control.should_evaluate
+    when.on_save(None, None, None)
+    assert not ask(when).should_save
+    now[0] += 10**6
+    assert not ask(control_of(save_minutes=0.0)).should_save
+    assert not ask(control_of(save_minutes=15.0, save_strategy="no")).should_save
+
+
+def test_stop_at_step_logs_and_validates_its_last_step() -> None:
+    when = control_of(stop_at_step=4)
+    assert not ask(when, step=3).should_training_stop and not when.is_over(3)
+    assert not ask(control_of(stop_at_step=4, eval_strategy="no"), step=4).should_evaluate
+    control = ask(when, step=4)
+    assert control.should_save and control.should_training_stop and control.should_log and control.should_evaluate
+    assert when.reason == "--stop_at_step 4" and when.is_over(4)
+
+
+@pytest.mark.parametrize(
+    ("every", "eval_steps", "last", "expected"),
+    [
+        (1000, 250, 3300, [0, 1000, 2000, 3000, 3300]),
+        (250, 250, 1000, [0, 250, 500, 750, 1000]),
+        (1000, 300, 3000, [0, 1200, 2100, 3000]),
+        (0, 250, 1000, []),
+    ],
+)
+def test_what_is_rarer_than_validation_is_due_with_one_at_or_after_its_multiples(
+    every: int, eval_steps: int, last: int, expected: list[int]
+) -> None:
+    when = control_of(last=last, eval_steps=eval_steps, sample_steps=every, hellaswag_steps=every)
+    steps = (*range(0, last, eval_steps), last)
+    assert [step for step in steps if when.samples(step)] == expected
+    assert [step for step in steps if when.scores_hellaswag(step)] == expected
+    when.args.sample_tokens = 0
+    assert not any(map(when.samples, steps))
+
+
+def test_a_validation_that_was_cut_short_is_repeated() -> None:
+    args = control_of().args
+    for step, is_validated, expected in ((0, False, True), (5, False, True), (5, True, False), (6, False, False)):
+        assert validates_at_start(args, step, is_validated=is_validated) is expected
+    assert not validates_at_start(control_of(eval_strategy="no").args, 5, is_validated=False)
+
+
+def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/faults/test_hangs.py has a process that hangs."""
+    calls: list[object] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))
+    signs = {name for name in vars(Watchdog) if name.startswith("on_")}
+    assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
+    assert signs <= set(dir(TrainerCallback))
+    for watchdog in (Watchdog(600), Watchdog(0)):  # 0 is never
+        for sign in signs:
+            getattr(watchdog, sign)(None, None, None)
+        watchdog.disarm()
+    assert calls == [(600, True)] * len(signs) + ["cancelled"] * 2
