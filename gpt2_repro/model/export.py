@@ -9,6 +9,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -64,6 +65,17 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
+
+
+def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
+    """Load the weights of a mixture of experts and return True, or return False for a dense model.
+
+    transformers saves experts under other names. Trainer (5.23) skips those and continues with fresh experts.
+    """
+    if not isinstance(model, MixtralForCausalLM):
+        return False
+    model.load_state_dict(AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY).state_dict())
+    return True
 
 
 def _check_size(folder: Path, config: PreTrainedConfig) -> None:

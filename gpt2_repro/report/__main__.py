@@ -17,7 +17,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import signs
 from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.summary import summary
 
 
 def main(argv: list[str]) -> None:
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{output} is a folder: use -o {output / 'report.html'}")
 
     # matplotlib takes a second to load; a mistyped path is told before.
-    from gpt2_repro.report.page import write_page
+    from gpt2_repro.report.page import summary, write_page
 
     write_page(runs, output)
     for run in runs:

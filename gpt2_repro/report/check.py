@@ -1,14 +1,16 @@
 """Check whether a run is healthy, from the files it has written."""
 
 import datetime
+import itertools
+import math
 import statistics
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from gpt2_repro.formatting import duration
 from gpt2_repro.references import explained, verdict
 from gpt2_repro.report.facts import facts
 from gpt2_repro.report.read import Run, reading, values
-from gpt2_repro.report.trend import risen_training_loss, rising_validation
 from gpt2_repro.run_record.layout import STATUS
 from gpt2_repro.run_record.status import is_number
 
@@ -16,6 +18,9 @@ from gpt2_repro.run_record.status import is_number
 SILENT_SECONDS = 900  # without an update of the status of a running run
 RECENT = 20  # lines of the log
 MUCH_WAITING = 0.05  # of the training time, for rows
+RISES = 3  # validations in a row, each worse than the one before it
+ABOVE_BEST = 0.5  # nats that the smoothed training loss may lie above its lowest value
+STEPS = 100  # time constant of the smoothing
 
 
 class Sign(NamedTuple):
@@ -74,3 +79,29 @@ def _speed(run: Run) -> list[Sign]:
         fix = "use more --dataloader_num_workers, or a faster disk"
         return [Sign("!", f"{said}, {wait:.0%} of the time waiting for rows: {fix}")]
     return [Sign("✓", said)]
+
+
+def rising_validation(losses: Sequence[float]) -> str | None:
+    """Return a message if each of the last RISES validation losses is worse than the one before it."""
+    last = losses[-RISES - 1 :]
+    if len(last) <= RISES or not all(later > earlier for earlier, later in itertools.pairwise(last)):
+        return None
+    return f"the validation loss has risen {RISES} times in a row, from {last[0]:.4f} to {last[-1]:.4f}"
+
+
+def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
+    """Return a message if the smoothed training loss is more than ABOVE_BEST above its lowest value.
+
+    Args:
+        rows: training events with a finite `loss`, ordered by step.
+    """
+    if not rows:
+        return None
+    smoothed = best = rows[0]["loss"]
+    for before, row in itertools.pairwise(rows):
+        weight = 1 - math.exp(-(row["step"] - before["step"]) / STEPS)
+        smoothed += weight * (row["loss"] - smoothed)
+        best = min(best, smoothed)
+    if smoothed - best <= ABOVE_BEST:
+        return None
+    return f"the training loss over the last {STEPS} steps is {smoothed:.4f}, {best:.4f} at its best"

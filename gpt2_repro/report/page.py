@@ -1,20 +1,33 @@
-"""Write the report as one self-contained HTML file: figures inlined, no scripts, no external fonts."""
+"""Write the report: a self-contained HTML file without scripts or external fonts, and lines for the terminal."""
 
 import base64
 import datetime
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
+from gpt2_repro.comparison import comparison_table, diagnosis_tables
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.facts import why_not_comparable
+from gpt2_repro.report.facts import baseline_losses, facts, key_numbers, where_things_are, why_not_comparable
 from gpt2_repro.report.plots import overlay_figures, run_figures
-from gpt2_repro.report.read import Run
-from gpt2_repro.report.tables import recipe_differences, run_table
-from gpt2_repro.report.view import view_run
+from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
+from gpt2_repro.report.tables import (
+    Table,
+    aligned,
+    count_table,
+    deviation_table,
+    flatten,
+    recipe_differences,
+    run_table,
+    time_table,
+    validation_table,
+)
+from gpt2_repro.time_breakdown import breakdown_lines
 
 
 def write_page(runs: Sequence[Run], output: Path) -> None:
@@ -70,3 +83,63 @@ def _write(path: Path, content: bytes) -> None:
         write_whole(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; name another file with -o report.html") from None
+
+
+def view_run(run: Run, label: str) -> dict[str, Any]:
+    """Return the variables of the template for one run."""
+    data = mapping(run.environment.get("data"))
+    samples = sorted(run.samples, key=lambda row: -row["step"])
+    with reading(run.path / COMPARISON):
+        comparison = Table(*comparison_table(run.comparison)) if run.comparison else None
+    with reading(run.path / DIAGNOSIS):
+        diagnosis = (
+            {title: Table(*table) for title, table in diagnosis_tables(run.diagnosis).items()} if run.diagnosis else {}
+        )
+    return {
+        "label": label,
+        "run": run,
+        "facts": facts(run),
+        "numbers": key_numbers(run),
+        "validation": validation_table(run),
+        "samples": samples,
+        "newest": samples[0]["step"] if samples else None,
+        "baselines": list(baseline_losses(run)),
+        "diagnosis": diagnosis,
+        "time": time_table(run),
+        "deviations": deviation_table(run) if isinstance(run.environment.get("deviations"), list) else None,
+        "comparison": comparison,
+        "data": _pairs(data, without=("counts", "reference_losses")),
+        "counts": count_table(data),
+        "environment": _pairs(run.environment, without=("data", "deviations", "run_identity")),
+        "missing": run.missing(),
+        "files": [{"key": name, "value": path} for name, path in where_things_are(run).items()],
+    }
+
+
+def _pairs(tree: Row, without: Sequence[str]) -> list[Row]:
+    """Return the entries of a nested mapping, without those that the page shows elsewhere."""
+    entries = flatten({key: value for key, value in tree.items() if key not in without})
+    return [{"key": key, "value": _text(value)} for key, value in entries.items() if value is not None]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def summary(run: Run, page: Path) -> list[str]:
+    """Return state, key numbers, time, evaluation, missing parts and paths of a run."""
+    its = facts(run)
+    lines = [f"{run.name}: {its.state}, {its.progress}"]
+    lines += [f"  {its.reason}"] if its.reason else []
+    if run.non_finite_steps:
+        lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
+    lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in key_numbers(run)]
+    lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=run.usd_per_hour)]
+    if run.comparison.get("rows"):
+        lines += ["", *(f"  {line}" for line in aligned(Table(*comparison_table(run.comparison)))), ""]
+    if limit := run.comparison.get("limit"):
+        lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
+    lines += [f"  {sentence}" for sentence in run.missing().values()]
+    return lines + [f"  {name:<11}{path}" for name, path in (where_things_are(run) | {"report": page}).items()]

@@ -28,7 +28,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCont
 
 from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
-from gpt2_repro.model.experts import load_experts
+from gpt2_repro.model.export import load_experts
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport, time_compilation
