@@ -106,6 +106,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
     from gpt2_repro.recipe import parse_recipe
     from gpt2_repro.run_record import RunRecord
+    from gpt2_repro.run_record.environment import Environment
     from gpt2_repro.training.arguments import PretrainingArguments
     from gpt2_repro.training.inputs import Inputs
     from gpt2_repro.training.resolve import resolve_arguments
@@ -140,13 +141,8 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
             watch.step_ended()
 
     data = RandomRows(dataclasses.replace(setup, micro_batch=setup.micro_batch * processes))
-    environment = {
-        "accelerator": {"peak_flops": None},
-        "precision": "bf16" if setup.bf16 else "fp32",
-        "flops_per_token": 0,
-        "plan": dataclasses.asdict(plan),
-        "data": {"request": {"packing": "concat"}},
-    }
+    precision = "bf16" if setup.bf16 else "fp32"
+    environment = Environment(precision=precision, plan=plan, data={"request": {"packing": "concat"}})
     training = PretrainingTrainer(
         model=our_model(setup, document_mask=document_mask),
         args=args,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import yaml
 from gpt2_repro.comparison import comparison_markdown
 from gpt2_repro.files import write_whole
 from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.environment import Environment, TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 
 
@@ -28,68 +29,65 @@ SETTINGS = (
 
 
 def model_card(
-    name: str, record: Mapping[str, Any], comparison: Mapping[str, Any] | None = None, column: str | None = None
+    name: str, record: TrainingRecord, comparison: Mapping[str, Any] | None = None, column: str | None = None
 ) -> str:
     """Return the model card as Markdown with the Hub's header.
 
     Args:
-        record: what `training_record` returns.
         comparison: a comparison.json whose `column` is this model. Results of a smoke test are left out.
     """
-    environment = record["environment"]
-    run_identity, data = environment["run_identity"], environment["data"]
-    start = run_identity.get("init_from")
+    environment = record.environment
+    start = environment.run_identity.get("init_from")
     origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
     rows = _rows(comparison, column)
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if rows:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
     facts = {
-        "tokens": f"{record['tokens']:,}",
-        "window": f"{environment['plan']['sequence_length']} tokens",
+        "tokens": f"{record.tokens:,}",
+        "window": f"{environment.plan.sequence_length} tokens",
         **{
             f"validation loss{f', {key[5:-5]}' if key != 'eval_loss' else ''}": f"{value:.4f} nats per token"
-            for key, value in record["losses"].items()
+            for key, value in record.losses.items()
         },
-        "precision": environment["precision"],
-        "seed": environment["seed"],
-        "versions": ", ".join(f"{package} {version}" for package, version in environment["versions"].items()),
-        "commit": environment["commit"],
+        "precision": environment.precision,
+        "seed": environment.seed,
+        "versions": ", ".join(f"{package} {version}" for package, version in environment.versions.items()),
+        "commit": environment.commit,
     }
-    settings = {key: run_identity[key] for key in SETTINGS if key in run_identity}
+    settings = {key: environment.run_identity[key] for key in SETTINGS if key in environment.run_identity}
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}",
         f"{_architecture(environment)}, {origin}. One seed is one checkpoint, not a recipe.",
         _table(facts),
         *_evaluation(rows, comparison, column),
-        "## Data\n\n" + _table(_describe_data(data)),
+        "## Data\n\n" + _table(_describe_data(environment.data)),
         "## Recipe\n\n" + _table(settings) + f"\n\n`{RECIPE}` and `{ENVIRONMENT}` of the run have the rest.",
-        *_deviations(environment.get("deviations")),
+        *_deviations(environment.deviations),
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```',
         f"## Limits\n\nA base model: it continues text, follows no instructions, and repeats what its data holds, errors and "
-        f"prejudice included. Nothing was filtered for safety. It sees {environment['plan']['sequence_length']:,} tokens at once.",
+        f"prejudice included. Nothing was filtered for safety. It sees {environment.plan.sequence_length:,} tokens at once.",
     ]
     return _without_folders("\n\n".join(parts) + "\n")
 
 
-def _architecture(environment: Mapping[str, Any]) -> str:
-    kind, parameters = environment.get("architecture", "gpt2"), environment["parameters"]
-    active = environment.get("active_parameters", parameters)
+def _architecture(environment: Environment) -> str:
+    kind, parameters, active = environment.architecture, environment.parameters, environment.active_parameters
     part = f", {active:,} of them active for a token" if active < parameters else ""
     return f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters{part}"
 
 
 def add_results(
-    final: Path, record: Mapping[str, Any], comparison: Mapping[str, Any], column: str | None = None
+    final: Path, record: TrainingRecord | None, comparison: Mapping[str, Any], column: str | None = None
 ) -> None:
     """Write the results of `column` into the card of a final/. Results of a smoke test are not.
 
     Args:
         record: of the weights that were scored. If the run has replaced them since, the card stays as it is.
     """
-    if comparison["limit"] is None and record and training_record(final).get("sha256") == record["sha256"]:
+    if comparison["limit"] is None and record and training_record(final) == record:
         write_whole(final / "README.md", model_card(final.resolve().parent.name, record, comparison, column))
 
 
@@ -151,7 +149,7 @@ def _without_folders(text: str) -> str:
     return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", text)
 
 
-def _deviations(found: list[Mapping[str, str]] | None) -> list[str]:
+def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
     """How the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. A run of before did not say."""
     if found is None:
         return []

@@ -39,6 +39,7 @@ from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_comp
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.model_card import add_results
 from gpt2_repro.recipe import read_section
+from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import FINAL, RECIPE
 
 
@@ -156,7 +157,7 @@ def _add_baseline(candidates: list[LoadedModel], name: str) -> tuple[str | None,
         return None, None
     if name == UNTRAINED:
         first = candidates[0].known
-        like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record={"tokens": 0})
+        like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
         candidates.append(open_model(like, functools.partial(_load_untrained, first.source)))
         return UNTRAINED, None
     known: Provenance = inspect_checkpoint(resolve_checkpoint(name))

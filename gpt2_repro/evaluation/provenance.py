@@ -5,11 +5,11 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import FINAL, MANIFEST, checkpoints, run_of
 
 
@@ -24,12 +24,12 @@ class Provenance:
     source: str  # a folder or a Hub id
     run: Path | None
     sequence_length: int | None  # tokens; None outside a run
-    record: dict[str, Any]  # what the checkpoint records of its training; {} outside a run
+    record: TrainingRecord | None  # None outside a run
 
     @property
     def tokens_trained(self) -> int | None:
         """Targets up to this checkpoint, None if unknown."""
-        return self.record.get("tokens")
+        return self.record.tokens if self.record else None
 
     def window(self, num_positions: int) -> int:
         """The tokens it was trained to see at once: its positions, or its run's shorter sequences."""
@@ -73,7 +73,7 @@ def inspect_checkpoint(source: str) -> Provenance:
     folder = Path(source)
     run = run_of(folder)
     if run is None:
-        return Provenance(source.rstrip("/"), source, run=None, sequence_length=None, record={})
+        return Provenance(source.rstrip("/"), source, run=None, sequence_length=None, record=None)
     shown = run if run.name else run.resolve().name
     length = RunRecord(run).recipe().get("data", {}).get("sequence_length")
     length = None if length is None else int(length)

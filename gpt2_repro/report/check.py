@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from gpt2_repro.formatting import duration
 from gpt2_repro.references import explained, verdict
-from gpt2_repro.report.facts import facts
+from gpt2_repro.report.facts import progress
 from gpt2_repro.report.read import Run, reading, values
+from gpt2_repro.run_record.fields import is_number
 from gpt2_repro.run_record.layout import STATUS
-from gpt2_repro.run_record.status import is_number
 
 
 SILENT_SECONDS = 900  # without an update of the status of a running run
@@ -36,16 +36,15 @@ def signs(run: Run, now: datetime.datetime) -> list[Sign]:
 
 
 def _state(run: Run, now: datetime.datetime) -> Sign:
-    its = facts(run)
-    said = f"{run.name}: {its.state}, {its.progress}"
-    if its.state in ("failed", "diverged"):
-        return Sign("✗", f"{said}: {its.reason or 'no reason is recorded'}")
-    if its.state == "running" and its.updated:
+    said = f"{run.name}: {run.state}, {progress(run)}"
+    if run.state in ("failed", "diverged"):
+        return Sign("✗", f"{said}: {run.status.reason or 'no reason is recorded'}")
+    if run.state == "running" and run.status.updated:
         with reading(run.path / STATUS):
-            silent = (now - datetime.datetime.fromisoformat(its.updated)).total_seconds()
+            silent = (now - datetime.datetime.fromisoformat(run.status.updated)).total_seconds()
         if silent > SILENT_SECONDS:
             return Sign("✗", f"{said}, last update {duration(silent)} ago: it hangs or was killed")
-    return Sign("✓" if its.state in ("running", "complete") else "!", said)
+    return Sign("✓" if run.state in ("running", "complete") else "!", said)
 
 
 def _losses(run: Run) -> list[Sign]:
@@ -63,7 +62,7 @@ def _losses(run: Run) -> list[Sign]:
 
 def _reference(run: Run) -> list[Sign]:
     """Judge the last validation that has a band."""
-    if run.environment.get("reference") is None:
+    if run.environment.reference is None:
         return []
     measured = [(int(row["step"]), row["eval_loss"]) for row in run.validation if is_number(row.get("eval_loss"))]
     judged = [(step, loss) for step, loss in measured if verdict(step, loss)]

@@ -13,9 +13,9 @@ import jinja2
 from gpt2_repro.comparison import comparison_table, diagnosis_tables
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.facts import baseline_losses, facts, key_numbers, where_things_are, why_not_comparable
+from gpt2_repro.report.facts import baseline_losses, key_numbers, progress, where_things_are, why_not_comparable
 from gpt2_repro.report.plots import overlay_figures, run_figures
-from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
+from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, reading
 from gpt2_repro.report.tables import (
     Table,
     aligned,
@@ -87,7 +87,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def view_run(run: Run, label: str) -> dict[str, Any]:
     """Return the variables of the template for one run."""
-    data = mapping(run.environment.get("data"))
+    environment = run.environment.to_json()
     samples = sorted(run.samples, key=lambda row: -row["step"])
     with reading(run.path / COMPARISON):
         comparison = Table(*comparison_table(run.comparison)) if run.comparison else None
@@ -98,7 +98,7 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
     return {
         "label": label,
         "run": run,
-        "facts": facts(run),
+        "progress": progress(run),
         "numbers": key_numbers(run),
         "validation": validation_table(run),
         "samples": samples,
@@ -106,11 +106,11 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
         "baselines": list(baseline_losses(run)),
         "diagnosis": diagnosis,
         "time": time_table(run),
-        "deviations": deviation_table(run) if isinstance(run.environment.get("deviations"), list) else None,
+        "deviations": deviation_table(run) if run.environment.deviations is not None else None,
         "comparison": comparison,
-        "data": _pairs(data, without=("counts", "reference_losses")),
-        "counts": count_table(data),
-        "environment": _pairs(run.environment, without=("data", "deviations", "run_identity")),
+        "data": _pairs(environment["data"], without=("counts", "reference_losses")),
+        "counts": count_table(environment["data"]),
+        "environment": _pairs(environment, without=("data", "deviations", "run_identity")),
         "missing": run.missing(),
         "files": [{"key": name, "value": path} for name, path in where_things_are(run).items()],
     }
@@ -130,9 +130,8 @@ def _text(value: object) -> str:
 
 def summary(run: Run, page: Path) -> list[str]:
     """Return state, key numbers, time, evaluation, missing parts and paths of a run."""
-    its = facts(run)
-    lines = [f"{run.name}: {its.state}, {its.progress}"]
-    lines += [f"  {its.reason}"] if its.reason else []
+    lines = [f"{run.name}: {run.state}, {progress(run)}"]
+    lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
         lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
     lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in key_numbers(run)]

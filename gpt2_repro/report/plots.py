@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter
 from gpt2_repro.references import NAME, band
 from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
 from gpt2_repro.report.read import Row, Run, mapping, points
-from gpt2_repro.run_record.status import is_number
+from gpt2_repro.run_record.fields import is_number
 
 
 # The colour-blind-safe palette of Okabe and Ito without yellow, which is faint on white.
@@ -155,7 +155,7 @@ def _draw_loss(figure: Figure, run: Run) -> None:
 
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
     """Return tokens, lowest and highest loss of the reference at each validation, if the run has a reference."""
-    if run.environment.get("reference") is None:
+    if run.environment.reference is None:
         return []
     rows = [row for row in run.validation if is_number(row.get("tokens"))]
     return [(row["tokens"], *limits) for row in rows if (limits := band(int(row["step"])))]

@@ -10,8 +10,10 @@ from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.fields import is_number
 from gpt2_repro.run_record.layout import ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
-from gpt2_repro.run_record.status import RunStatus, is_number
+from gpt2_repro.run_record.status import RunStatus
 
 
 Row = dict[str, Any]
@@ -26,8 +28,8 @@ class Run:
     path: Path
     recipe_text: str
     recipe: dict[str, Any]
-    environment: dict[str, Any]
-    status: RunStatus
+    environment: Environment
+    status: RunStatus  # what it lacks is from the last event and the plan
     training: list[Row]  # one per step, in order
     validation: list[Row]
     samples: list[Row]
@@ -40,9 +42,18 @@ class Run:
         return self.path.resolve().name
 
     @property
+    def state(self) -> str:
+        return self.status.state or "unknown"
+
+    @property
+    def total_tokens(self) -> int:
+        """The planned tokens, 0 if unknown."""
+        return (self.status.max_steps or 0) * self.environment.plan.tokens_per_step
+
+    @property
     def reference_losses(self) -> dict[str, float]:
         """Losses of count models on the validation text, in nats per token, by the model's name."""
-        losses = mapping(mapping(self.environment.get("data")).get("reference_losses"))
+        losses = mapping(self.environment.data.get("reference_losses"))
         return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
 
     @property
@@ -53,8 +64,7 @@ class Run:
     @property
     def usd_per_hour(self) -> float:
         """The price of the machine, 0 if unknown."""
-        price = self.environment.get("usd_per_hour")
-        return price if is_number(price) else 0.0
+        return self.environment.usd_per_hour or 0.0
 
     @property
     def non_finite_steps(self) -> list[int]:
@@ -75,7 +85,7 @@ class Run:
             "samples": (self.samples, f"No samples are written yet ({SAMPLES})."),
             "evaluation": (self.comparison, f"Not evaluated yet: bash evaluate.sh {self.path}"),
             "recipe": (self.recipe_text, f"There is no {RECIPE}."),
-            "environment": (self.environment, f"There is no {ENVIRONMENT}."),
+            "environment": (self.environment != Environment(), f"There is no {ENVIRONMENT}."),
             "status": (self.status.state, f"There is no {STATUS}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
@@ -89,13 +99,18 @@ def read_run(path: Path) -> Run:
     if damaged := record.damaged():
         raise UserError(f"{damaged} is damaged: repair it, or delete it")
     metrics, broken_lines = events.read(record.metrics)
+    training = _last_per_step(row for row in metrics if "loss" in row)
+    environment = record.environment()
+    planned = {"max_steps": environment.plan.max_steps or None}
+    last = RunStatus.from_json(planned | {key: training[-1].get(key) for key in ("step", "tokens") if training})
+    written = {key: value for key, value in vars(record.status()).items() if value is not None}
     return Run(
         path=path,
         recipe_text=record.recipe_text(),
         recipe=record.recipe(),
-        environment=record.environment(),
-        status=record.status(),
-        training=_last_per_step(row for row in metrics if "loss" in row),
+        environment=environment,
+        status=dataclasses.replace(last, **written),
+        training=training,
         validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
         samples=_samples(events.read(record.samples)[0]),
         comparison=_read_object(path / COMPARISON),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from gpt2_repro.comparison import Cell
 from gpt2_repro.formatting import duration
-from gpt2_repro.report.facts import facts, key_numbers
+from gpt2_repro.report.facts import key_numbers
 from gpt2_repro.report.read import Row, Run, mapping
 from gpt2_repro.time_breakdown import breakdown
 
@@ -16,7 +16,7 @@ class Table(NamedTuple):
     rows: list[list[Cell]]
 
 
-def count_table(manifest: dict[str, Any]) -> Table:
+def count_table(manifest: Mapping[str, Any]) -> Table:
     """Return documents, tokens and rows of each split."""
     splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
     return _records("split", {name: counts for name, counts in splits.items() if counts})
@@ -46,8 +46,8 @@ def time_table(run: Run) -> Table:
 
 def deviation_table(run: Run) -> Table:
     """Return the fields that differ from the default recipe and change what is learned."""
-    deviations = [mapping(its) for its in run.environment.get("deviations") or []]
-    rows = [[Cell(str(its.get(key, "–"))) for key in ("field", "run", "recipe")] for its in deviations]
+    deviations = run.environment.deviations or []
+    rows = [[Cell(its.get(key, "–")) for key in ("field", "run", "recipe")] for its in deviations]
     return Table(["field", "here", "gpt2_124m"], rows)
 
 
@@ -56,7 +56,7 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     texts = [{number.label: number.text for number in key_numbers(run)} for run in runs]
     columns = list(dict.fromkeys(name for row in texts for name in row))
     rows = [
-        [Cell(label), Cell(facts(run).state), *(Cell(row.get(name, "–"), "number") for name in columns)]
+        [Cell(label), Cell(run.state), *(Cell(row.get(name, "–"), "number") for name in columns)]
         for label, run, row in zip(labels, runs, texts, strict=True)
     ]
     return Table(["run", "state", *columns], rows)

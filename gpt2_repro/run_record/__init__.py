@@ -16,6 +16,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sync, write_whole
 from gpt2_repro.formatting import now
 from gpt2_repro.run_record import checkpoints, events, layout
+from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.fields import fill
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
 from gpt2_repro.time_breakdown import PARTS, STEPS
 
@@ -56,17 +58,17 @@ class RunRecord:
             sections = None
         return sections if isinstance(sections, dict) else {}
 
-    def environment(self) -> dict[str, Any]:
-        """Return versions, device, data, batch plan and run identity, {} if they are missing or damaged."""
-        return read_object(self.path / layout.ENVIRONMENT)
+    def environment(self) -> Environment:
+        """Return versions, device, data, batch plan and run identity. Missing and damaged values are empty."""
+        return fill(Environment(), read_object(self.path / layout.ENVIRONMENT))
 
     def status(self) -> RunStatus:
         """Return the last written status."""
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         """Return what the run was started with, {} before its first step."""
-        return self.environment().get("run_identity") or {}
+        return self.environment().run_identity
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
         """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
@@ -84,7 +86,7 @@ class RunRecord:
         if self.status().state != "complete" or self.final_defect() is not None:
             return False
         record = checkpoints.training_record(self.final)
-        return bool(record) and steps in (record["step"], record["environment"]["run_identity"]["max_steps"])
+        return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
         """Raise UserError if the directory has files, but none that proves that train.py made it.
@@ -143,9 +145,9 @@ class RunRecord:
         write_whole(self.path / layout.RECIPE, recipe)
         self.write_status("running", reason=None)
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
+    def write_environment(self, environment: Environment) -> None:
         """Write environment.json, whole or not at all."""
-        write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment.to_json(), indent=2) + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
         """Write the state, see RunStatus. Values of earlier calls stay. If the disk is full, only a warning is logged."""

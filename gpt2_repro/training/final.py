@@ -6,7 +6,8 @@ import shutil
 from gpt2_repro.files import readable, sync, sync_folder
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.model_card import model_card
-from gpt2_repro.run_record.checkpoints import discard, seal, training_record
+from gpt2_repro.run_record.checkpoints import discard, seal
+from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STAGING
 from gpt2_repro.training.engine import fp32_weights
 from gpt2_repro.training.saving import full_disk_in_words
@@ -45,9 +46,10 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         trainer.processing_class.save_pretrained(staged)
         step = trainer.state.global_step
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
-        seal(staged, {}, **facts, environment=trainer.environment)
+        seal(staged, {}, **facts, environment=trainer.environment.to_json())
         # Not in the manifest: an evaluation adds its results to the card.
-        (staged / "README.md").write_text(model_card(run.path.resolve().name, training_record(staged)))
+        record = TrainingRecord(**facts, environment=trainer.environment)
+        (staged / "README.md").write_text(model_card(run.path.resolve().name, record))
         sync_folder(staged)
     discard(final)
     staged.rename(final)

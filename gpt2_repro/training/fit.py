@@ -65,7 +65,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
 def judge(trainer: PretrainingTrainer) -> None:
     """Say whether the run has come out where those that it follows did."""
-    losses, followed = trainer.eval_losses, trainer.environment.get("reference")
+    losses, followed = trainer.eval_losses, trainer.environment.reference
     told = followed and "eval_loss" in losses and explained(int(losses["step"]), losses["eval_loss"])
     if told and trainer.is_world_process_zero():
         logger.info(told)

@@ -14,6 +14,7 @@
 """
 
 import contextlib
+import dataclasses
 import functools
 import io
 import itertools
@@ -30,6 +31,7 @@ from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
 from gpt2_repro.data.collator import collate_rows
 from gpt2_repro.model.export import load_experts
 from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.compiled import CompilationReport, time_compilation
 from gpt2_repro.training.engine import (
@@ -68,7 +70,7 @@ class PretrainingTrainer(Trainer):
         inputs: rows, tokenizer and HellaSwag.
         plan: tokens, rows and steps.
         run: where metrics and checkpoints go.
-        environment: what environment.json says; the engine's facts join it once there is an engine.
+        environment: the content of environment.json. The engine is added once there is one.
         run_identity: what a checkpoint must agree on to be resumed.
     """
 
@@ -81,7 +83,7 @@ class PretrainingTrainer(Trainer):
         inputs: Inputs,
         plan: BatchPlan,
         run: RunRecord,
-        environment: dict[str, Any],
+        environment: Environment,
         run_identity: dict[str, Any],
         **kwargs: Any,
     ) -> None:
@@ -99,8 +101,8 @@ class PretrainingTrainer(Trainer):
         )
         self.plan, self.run, self.run_identity = plan, run, run_identity
         self.sampler = choose_sampler(self.train_dataset, plan, self.args)
-        self.environment = environment | {"run_identity": run_identity}
-        self.full_rows = environment["data"]["request"]["packing"] == "concat"
+        self.environment = dataclasses.replace(environment, run_identity=run_identity)
+        self.full_rows = environment.data["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
         run.measured = self.meter.time_breakdown
         self.validation = Validation(inputs, self.args, length=plan.sequence_length, accelerator=self.accelerator)
@@ -120,7 +122,7 @@ class PretrainingTrainer(Trainer):
         guard_reporting(self)
         for stock in (ProgressCallback, PrinterCallback):
             self.remove_callback(stock)
-        bar = ProgressBar(self.validation.batches, self.environment.get("reference"))
+        bar = ProgressBar(self.validation.batches, self.environment.reference)
         sampler = TextSampler(self.run, self.processing_class, functools.partial(report_text, self))
         for own in (bar, Guarded(sampler), self.guard, self.stopping, self.watchdog):
             self.add_callback(own)
@@ -145,11 +147,11 @@ class PretrainingTrainer(Trainer):
         check_engine(engine, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         self.guard.attach(optimizer, zero_gradient_norm(self.model_wrapped))
         self._record_engine(engine | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
-        logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
+        logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment.engine.items()))
         return prepared
 
     def _record_engine(self, facts: dict[str, Any]) -> None:
-        self.environment["engine"] = self.environment.get("engine", {}) | facts
+        self.environment = dataclasses.replace(self.environment, engine={**self.environment.engine, **facts})
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)
 

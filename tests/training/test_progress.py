@@ -5,6 +5,7 @@ import types
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.fit import judge
 from gpt2_repro.training.progress import ProgressBar, format_event
 
@@ -37,7 +38,7 @@ def test_a_run_ends_with_a_verdict(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for reference, main, told in (("llm.c", True, 1), ("llm.c", False, 1), (None, True, 1)):
         losses = {"eval_loss": 4.331, "step": 1000}
-        trainer = types.SimpleNamespace(eval_losses=losses, environment={"reference": reference})
+        trainer = types.SimpleNamespace(eval_losses=losses, environment=Environment(reference=reference))
         trainer.is_world_process_zero = lambda main=main: main
         judge(trainer)
         assert len(caplog.records) == told

@@ -12,6 +12,7 @@ import pytest
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord, checkpoints, events
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds
 from gpt2_repro.supervision import FOLDER, SINCE
 from gpt2_repro.training.run_identity import require_same_run
@@ -85,7 +86,7 @@ def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord
 
 
 def test_another_run_is_refused_with_every_difference(run: RunRecord) -> None:
-    run.write_environment({"run_identity": {"seed": 1, "max_steps": 10, "processes": 2}})
+    run.write_environment(Environment(run_identity={"seed": 1, "max_steps": 10, "processes": 2}))
     check = functools.partial(require_same_run, run.identity(), where=run.path)
     check({"seed": 1, "max_steps": 10, "processes": 2})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3.*--output_dir") as error:
