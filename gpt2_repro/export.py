@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
+from gpt2_repro.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.cache import fingerprint
 from gpt2_repro.files import read_object, readable
 from gpt2_repro.model_card import model_card
-from gpt2_repro.run_record.checkpoints import training_record
 
 
 def main(argv: list[str]) -> None:
     """Load, write, read back, push."""
     args = _parse(argv)
-    from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
-
     checkpoint = resolve_checkpoint(args.checkpoint)
-    model = load_model(checkpoint)
+
+    from gpt2_repro.model.export import load_model, load_tokenizer
+
+    model = load_model(checkpoint.source)
     beside = None if args.out is None else args.out.parent  # a rename within a disk is whole or not at all
     if beside:
         beside.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> None:
             require_same(model, read_llmc(staged), args.dtype)
         else:
             name = args.push_to_hub or args.out.name
-            _write_folder(model, load_tokenizer(checkpoint), staged, Path(checkpoint), dtype=args.dtype, name=name)
+            _write_folder(model, load_tokenizer(checkpoint.source), staged, checkpoint, dtype=args.dtype, name=name)
             require_same(model, load_model(str(staged)), args.dtype)
         if args.out is not None:
             shutil.move(staged, args.out)
@@ -72,13 +73,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *, dtype: str, name: str) -> None:
+def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Checkpoint, *, dtype: str, name: str) -> None:
     _converted(model, dtype).save_pretrained(folder)
     readable(folder)
     tokenizer.save_pretrained(folder)
-    if record := training_record(checkpoint):
-        results = _results(checkpoint.parent, fingerprint(model, tokenizer))
-        (folder / "README.md").write_text(model_card(name, record, *results))
+    if checkpoint.record:
+        results = _results(Path(checkpoint.source).parent, fingerprint(model, tokenizer))
+        (folder / "README.md").write_text(model_card(name, checkpoint.record, *results))
 
 
 def _results(run: Path, revision: str) -> tuple[Any, str | None]:

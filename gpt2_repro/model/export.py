@@ -19,25 +19,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
 from gpt2_repro.model.configuration import FAILURES, SAFELY, in_a_line
 from gpt2_repro.model.pretraining import plain_config, plain_model
-from gpt2_repro.run_record.layout import FINAL, is_run
-
-
-def resolve_checkpoint(name: str) -> str:
-    """The folder or Hub id that `name` means; a run directory means its `final/`.
-
-    Raises UserError for a local folder that is no checkpoint and for a path that is not there.
-    """
-    path = Path(name)
-    if path.is_dir():
-        for folder in (path, path / FINAL):
-            if (folder / "config.json").is_file():
-                return str(folder)
-        if is_run(path):
-            raise UserError(f"the run {name} has no final/ yet: name one of its checkpoints, {name}/checkpoint-N")
-        raise UserError(f"{name} is no checkpoint: name a final/, a checkpoint-N/, a run directory or a Hub id")
-    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "runs/")):
-        raise UserError(f"there is no checkpoint {name}: name a final/, a checkpoint-N/, a run directory or a Hub id")
-    return name
 
 
 def load_model(checkpoint: str) -> PreTrainedModel:

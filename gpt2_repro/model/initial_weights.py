@@ -5,10 +5,11 @@ import json
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import SHAPE
 from gpt2_repro.model.configuration import own_keys
-from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
+from gpt2_repro.model.export import load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
 
 
@@ -35,7 +36,7 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     Raises UserError if they cannot be loaded, or if the checkpoint has another shape, function, vocabulary or tokenizer
     than the model and the data.
     """
-    checkpoint = resolve_checkpoint(name)
+    checkpoint = resolve_checkpoint(name).source
     _copy_weights(load_model(checkpoint), model, name=name)
     if tokenizer is not None:
         _check_tokenizer(checkpoint, tokenizer, name=name)
