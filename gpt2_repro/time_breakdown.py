@@ -30,12 +30,12 @@ class Line(NamedTuple):
     usd: float | None  # None if the price is unknown
 
 
-def breakdown(parts: Mapping[str, float], *, usd_per_hour: float) -> list[Line]:
+def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[Line]:
     """Return a line for each account that is not empty, and the total; [] if no time has passed.
 
     Args:
         parts: seconds by the keys of PARTS.
-        usd_per_hour: price of the whole machine, 0 if unknown.
+        usd_per_hour: price of the whole machine, 0 or None if unknown.
     """
     total = sum(parts.values())
     entries = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
@@ -46,7 +46,7 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float) -> list[Line]:
     ]
 
 
-def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float) -> list[str]:
+def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
     """Return the breakdown as lines of text: account, time, share, dollars."""
     return [
         f"{line.name:<22} {duration(line.seconds):>11} {line.share:>7.1%}"

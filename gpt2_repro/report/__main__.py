@@ -11,8 +11,8 @@ import datetime
 import sys
 from pathlib import Path
 
+from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
-from gpt2_repro.cli import run as run_story
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import signs
 from gpt2_repro.report.facts import why_not_comparable
@@ -23,13 +23,8 @@ def main(argv: list[str]) -> None:
     """Read the runs, write the page and its figures, say the outcome."""
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, the --output_dir of train.py")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the page to write (default: RUN/report.html, for several runs report.html here)",
-    )
+    where = "the page to write (default: RUN/report.html, for several runs report.html here)"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     parser.add_argument("--check", action="store_true", help="write nothing, say whether the runs are healthy")
     options = parser.parse(argv)
     runs = [read_run(path) for path in options.runs]
@@ -51,4 +46,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_story(main)
+    cli.run(main)

@@ -36,15 +36,15 @@ def signs(run: Run, now: datetime.datetime) -> list[Sign]:
 
 
 def _state(run: Run, now: datetime.datetime) -> Sign:
-    said = f"{run.name}: {run.state}, {progress(run)}"
-    if run.state in ("failed", "diverged"):
+    said = f"{run.name}: {run.status.state}, {progress(run)}"
+    if run.status.state in ("failed", "diverged"):
         return Sign("✗", f"{said}: {run.status.reason or 'no reason is recorded'}")
-    if run.state == "running" and run.status.updated:
+    if run.status.state == "running" and run.status.updated:
         with reading(run.path / STATUS):
             silent = (now - datetime.datetime.fromisoformat(run.status.updated)).total_seconds()
         if silent > SILENT_SECONDS:
             return Sign("✗", f"{said}, last update {duration(silent)} ago: it hangs or was killed")
-    return Sign("✓" if run.state in ("running", "complete") else "!", said)
+    return Sign("✓" if run.status.state in ("running", "complete") else "!", said)
 
 
 def _losses(run: Run) -> list[Sign]:

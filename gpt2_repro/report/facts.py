@@ -30,7 +30,7 @@ def progress(run: Run) -> str:
         return "no step logged"
     of = f" of {run.status.max_steps:,}" if run.status.max_steps else ""
     speed, left = _median(run, "tokens_per_second"), ""
-    if run.state == "running" and speed and tokens is not None and run.total_tokens:
+    if run.status.state == "running" and speed and tokens is not None and run.total_tokens:
         left = f", {duration(max(0, run.total_tokens - tokens) / speed)} left"
     return f"step {step:,}{of}, {count(tokens)} tokens{left}"
 
@@ -43,7 +43,7 @@ def key_numbers(run: Run) -> list[KeyNumber]:
     hellaswag = run.hellaswag[-1] if run.hellaswag else {}
     beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
     items = f"of {count(hellaswag.get('hellaswag_items'))} items"
-    seconds, price = run.status.seconds, run.usd_per_hour
+    seconds, price = run.status.seconds, run.environment.usd_per_hour or 0.0
     usd = seconds / 3600 * price if seconds is not None and price else None
     planned = f"of {count(run.total_tokens)} planned" if run.total_tokens else ""
     numbers = [

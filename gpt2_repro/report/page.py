@@ -2,32 +2,37 @@
 
 import base64
 import datetime
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from gpt2_repro.comparison import comparison_table, diagnosis_tables
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 from gpt2_repro.report.facts import baseline_losses, key_numbers, progress, where_things_are, why_not_comparable
 from gpt2_repro.report.plots import overlay_figures, run_figures
-from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, reading
+from gpt2_repro.report.read import Run
 from gpt2_repro.report.tables import (
-    Table,
     aligned,
     count_table,
     deviation_table,
-    flatten,
+    diagnosis_tables,
+    entries,
+    evaluation_table,
     recipe_differences,
     run_table,
     time_table,
     validation_table,
 )
 from gpt2_repro.time_breakdown import breakdown_lines
+
+
+VIEWS: list[Callable[..., Any]] = [
+    *(progress, key_numbers, baseline_losses, where_things_are, entries, validation_table, time_table),
+    *(evaluation_table, diagnosis_tables, count_table, deviation_table),
+]  # what the template calls
 
 
 def write_page(runs: Sequence[Run], output: Path) -> None:
@@ -37,25 +42,20 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     """
     folder = output.with_suffix("") if output.suffix else output.with_name(f"{output.name}-figures")
     labels, several = label_runs(runs), len(runs) > 1
-    views = []
-    for run, label in zip(runs, labels, strict=True):
-        figures = _write_figures(run_figures(run), folder / label if several else folder)
-        views.append(view_run(run, label) | {"figures": figures})
-    overlay = _write_figures(overlay_figures(runs, labels), folder) if several else {}
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    figures = [
+        _write_figures(run_figures(run), folder / label if several else folder)
+        for run, label in zip(runs, labels, strict=True)
+    ]
+    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    options |= {"trim_blocks": True, "lstrip_blocks": True, "loader": jinja2.FileSystemLoader(Path(__file__).parent)}
+    environment = jinja2.Environment(**options)
+    environment.globals |= {view.__name__: view for view in VIEWS}
     html = environment.get_template("page.html.j2").render(
-        title=", ".join(labels),
-        runs=views,
-        overlay=overlay,
+        runs=list(zip(runs, labels, figures, strict=True)),
+        overlay=_write_figures(overlay_figures(runs, labels), folder) if several else {},
         not_comparable=why_not_comparable(runs),
         run_table=run_table(runs, labels) if several else None,
-        differences=recipe_differences(runs, labels) if several else None,
+        differences=recipe_differences(runs, labels),
         written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
     )
     _write(output, html.encode())
@@ -85,59 +85,18 @@ def _write(path: Path, content: bytes) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}; name another file with -o report.html") from None
 
 
-def view_run(run: Run, label: str) -> dict[str, Any]:
-    """Return the variables of the template for one run."""
-    environment = run.environment.to_json()
-    samples = sorted(run.samples, key=lambda row: -row["step"])
-    with reading(run.path / COMPARISON):
-        comparison = Table(*comparison_table(run.comparison)) if run.comparison else None
-    with reading(run.path / DIAGNOSIS):
-        diagnosis = (
-            {title: Table(*table) for title, table in diagnosis_tables(run.diagnosis).items()} if run.diagnosis else {}
-        )
-    return {
-        "label": label,
-        "run": run,
-        "progress": progress(run),
-        "numbers": key_numbers(run),
-        "validation": validation_table(run),
-        "samples": samples,
-        "newest": samples[0]["step"] if samples else None,
-        "baselines": list(baseline_losses(run)),
-        "diagnosis": diagnosis,
-        "time": time_table(run),
-        "deviations": deviation_table(run) if run.environment.deviations is not None else None,
-        "comparison": comparison,
-        "data": _pairs(environment["data"], without=("counts", "reference_losses")),
-        "counts": count_table(environment["data"]),
-        "environment": _pairs(environment, without=("data", "deviations", "run_identity")),
-        "missing": run.missing(),
-        "files": [{"key": name, "value": path} for name, path in where_things_are(run).items()],
-    }
-
-
-def _pairs(tree: Row, without: Sequence[str]) -> list[Row]:
-    """Return the entries of a nested mapping, without those that the page shows elsewhere."""
-    entries = flatten({key: value for key, value in tree.items() if key not in without})
-    return [{"key": key, "value": _text(value)} for key, value in entries.items() if value is not None]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def summary(run: Run, page: Path) -> list[str]:
     """Return state, key numbers, time, evaluation, missing parts and paths of a run."""
-    lines = [f"{run.name}: {run.state}, {progress(run)}"]
+    lines = [f"{run.name}: {run.status.state}, {progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
         lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
     lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in key_numbers(run)]
-    lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=run.usd_per_hour)]
+    lines += [
+        f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=run.environment.usd_per_hour)
+    ]
     if run.comparison.get("rows"):
-        lines += ["", *(f"  {line}" for line in aligned(Table(*comparison_table(run.comparison)))), ""]
+        lines += ["", *(f"  {line}" for line in aligned(evaluation_table(run))), ""]
     if limit := run.comparison.get("limit"):
         lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
     lines += [f"  {sentence}" for sentence in run.missing().values()]

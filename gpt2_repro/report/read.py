@@ -42,10 +42,6 @@ class Run:
         return self.path.resolve().name
 
     @property
-    def state(self) -> str:
-        return self.status.state or "unknown"
-
-    @property
     def total_tokens(self) -> int:
         """The planned tokens, 0 if unknown."""
         return (self.status.max_steps or 0) * self.environment.plan.tokens_per_step
@@ -60,11 +56,6 @@ class Run:
     def hellaswag(self) -> list[Row]:
         """The validations that scored HellaSwag."""
         return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]
-
-    @property
-    def usd_per_hour(self) -> float:
-        """The price of the machine, 0 if unknown."""
-        return self.environment.usd_per_hour or 0.0
 
     @property
     def non_finite_steps(self) -> list[int]:
@@ -86,7 +77,7 @@ class Run:
             "evaluation": (self.comparison, f"Not evaluated yet: bash evaluate.sh {self.path}"),
             "recipe": (self.recipe_text, f"There is no {RECIPE}."),
             "environment": (self.environment != Environment(), f"There is no {ENVIRONMENT}."),
-            "status": (self.status.state, f"There is no {STATUS}."),
+            "status": (self.status.state != "unknown", f"There is no {STATUS}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 
@@ -101,7 +92,7 @@ def read_run(path: Path) -> Run:
     metrics, broken_lines = events.read(record.metrics)
     training = _last_per_step(row for row in metrics if "loss" in row)
     environment = record.environment()
-    planned = {"max_steps": environment.plan.max_steps or None}
+    planned = {"state": "unknown", "max_steps": environment.plan.max_steps or None}
     last = RunStatus.from_json(planned | {key: training[-1].get(key) for key in ("step", "tokens") if training})
     written = {key: value for key, value in vars(record.status()).items() if value is not None}
     return Run(
