@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from gpt2_repro.formatting import duration
-from gpt2_repro.references import explained, verdict
+from gpt2_repro.references import band, explained, verdict
 from gpt2_repro.report.facts import progress
 from gpt2_repro.report.read import Run, reading, values
 from gpt2_repro.run_record.fields import is_number
@@ -62,10 +62,8 @@ def _losses(run: Run) -> list[Sign]:
 
 def _reference(run: Run) -> list[Sign]:
     """Judge the last validation that has a band."""
-    if run.environment.reference is None:
-        return []
-    measured = [(int(row["step"]), row["eval_loss"]) for row in run.validation if is_number(row.get("eval_loss"))]
-    judged = [(step, loss) for step, loss in measured if verdict(step, loss)]
+    measured = [row for row in run.validation if run.environment.reference and is_number(row.get("eval_loss"))]
+    judged = [(int(row["step"]), row["eval_loss"]) for row in measured if band(int(row["step"]))]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
 
 
