@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from gpt2_repro.checkpoint import Checkpoint
 from gpt2_repro.comparison import comparison_markdown, markdown_table
 from gpt2_repro.files import write_whole
 from gpt2_repro.run_record.checkpoints import training_record
@@ -84,16 +85,15 @@ def model_card(
     return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", "\n\n".join(parts) + "\n")
 
 
-def add_results(
-    final: Path, record: TrainingRecord | None, comparison: Mapping[str, Any], column: str | None = None
-) -> None:
-    """Write the results of `column` into the card of a final/. Results of a smoke test are not.
+def add_results(checkpoint: Checkpoint, comparison: Mapping[str, Any]) -> None:
+    """Write the results of a final/ into its card. Results of a smoke test are not.
 
-    Args:
-        record: of the weights that were scored. If the run has replaced them since, the card stays as it is.
+    If the run has replaced the weights since they were scored, the card stays as it is.
     """
-    if comparison["limit"] is None and record and training_record(final) == record:
-        write_whole(final / "README.md", model_card(final.resolve().parent.name, record, comparison, column))
+    folder, record = Path(checkpoint.source), checkpoint.record
+    if comparison["limit"] is None and checkpoint.form == "final" and record and training_record(folder) == record:
+        card = model_card(folder.resolve().parent.name, record, comparison, checkpoint.name)
+        write_whole(folder / "README.md", card)
 
 
 def _rows(comparison: Mapping[str, Any] | None, column: str | None) -> list[Mapping[str, Any]]:

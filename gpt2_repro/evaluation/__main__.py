@@ -134,8 +134,7 @@ def _write(comparison: dict[str, Any], output: Path, candidates: Sequence[Loaded
     for line in comparison["warnings"]:
         logger.error(line)
     for one in candidates:
-        if one.known.form == "final":
-            add_results(Path(one.known.source), one.known.record, comparison, one.name)
+        add_results(one.known, comparison)
 
 
 def check_output(folder: Path) -> None:
