@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_model, load_tokenizer
 
     model = load_model(checkpoint.source)
-    beside = None if args.out is None else args.out.parent  # a rename within a disk is whole or not at all
+    beside = args.out and args.out.parent  # a rename within a disk is whole or not at all
     if beside:
         beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="export-", dir=beside) as scratch:
@@ -54,13 +54,10 @@ def main(argv: list[str]) -> None:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
-    parser.add_argument(
-        "out", nargs="?", type=Path, metavar="OUT", help="A folder, or a file for llm.c; not there yet."
-    )
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="A new folder, or a new file for llm.c.")
     parser.add_argument("--format", choices=("hf", "llmc"), default="hf", help="(default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Of the weights. (default: %(default)s)"
-    )
+    dtypes = ("float32", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="Of the weights. (default: %(default)s)")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this repository of the Hub.")
     parser.add_argument("--private", action="store_true", help="A repository that is made for it is private.")
     args = parser.parse(argv)

@@ -110,36 +110,28 @@ def band(step: int) -> tuple[float, float] | None:
         return None
     before, after = next(pair for pair in itertools.pairwise(ANCHORS) if step <= pair[1])
     along = math.log(step / before) / math.log(after / before)
-    low, high = (
-        (1 - along) * first + along * last for first, last in zip(ANCHORS[before], ANCHORS[after], strict=True)
-    )
+    low, high = ((1 - along) * a + along * b for a, b in zip(ANCHORS[before], ANCHORS[after], strict=True))
     middle, half = (low + high) / 2, next(width for until, width in HALF_WIDTHS.items() if step <= until)
     return min(low, middle - half), max(high, middle + half)
 
 
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
-    """Where a validation loss lies beside the band; None where there is none. What is no number lies above."""
+    """Return where a validation loss lies relative to the band, None if there is none. NaN lies above."""
     if (limits := band(step)) is None:
         return None
-    if loss < limits[0]:
-        return "below"
-    return "inside" if loss <= limits[1] else "above"
+    return "below" if loss < limits[0] else "inside" if loss <= limits[1] else "above"
 
 
 def compared(step: int, loss: float) -> str:
-    """The band with the verdict, for a line of the log: `llm.c 4.315–4.345 ✓`; '' where there is no band."""
+    """Return the band with the verdict, for a line of the log: `llm.c 4.315–4.345 ✓`; '' if there is no band."""
     found, limits = verdict(step, loss), band(step)
-    if found is None or limits is None:
+    if limits is None:
         return ""
     return f"{NAME} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if found == 'inside' else f'✗ {found}'}"
 
 
 def explained(step: int, loss: float) -> str:
-    """The verdict on a setup in a sentence, with the usual causes where it is off; '' where there is no band."""
+    """Return the verdict on a setup in a sentence, with the usual causes if it is off; '' if there is no band."""
     found = verdict(step, loss)
-    if found is None:
-        return ""
-    line = f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}"
-    if found == "inside":
-        return f"{line}: the setup learns as {NAME}'s runs do"
-    return f"{line}; {ABOVE if found == 'above' else BELOW}"
+    ends = {"inside": f": the setup learns as {NAME}'s runs do", "above": f"; {ABOVE}", "below": f"; {BELOW}"}
+    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""

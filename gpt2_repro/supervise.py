@@ -45,15 +45,9 @@ LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal t
 def main(argv: list[str]) -> None:
     """Run the command until it is done. Raises UserError for a command line without one, RunFailed when it gives up."""
     parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
-    parser.add_argument(
-        "--attempts", type=int, default=3, help="Crashes without a newer checkpoint to give up after. (3)"
-    )
-    parser.add_argument(
-        "--wait", type=float, default=10.0, help="Seconds before the first restart; doubled each time. (10)"
-    )
-    parser.add_argument(
-        "--grace", type=float, default=60.0, help="Seconds for what a dead launcher has left to end. (60)"
-    )
+    parser.add_argument("--attempts", type=int, default=3, help="Crashes in a row without a newer checkpoint. (3)")
+    parser.add_argument("--wait", type=float, default=10.0, help="Seconds to the first restart, then doubled. (10)")
+    parser.add_argument("--grace", type=float, default=60.0, help="Seconds for orphaned processes to end. (60)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that trains.")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -105,7 +99,7 @@ class Supervisor:
             newest = max(newest, reached)
             if failures >= self.attempts:
                 raise RunFailed(
-                    f"gave up: {failures} crashes without a newer checkpoint, the last with exit code {code}"
+                    f"gave up: {failures} crashes without a newer checkpoint, the last exit code is {code}"
                 )
             wait = min(LONGEST_WAIT, self.first_wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
@@ -126,8 +120,7 @@ class Supervisor:
             self.process.terminate()
         code = self.process.wait()
         # What the launcher has left belongs to this process now. No second job may start beside it.
-        left = set(psutil.Process().children(recursive=True)) - before
-        if left:
+        if left := set(psutil.Process().children(recursive=True)) - before:
             logger.warning("waiting for %d processes that the launcher has left", len(left))
         _, alive = psutil.wait_procs(left, timeout=self.grace)
         for process in alive:
@@ -146,9 +139,7 @@ class Supervisor:
         if self.signalled:
             if state == "failed" and reason == "the launcher died":
                 return True  # of the signal, and its workers have saved
-            raise RunFailed(
-                f"ended by a signal before it could save: the newest checkpoint is what there is (exit code {code})"
-            )
+            raise RunFailed(f"ended by a signal before it could save (exit code {code})")
         if mistake := noted(MISTAKE, self.notes):
             raise RunFailed(f"not started again: {mistake}")
         return False

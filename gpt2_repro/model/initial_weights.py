@@ -16,16 +16,9 @@ from gpt2_repro.model.pretraining import plain_config
 # Keys in which the checkpoint's configuration may differ. They do not change what the model computes at evaluation.
 FREE = {
     *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "n_positions", "max_position_embeddings"),
-    *(
-        "use_cache",
-        "embd_pdrop",
-        "resid_pdrop",
-        "attn_pdrop",
-        "attention_dropout",
-        "initializer_range",
-        "reorder_and_upcast_attn",
-    ),
-    *("pretraining_tp", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    *("use_cache", "embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range"),
+    *("reorder_and_upcast_attn", "pretraining_tp"),
+    *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
 }
 
@@ -54,12 +47,9 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
             "--model_type that agree"
         )
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
-    found = {
-        option: getattr(theirs, key) for option, key in options.items() if getattr(theirs, key) != getattr(ours, key)
-    }
-    if found:
-        mend = " ".join(f"--{option} {value}" for option, value in found.items())
-        raise UserError(f"{name} has another shape than this recipe: pass {mend}")
+    shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
+    if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
+        raise UserError(f"{name} has another shape than this recipe: pass {fix}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
     compared = sorted(own_keys(ours) - shaped - FREE)

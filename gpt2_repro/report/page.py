@@ -3,36 +3,17 @@
 import base64
 import datetime
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-from gpt2_repro.report.facts import baseline_losses, key_numbers, progress, where_things_are, why_not_comparable
+from gpt2_repro.report import facts, tables
 from gpt2_repro.report.plots import overlay_figures, run_figures
 from gpt2_repro.report.read import Run
-from gpt2_repro.report.tables import (
-    aligned,
-    count_table,
-    deviation_table,
-    diagnosis_tables,
-    entries,
-    evaluation_table,
-    recipe_differences,
-    run_table,
-    time_table,
-    validation_table,
-)
 from gpt2_repro.time_breakdown import breakdown_lines
-
-
-VIEWS: list[Callable[..., Any]] = [
-    *(progress, key_numbers, baseline_losses, where_things_are, entries, validation_table, time_table),
-    *(evaluation_table, diagnosis_tables, count_table, deviation_table),
-]  # what the template calls
 
 
 def write_page(runs: Sequence[Run], output: Path) -> None:
@@ -46,16 +27,18 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
         _write_figures(run_figures(run), folder / label if several else folder)
         for run, label in zip(runs, labels, strict=True)
     ]
-    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
-    options |= {"trim_blocks": True, "lstrip_blocks": True, "loader": jinja2.FileSystemLoader(Path(__file__).parent)}
-    environment = jinja2.Environment(**options)
-    environment.globals |= {view.__name__: view for view in VIEWS}
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     html = environment.get_template("page.html.j2").render(
+        facts=facts,
+        tables=tables,
         runs=list(zip(runs, labels, figures, strict=True)),
         overlay=_write_figures(overlay_figures(runs, labels), folder) if several else {},
-        not_comparable=why_not_comparable(runs),
-        run_table=run_table(runs, labels) if several else None,
-        differences=recipe_differences(runs, labels),
+        not_comparable=facts.why_not_comparable(runs),
+        run_table=tables.run_table(runs, labels) if several else None,
+        differences=tables.recipe_differences(runs, labels),
         written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
     )
     _write(output, html.encode())
@@ -87,17 +70,16 @@ def _write(path: Path, content: bytes) -> None:
 
 def summary(run: Run, page: Path) -> list[str]:
     """Return state, key numbers, time, evaluation, missing parts and paths of a run."""
-    lines = [f"{run.name}: {run.status.state}, {progress(run)}"]
+    lines = [f"{run.name}: {run.status.state}, {facts.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
         lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
-    lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in key_numbers(run)]
-    lines += [
-        f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=run.environment.usd_per_hour)
-    ]
+    lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in facts.key_numbers(run)]
+    price = run.environment.usd_per_hour
+    lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=price)]
     if run.comparison.get("rows"):
-        lines += ["", *(f"  {line}" for line in aligned(evaluation_table(run))), ""]
+        lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run))), ""]
     if limit := run.comparison.get("limit"):
         lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
-    return lines + [f"  {name:<11}{path}" for name, path in (where_things_are(run) | {"report": page}).items()]
+    return lines + [f"  {name:<11}{path}" for name, path in (facts.where_things_are(run) | {"report": page}).items()]

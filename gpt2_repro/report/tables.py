@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from gpt2_repro import comparison
 from gpt2_repro.comparison import Cell
-from gpt2_repro.formatting import duration
 from gpt2_repro.report.facts import key_numbers
 from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
 from gpt2_repro.time_breakdown import breakdown
@@ -52,10 +51,9 @@ def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ())
 def time_table(run: Run) -> Table:
     """Return the time breakdown: times, shares and, if the price is known, dollars."""
     price = run.environment.usd_per_hour
-    lines = breakdown(run.status.time_breakdown, usd_per_hour=price)
+    rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
     headers = ["what for", "minutes", "share", *(["cost"] if price else [])]
-    rows = [[line.name, duration(line.seconds), f"{line.share:.1%}", f"${line.usd or 0:,.2f}"] for line in lines]
-    return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1 : len(headers)])] for row in rows])
+    return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1:])] for row in rows])
 
 
 def deviation_table(run: Run) -> Table:

@@ -103,15 +103,11 @@ class RunRecord:
 
     def damaged(self) -> Path | None:
         """Return the first of recipe, environment and status that cannot be read, or None."""
-        for name, parse in (
-            (layout.RECIPE, yaml.safe_load),
-            (layout.ENVIRONMENT, json.loads),
-            (layout.STATUS, json.loads),
-        ):
-            path = self.path / name
+        parsers: dict[str, Callable[[str], Any]]
+        parsers = {layout.RECIPE: yaml.safe_load, layout.ENVIRONMENT: json.loads, layout.STATUS: json.loads}
+        for path in [self.path / name for name in parsers if (self.path / name).is_file()]:
             try:
-                if path.is_file():
-                    parse(path.read_text(encoding="utf-8"))
+                parsers[path.name](path.read_text(encoding="utf-8"))
             except (ValueError, RecursionError, yaml.YAMLError):
                 return path
         return None
