@@ -8,7 +8,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import FINAL, MANIFEST, checkpoints, is_run, run_of, step_of
+from gpt2_repro.run_record.layout import FINAL, MANIFEST, RECIPE, checkpoints, is_run, step_of
 
 
 Form = Literal["training", "final", "folder", "hub"]
@@ -70,8 +70,8 @@ def all_checkpoints(name: str) -> list[Checkpoint]:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    run, record = run_of(folder), training_record(folder)
-    if run is None:
+    run, record = folder.parent, training_record(folder)
+    if not (run / RECIPE).is_file():
         return Checkpoint(str(folder), str(folder), "folder", record=record)
     name = f"{folder.name} ({run if run.name else run.resolve().name})"
     form: Form = "final" if folder.name == FINAL else "training" if step_of(folder) >= 0 else "folder"

@@ -20,6 +20,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.cache import fingerprint
 from gpt2_repro.files import read_object, readable
 from gpt2_repro.model_card import model_card
+from gpt2_repro.run_record.layout import COMPARISON
 
 
 def main(argv: list[str]) -> None:
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_model, load_tokenizer
 
     model = load_model(checkpoint.source)
+    written = model if args.dtype == "float32" else copy.deepcopy(model).bfloat16()
     beside = args.out and args.out.parent  # a rename within a disk is whole or not at all
     if beside:
         beside.mkdir(parents=True, exist_ok=True)
@@ -39,11 +41,17 @@ def main(argv: list[str]) -> None:
             from gpt2_repro.model.llmc import read_llmc, write_llmc
 
             write_llmc(model, staged, dtype=args.dtype)
-            require_same(model, read_llmc(staged), args.dtype)
+            require_same(written, read_llmc(staged))
         else:
-            name = args.push_to_hub or args.out.name
-            _write_folder(model, load_tokenizer(checkpoint.source), staged, checkpoint, dtype=args.dtype, name=name)
-            require_same(model, load_model(str(staged)), args.dtype)
+            tokenizer = load_tokenizer(checkpoint.source)
+            written.save_pretrained(staged)
+            readable(staged)
+            tokenizer.save_pretrained(staged)
+            if checkpoint.record:
+                results = _results(checkpoint, fingerprint(model, tokenizer))
+                card = model_card(args.push_to_hub or args.out.name, checkpoint.record, *results)
+                (staged / "README.md").write_text(card)
+            require_same(written, load_model(str(staged)))
         if args.out is not None:
             shutil.move(staged, args.out)
             print(f"Written: {args.out}, read back to the same model")
@@ -70,40 +78,26 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Checkpoint, *, dtype: str, name: str) -> None:
-    _converted(model, dtype).save_pretrained(folder)
-    readable(folder)
-    tokenizer.save_pretrained(folder)
-    if checkpoint.record:
-        results = _results(Path(checkpoint.source).parent, fingerprint(model, tokenizer))
-        (folder / "README.md").write_text(model_card(name, checkpoint.record, *results))
-
-
-def _results(run: Path, revision: str) -> tuple[Any, str | None]:
-    """The comparison of the run that has these very weights, and their column's name."""
-    comparison = read_object(run / "evaluation" / "comparison.json")
+def _results(checkpoint: Checkpoint, revision: str) -> tuple[Any, str | None]:
+    """Return the comparison of the run that has these very weights, and their column's name."""
+    comparison = read_object(Path(checkpoint.source).parent / COMPARISON)
     for model in comparison.get("models", []):
         if model["revision"] == revision:
             return comparison, model["name"]
     return None, None
 
 
-def require_same(model: Any, again: Any, dtype: str) -> None:
-    """Raise RunFailed where what was read back does not compute what the model does, in the dtype that was written."""
+def require_same(written: Any, again: Any) -> None:
+    """Raise RunFailed if the model that was read back computes other logits than the written one. Makes both fp32."""
     import torch
 
-    ids = torch.arange(min(64, model.config.max_position_embeddings))[None] % model.config.vocab_size
+    config = written.config
+    ids = torch.arange(min(64, config.max_position_embeddings))[None] % config.vocab_size
     with torch.inference_mode():
-        expected, found = (its.float()(input_ids=ids).logits for its in (_converted(model, dtype), again))
+        expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)
     if not same:
         raise RunFailed("what was written does not read back to the same logits, nothing is exported: report it")
-
-
-def _converted(model: Any, dtype: str) -> Any:
-    import torch
-
-    return model if dtype == "float32" else copy.deepcopy(model).to(getattr(torch, dtype))
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:

@@ -26,8 +26,6 @@ from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import remove_folder
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.checkpoints import complete_checkpoints
-from gpt2_repro.run_record.layout import step_of
 from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.launcher import adopt_orphans
@@ -94,7 +92,7 @@ class Supervisor:
             status = run.status() if run else RunStatus()
             if self._is_over(code, status):
                 return
-            reached = max([step_of(path) for path in complete_checkpoints(run.path)] if run else [], default=-1)
+            reached = run.newest_step() if run else -1
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.attempts:

@@ -12,12 +12,11 @@ from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.fields import is_number
-from gpt2_repro.run_record.layout import ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
+from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
 from gpt2_repro.run_record.status import RunStatus
 
 
 Row = dict[str, Any]
-COMPARISON, DIAGNOSIS = "evaluation/comparison.json", "evaluation/diagnosis/diagnosis.json"
 WRITERS = {"comparison.json": "bash evaluate.sh", "diagnosis.json": "python -m gpt2_repro.diagnose"}
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from gpt2_repro import comparison
 from gpt2_repro.comparison import Cell
 from gpt2_repro.report.facts import key_numbers
-from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
+from gpt2_repro.report.read import Row, Run, mapping, reading
+from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS
 from gpt2_repro.time_breakdown import breakdown
 
 

@@ -78,6 +78,10 @@ class RunRecord:
         """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
         return checkpoints.defect(self.final, read_files=False)
 
+    def newest_step(self) -> int:
+        """Return the step of the newest complete checkpoint, -1 if there is none."""
+        return max(map(layout.step_of, checkpoints.complete_checkpoints(self.path)), default=-1)
+
     def is_finished(self, steps: int) -> bool:
         """Return whether the run is complete, `final/` has all its files, and it was planned for this many steps.
 
