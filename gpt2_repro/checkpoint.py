@@ -22,8 +22,8 @@ class Checkpoint:
         name: in tables, such as `final (runs/demo)`; outside of a run the folder or Hub id.
         source: the folder or Hub id, for `from_pretrained` of the model and of the tokenizer.
         form: "training" and "final" in a run directory, else "folder" or "hub".
-        run: the run directory that it lies in, or None.
-        record: what it records of its own training; None if it has no intact manifest of ours.
+        run: the run directory that contains it, or None.
+        record: the record of its training; None if it has no intact manifest of train.py.
     """
 
     name: str
@@ -60,7 +60,7 @@ def resolve_checkpoint(name: str) -> Checkpoint:
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return the checkpoints of a run by step, and its `final/`. Raises UserError if there are none."""
+    """Return the checkpoints of a run by step, and its `final/`. Raises UserError if it has none."""
     run = Path(name)
     found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
     found += [path for path in [run / FINAL] if path.is_dir()]

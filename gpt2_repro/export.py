@@ -1,4 +1,4 @@
-"""Write a checkpoint in the form that others read, and look whether it is the same model there.
+"""Write a checkpoint for other programs, and check that it is the same model after reading it back.
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       a plain Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       on the Hub, by HF_TOKEN
@@ -70,11 +70,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--private", action="store_true", help="A repository that is made for it is private.")
     args = parser.parse(argv)
     if args.out is None and args.push_to_hub is None:
-        raise UserError("nowhere to export to: type a folder after the checkpoint, or --push_to_hub ORG/NAME")
+        raise UserError("No target to export to. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
         raise UserError("--push_to_hub takes ORG/NAME, and --format hf")
     if args.out is not None and args.out.exists():
-        raise UserError(f"{args.out} is there already: name another OUT, or delete it")
+        raise UserError(f"{args.out} exists. Pass another OUT, or delete it.")
     return args
 
 
@@ -97,11 +97,13 @@ def require_same(written: Any, again: Any) -> None:
         expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)
     if not same:
-        raise RunFailed("what was written does not read back to the same logits, nothing is exported: report it")
+        raise RunFailed(
+            "the written model computes other logits after reading it back, so nothing is exported. Please report this."
+        )
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:
-    """Upload a folder to the Hub. Raises UserError where the Hub does not take it."""
+    """Upload a folder to the Hub. Raises UserError if the Hub refuses it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 

@@ -1,4 +1,4 @@
-"""The model card: what a model is, what it was trained on and how, how good it is, and what it is not good for."""
+"""Write the model card: architecture, data, recipe, evaluation, use and limits."""
 
 import json
 import re
@@ -139,7 +139,7 @@ def _without_files(value: Any) -> Any:
 
 
 def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
-    """How the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. Earlier versions recorded none."""
+    """Return how the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. Earlier versions recorded none."""
     if found is None:
         return []
     default = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"

@@ -52,16 +52,16 @@ BASELINES = (
 
 
 def baseline_of(parameters: float | None) -> Baseline:
-    """The GPT-2 whose size is the nearest; the smallest where it is unknown."""
+    """Return the GPT-2 of the nearest size, the smallest if the size is unknown."""
     return min(BASELINES, key=lambda its: abs(its.parameters - (parameters or 0)))
 
 
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:
-    """Its loss on the validation set of a prepared folder, None where none is published.
+    """Return the published loss on the validation set of a prepared folder, None if there is no such number.
 
     Args:
         request: of the folder's manifest.
-        tokens: those that a validation counts.
+        tokens: targets of a validation.
     """
     text, split = SHARDS.get(str(request.get("source")), ("", ""))
     as_in_the_shard = (request.get("split"), request.get("packing")) == (split, "concat")
@@ -105,7 +105,7 @@ BELOW = (
 
 
 def band(step: int) -> tuple[float, float] | None:
-    """The lowest and highest validation loss in nats that fits after `step`; None outside of steps 250 to 19,500."""
+    """Return the lowest and highest validation loss in nats that fits after `step`; None outside of steps 250 to 19,500."""
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None
     before, after = next(pair for pair in itertools.pairwise(ANCHORS) if step <= pair[1])

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UserError("there is no command: python -m gpt2_repro.supervise -- accelerate launch … train.py")
+        raise UserError("No command given. Pass one: python -m gpt2_repro.supervise -- accelerate launch … train.py")
     remove_leftovers()
     with tempfile.TemporaryDirectory(prefix=PREFIX) as notes:
         owner = Path(notes, f".{OWNER}").open("w")  # locked before it has its name, and until this process ends
@@ -117,7 +117,7 @@ class Supervisor:
         if self.signalled:  # before there was anything to pass it on to
             self.process.terminate()
         code = self.process.wait()
-        # What the launcher has left belongs to this process now. No second job may start beside it.
+        # What the launcher has left belongs to this process now. No second job may start while it runs.
         if left := set(psutil.Process().children(recursive=True)) - before:
             logger.warning("waiting for %d processes that the launcher has left", len(left))
         _, alive = psutil.wait_procs(left, timeout=self.grace)
@@ -127,7 +127,7 @@ class Supervisor:
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
-        """Whether there is nothing to restart. Raises RunFailed where that is no good end."""
+        """Return whether there is nothing to restart. Raises RunFailed if the run has failed."""
         state, reason = status.state, status.reason
         if state == "diverged":
             raise RunFailed(f"not started again: {reason}")

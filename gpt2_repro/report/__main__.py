@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     if output.is_dir():
         raise UserError(f"{output} is a folder: use -o {output / 'report.html'}")
 
-    # matplotlib takes a second to load; a mistyped path is told before.
+    # matplotlib takes a second to load; a wrong path is reported first.
     from gpt2_repro.report.page import summary, write_page
 
     write_page(runs, output)

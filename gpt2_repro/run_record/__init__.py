@@ -1,4 +1,4 @@
-"""The record of a run: who writes its directory, what the run is, how far it is, and what it measured."""
+"""The record of a run: its lock, recipe, environment, status, events and checkpoints."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""What a run records of itself before its first step, and what a checkpoint records of its training."""
+"""The environment of a run: versions, device, data, batch plan, engine. The training record of a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from gpt2_repro.hardware import Accelerator
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """What environment.json holds. None, 0 or empty: not recorded, or damaged.
+    """The content of environment.json. None, 0 or empty: not recorded, or damaged.
 
     Args:
-        parameters: of the true vocabulary; `active_parameters` are those that work on a token.
+        parameters: with the vocabulary before padding. `active_parameters` leaves out idle experts.
         attention: its name and, in parentheses, why it was chosen.
         data: the manifest of the prepared folder.
-        deviations: `field`, `run` and `recipe` of each field that differs from the default recipe and changes what is
-            learned. Earlier versions did not record them.
+        deviations: the fields that differ from the default recipe and change the training, with the values of the run
+            and of the recipe. Earlier versions did not record them.
         reference: the published runs whose loss curve the run should follow.
         run_identity: the settings that a resumed run must share.
-        engine: what wraps the model and the optimizer, and how they compute.
+        engine: wrapper, optimizer, dtypes and compilation.
     """
 
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,7 @@ class Environment:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
-    """What a final/ or checkpoint-N records of its own training.
+    """The record of the training up to a final/ or checkpoint-N.
 
     The run's other files may describe a later state, after --extend_to or --resume_from.
 

@@ -34,7 +34,7 @@ def _read(value: object, kind: Any, empty: Any = None) -> Any:
         entries = value.items() if isinstance(value, Mapping) else ()
         return {key: its for key, its in entries if items[1] is Any or _read(its, items[1]) is not None}
     if origin is list:
-        return [its for its in value if _read(its, items[0])] if isinstance(value, list) else None
+        return [its for item in value if (its := _read(item, items[0]))] if isinstance(value, list) else None
     if kind in (int, float):
         return value if is_number(value) else None
     return value if isinstance(value, kind) else None

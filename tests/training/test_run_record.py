@@ -1,5 +1,6 @@
 """The record of a run: one writer, whole files, a status that remembers."""
 
+import dataclasses
 import datetime
 import errno
 import functools
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord, checkpoints, events
 from gpt2_repro.run_record.environment import Environment
@@ -63,6 +65,24 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
     assert not run.is_finished(10)
     (run.path / "run_status.json").write_bytes(b"\0" * 100)
     assert run.status() == RunStatus()
+
+
+def test_damaged_values_of_the_environment_are_left_out(run: RunRecord) -> None:
+    assert run.environment() == Environment()
+    whole = Environment(
+        seed=1, plan=BatchPlan(256, 32, 4, 1, 2, 12), deviations=[{"field": "a"}], engine={"clip": None}
+    )
+    run.write_environment(whole)
+    assert run.environment() == whole and whole.to_json()["plan"]["total_tokens"] == 12 * 256
+    damaged = whole.to_json() | {
+        "seed": "1",
+        "versions": {"torch": 2, "python": "3"},
+        "deviations": [5, {"field": "a"}],
+    }
+    damaged |= {"plan": damaged["plan"] | {"max_steps": True}, "accelerator": [], "data": None, "unknown": 1}
+    (run.path / "environment.json").write_text(json.dumps(damaged))
+    plan = dataclasses.replace(whole.plan, max_steps=0)
+    assert run.environment() == dataclasses.replace(whole, seed=None, versions={"python": "3"}, plan=plan)
 
 
 PROOFS = {
