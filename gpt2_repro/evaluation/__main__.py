@@ -49,11 +49,8 @@ def main(argv: list[str]) -> None:
     # Below the options, so that --help and a mistyped option need not wait for torch.
     from gpt2_repro.model.export import load_pair
 
-    opened = [
-        all_checkpoints(name) if options.all_checkpoints else [resolve_checkpoint(name)]
-        for name in options.checkpoints
-    ]
-    traced = [checkpoint for found in opened for checkpoint in found]
+    names, every = options.checkpoints, options.all_checkpoints
+    traced = [one for name in names for one in (all_checkpoints(name) if every else [resolve_checkpoint(name)])]
     recipe = next((known.run / RECIPE for known in traced if known.run), None)
     section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
     settings = with_options(section, options)
