@@ -97,9 +97,7 @@ def require_same(written: Any, again: Any) -> None:
         expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)
     if not same:
-        raise RunFailed(
-            "the written model computes other logits after reading it back, so nothing is exported. Please report this."
-        )
+        raise RunFailed("the written model has other logits when read back, nothing is exported: please report this")
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:

@@ -96,9 +96,7 @@ class Supervisor:
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.attempts:
-                raise RunFailed(
-                    f"gave up: {failures} crashes without a newer checkpoint, the last exit code is {code}"
-                )
+                raise RunFailed(f"gave up: {failures} crashes without a newer checkpoint (last exit code {code})")
             wait = min(LONGEST_WAIT, self.first_wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
             logger.warning("crashed (exit code %s), attempt %d: %s again in %.0f s", code, failures, where, wait)

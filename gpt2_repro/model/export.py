@@ -108,10 +108,8 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int) -
     except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
         raise UserError(f"the prompt {prompt!r} cannot be encoded ({error}): use characters of the data") from None
     if ids == [None]:
-        raise UserError(
-            "this tokenizer has no token that starts a document: give samples a beginning, --sample_prompt TEXT in "
-            "training (or --sample_tokens 0) and --prompt TEXT in generate"
-        )
+        fix = "Pass --sample_prompt TEXT or --sample_tokens 0 in training, --prompt TEXT in generate."
+        raise UserError(f"This tokenizer has no token that starts a document. {fix}")
     if len(ids) >= window:
         raise UserError(f"the prompt has {len(ids)} tokens and leaves no room in a window of {window}")
     return ids

@@ -42,10 +42,8 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     """
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:
-        raise UserError(
-            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: pass an --init_from and a "
-            "--model_type that agree"
-        )
+        found = f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}."
+        raise UserError(f"{found} Pass an --init_from and a --model_type that agree.")
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
     shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
     if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
@@ -59,15 +57,11 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
         if one != other:
-            raise UserError(
-                f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}; pass "
-                f"--config_overrides '{json.dumps(whole)}', or name another checkpoint"
-            )
+            found = f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}."
+            raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}', or another checkpoint.")
     if theirs.vocab_size != ours.true_vocab_size:
-        raise UserError(
-            f"{name} knows {theirs.vocab_size:,} ids and the prepared data has {ours.true_vocab_size:,}: prepare the "
-            "data with that checkpoint's tokenizer"
-        )
+        found = f"{name} has {theirs.vocab_size:,} ids and the prepared data {ours.true_vocab_size:,}."
+        raise UserError(f"{found} Prepare the data with that checkpoint's tokenizer.")
     weights = dict(source.named_parameters())
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -82,6 +76,4 @@ def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, nam
     ours = tokenizer.get_vocab()
     # For weights alone transformers may also make up an almost empty tokenizer.
     if theirs != ours and len(theirs) == len(ours):
-        raise UserError(
-            f"{name} gives its ids other meanings than the prepared data does: prepare the data with --tokenizer {name}"
-        )
+        raise UserError(f"{name} and the prepared data have different tokenizers. Prepare it with --tokenizer {name}.")
