@@ -72,7 +72,11 @@ class RunRecord:
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
         """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
-        return events.validation_losses(events.read(self.metrics)[0], step)
+        losses: dict[str, float] = {}
+        for event in events.read(self.metrics)[0]:
+            if "eval_loss" in event and step in (None, event.get("step")):
+                losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
+        return losses
 
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
