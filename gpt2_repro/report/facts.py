@@ -131,9 +131,5 @@ def count(number: object) -> str:
 def where_things_are(run: Run) -> dict[str, Path]:
     """Return the paths of the model, the metrics and the evaluation, if they exist."""
     record = RunRecord(run.path)
-    files = {
-        "model": record.final,
-        "metrics": record.metrics,
-        "evaluation": run.path / "evaluation" / "comparison.md",
-    }
+    files = {"model": record.final, "metrics": record.metrics, "evaluation": run.path / "evaluation" / "comparison.md"}
     return {name: path for name, path in files.items() if path.exists()}
