@@ -105,6 +105,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
     from transformers import TrainerCallback
 
     from gpt2_repro.run_record import RunRecord
+    from gpt2_repro.run_record.environment import Environment
     from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.fit import add_callbacks
     from gpt2_repro.training.inputs import Inputs
@@ -136,13 +137,8 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
             watch.step_ended()
 
     data = RandomRows(dataclasses.replace(setup, micro_batch=setup.micro_batch * processes))
-    environment = {
-        "accelerator": {"peak_flops": None},
-        "precision": "bf16" if setup.bf16 else "fp32",
-        "flops_per_token": 0,
-        "plan": dataclasses.asdict(plan),
-        "data": {"request": {"packing": "concat"}},
-    }
+    precision = "bf16" if setup.bf16 else "fp32"
+    environment = Environment(precision=precision, plan=plan, data={"request": {"packing": "concat"}})
     training = PretrainingTrainer(
         model=our_model(setup, document_mask=document_mask),
         args=args,

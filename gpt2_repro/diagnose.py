@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.comparison import diagnosis_tables, markdown_table
 from gpt2_repro.errors import UserError
@@ -27,7 +28,7 @@ from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, of_rows, r
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.loaded_model import open_model
-from gpt2_repro.evaluation.provenance import default_output_dir, inspect_checkpoint
+from gpt2_repro.evaluation.provenance import default_output_dir
 from gpt2_repro.evaluation.run_metadata import run_metadata
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import write_whole
@@ -46,11 +47,11 @@ def main(argv: list[str]) -> None:
     """Score two models on the same tokens, write tables and a conclusion."""
     options = _parse(argv)
     from gpt2_repro.evaluation.diagnosis.scoring import score_rows
-    from gpt2_repro.model.export import load_pair, load_tokenizer, resolve_checkpoint
+    from gpt2_repro.model.export import load_pair, load_tokenizer
 
-    known = inspect_checkpoint(resolve_checkpoint(options.run))
+    known = resolve_checkpoint(options.run)
     recipe = known.run / RECIPE if known.run else None
-    against = inspect_checkpoint(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
+    against = resolve_checkpoint(options.baseline or _baseline_of(recipe))
     tokenizer = load_tokenizer(known.source)
     _check_vocabulary(load_tokenizer(against.source), tokenizer, f"--baseline {against.name}")
     own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None

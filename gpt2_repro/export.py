@@ -1,4 +1,4 @@
-"""Write a checkpoint in the form that others read, and look whether it is the same model there.
+"""Write a checkpoint for other programs, and check that it is the same model after reading it back.
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       a plain Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       on the Hub, by HF_TOKEN
@@ -14,22 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
+from gpt2_repro.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.cache import fingerprint
 from gpt2_repro.files import read_object, readable
 from gpt2_repro.model_card import model_card
-from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.layout import COMPARISON
 
 
 def main(argv: list[str]) -> None:
     """Load, write, read back, push."""
     args = _parse(argv)
-    from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
-
     checkpoint = resolve_checkpoint(args.checkpoint)
-    model = load_model(checkpoint)
-    beside = None if args.out is None else args.out.parent  # a rename within a disk is whole or not at all
+
+    from gpt2_repro.model.export import load_model, load_tokenizer
+
+    model = load_model(checkpoint.source)
+    written = model if args.dtype == "float32" else copy.deepcopy(model).bfloat16()
+    beside = args.out and args.out.parent  # a rename within a disk is whole or not at all
     if beside:
         beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="export-", dir=beside) as scratch:
@@ -38,11 +41,17 @@ def main(argv: list[str]) -> None:
             from gpt2_repro.model.llmc import read_llmc, write_llmc
 
             write_llmc(model, staged, dtype=args.dtype)
-            require_same(model, read_llmc(staged), args.dtype)
+            require_same(written, read_llmc(staged))
         else:
-            name = args.push_to_hub or args.out.name
-            _write_folder(model, load_tokenizer(checkpoint), staged, Path(checkpoint), dtype=args.dtype, name=name)
-            require_same(model, load_model(str(staged)), args.dtype)
+            tokenizer = load_tokenizer(checkpoint.source)
+            written.save_pretrained(staged)
+            readable(staged)
+            tokenizer.save_pretrained(staged)
+            if checkpoint.record:
+                results = _results(checkpoint, fingerprint(model, tokenizer))
+                card = model_card(args.push_to_hub or args.out.name, checkpoint.record, *results)
+                (staged / "README.md").write_text(card)
+            require_same(written, load_model(str(staged)))
         if args.out is not None:
             shutil.move(staged, args.out)
             print(f"Written: {args.out}, read back to the same model")
@@ -53,63 +62,46 @@ def main(argv: list[str]) -> None:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
-    parser.add_argument(
-        "out", nargs="?", type=Path, metavar="OUT", help="A folder, or a file for llm.c; not there yet."
-    )
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="A new folder, or a new file for llm.c.")
     parser.add_argument("--format", choices=("hf", "llmc"), default="hf", help="(default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="Of the weights. (default: %(default)s)"
-    )
+    dtypes = ("float32", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="Of the weights. (default: %(default)s)")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this repository of the Hub.")
     parser.add_argument("--private", action="store_true", help="A repository that is made for it is private.")
     args = parser.parse(argv)
     if args.out is None and args.push_to_hub is None:
-        raise UserError("nowhere to export to: type a folder after the checkpoint, or --push_to_hub ORG/NAME")
+        raise UserError("No target to export to. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
         raise UserError("--push_to_hub takes ORG/NAME, and --format hf")
     if args.out is not None and args.out.exists():
-        raise UserError(f"{args.out} is there already: name another OUT, or delete it")
+        raise UserError(f"{args.out} exists. Pass another OUT, or delete it.")
     return args
 
 
-def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *, dtype: str, name: str) -> None:
-    _converted(model, dtype).save_pretrained(folder)
-    readable(folder)
-    tokenizer.save_pretrained(folder)
-    if record := training_record(checkpoint):
-        results = _results(checkpoint.parent, fingerprint(model, tokenizer))
-        (folder / "README.md").write_text(model_card(name, record, *results))
-
-
-def _results(run: Path, revision: str) -> tuple[Any, str | None]:
-    """The comparison of the run that has these very weights, and their column's name."""
-    comparison = read_object(run / "evaluation" / "comparison.json")
+def _results(checkpoint: Checkpoint, revision: str) -> tuple[Any, str | None]:
+    """Return the comparison of the run that has these very weights, and their column's name."""
+    comparison = read_object(Path(checkpoint.source).parent / COMPARISON)
     for model in comparison.get("models", []):
         if model["revision"] == revision:
             return comparison, model["name"]
     return None, None
 
 
-def require_same(model: Any, again: Any, dtype: str) -> None:
-    """Raise RunFailed where what was read back does not compute what the model does, in the dtype that was written."""
+def require_same(written: Any, again: Any) -> None:
+    """Raise RunFailed if the model that was read back computes other logits than the written one. Makes both fp32."""
     import torch
 
-    ids = torch.arange(min(64, model.config.max_position_embeddings))[None] % model.config.vocab_size
+    config = written.config
+    ids = torch.arange(min(64, config.max_position_embeddings))[None] % config.vocab_size
     with torch.inference_mode():
-        expected, found = (its.float()(input_ids=ids).logits for its in (_converted(model, dtype), again))
+        expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)
     if not same:
-        raise RunFailed("what was written does not read back to the same logits, nothing is exported: report it")
-
-
-def _converted(model: Any, dtype: str) -> Any:
-    import torch
-
-    return model if dtype == "float32" else copy.deepcopy(model).to(getattr(torch, dtype))
+        raise RunFailed("the written model has other logits when read back, nothing is exported: please report this")
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:
-    """Upload a folder to the Hub. Raises UserError where the Hub does not take it."""
+    """Upload a folder to the Hub. Raises UserError if the Hub refuses it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 

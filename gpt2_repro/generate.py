@@ -5,6 +5,7 @@ python -m gpt2_repro.generate openai-community/gpt2 --prompt "The meaning of" --
 """
 
 from gpt2_repro import cli
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
@@ -22,12 +23,13 @@ def main(argv: list[str]) -> None:
     args = parser.parse(argv)
     if args.max_new_tokens < 1 or args.num_samples < 1 or args.temperature < 0 or args.top_k < 1:
         raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1, --temperature at least 0")
+    checkpoint = resolve_checkpoint(args.checkpoint)
 
     import torch
 
-    from gpt2_repro.model.export import load_pair, resolve_checkpoint, start_ids
+    from gpt2_repro.model.export import load_pair, start_ids
 
-    model, tokenizer = load_pair(resolve_checkpoint(args.checkpoint))
+    model, tokenizer = load_pair(checkpoint.source)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     window = model.config.max_position_embeddings
     start = start_ids(tokenizer, args.prompt, window=window)

@@ -1,16 +1,18 @@
-"""The model card: what a model is, what it was trained on and how, how good it is, and what it is not good for."""
+"""Write the model card: architecture, data, recipe, evaluation, use and limits."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gpt2_repro.comparison import comparison_markdown
+from gpt2_repro.checkpoint import Checkpoint
+from gpt2_repro.comparison import comparison_markdown, markdown_table
 from gpt2_repro.files import write_whole
 from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 
 
@@ -28,69 +30,70 @@ SETTINGS = (
 
 
 def model_card(
-    name: str, record: Mapping[str, Any], comparison: Mapping[str, Any] | None = None, column: str | None = None
+    name: str, record: TrainingRecord, comparison: Mapping[str, Any] | None = None, column: str | None = None
 ) -> str:
     """Return the model card as Markdown with the Hub's header.
 
     Args:
-        record: what `training_record` returns.
         comparison: a comparison.json whose `column` is this model. Results of a smoke test are left out.
     """
-    environment = record["environment"]
-    run_identity, data = environment["run_identity"], environment["data"]
+    environment, window = record.environment, record.environment.plan.sequence_length
+    run_identity, data = environment.run_identity, environment.data
+    kind, parameters, active = environment.architecture, environment.parameters, environment.active_parameters
+    model = f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters"
+    model += f", {active:,} of them active for a token" if active < parameters else ""
     start = run_identity.get("init_from")
     origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
     rows = _rows(comparison, column)
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if rows:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
+    sets = {key: "" if key == "eval_loss" else f", {key[5:-5]}" for key in record.losses}
     facts = {
-        "tokens": f"{record['tokens']:,}",
-        "window": f"{environment['plan']['sequence_length']} tokens",
-        **{
-            f"validation loss{f', {key[5:-5]}' if key != 'eval_loss' else ''}": f"{value:.4f} nats per token"
-            for key, value in record["losses"].items()
-        },
-        "precision": environment["precision"],
-        "seed": environment["seed"],
-        "versions": ", ".join(f"{package} {version}" for package, version in environment["versions"].items()),
-        "commit": environment["commit"],
+        "tokens": f"{record.tokens:,}",
+        "window": f"{window} tokens",
+        **{f"validation loss{name}": f"{record.losses[key]:.4f} nats per token" for key, name in sets.items()},
+        "precision": environment.precision,
+        "seed": environment.seed,
+        "versions": ", ".join(f"{package} {version}" for package, version in environment.versions.items()),
+        "commit": environment.commit,
+    }
+    counts = data["counts"]["train"]
+    prepared = {
+        "source": json.dumps(_without_files(data["source"])),
+        "documents": f"{counts['documents']:,}",
+        "tokens": f"{counts['tokens']:,}",
+        "packing": data["request"]["packing"],
+        "separator": data["request"]["separator"],
     }
     settings = {key: run_identity[key] for key in SETTINGS if key in run_identity}
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}",
-        f"{_architecture(environment)}, {origin}. One seed is one checkpoint, not a recipe.",
+        f"{model}, {origin}. One seed is one checkpoint, not a recipe.",
         _table(facts),
         *_evaluation(rows, comparison, column),
-        "## Data\n\n" + _table(_describe_data(data)),
-        "## Recipe\n\n" + _table(settings) + f"\n\n`{RECIPE}` and `{ENVIRONMENT}` of the run have the rest.",
-        *_deviations(environment.get("deviations")),
+        f"## Data\n\n{_table(prepared)}",
+        f"## Recipe\n\n{_table(settings)}\n\n`{RECIPE}` and `{ENVIRONMENT}` of the run have the rest.",
+        *_deviations(environment.deviations),
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```',
         f"## Limits\n\nA base model: it continues text, follows no instructions, and repeats what its data holds, errors and "
-        f"prejudice included. Nothing was filtered for safety. It sees {environment['plan']['sequence_length']:,} tokens at once.",
+        f"prejudice included. Nothing was filtered for safety. It sees {window:,} tokens at once.",
     ]
-    return _without_folders("\n\n".join(parts) + "\n")
+    # Absolute paths are shortened to their last part: the folders are of one machine.
+    return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", "\n\n".join(parts) + "\n")
 
 
-def _architecture(environment: Mapping[str, Any]) -> str:
-    kind, parameters = environment.get("architecture", "gpt2"), environment["parameters"]
-    active = environment.get("active_parameters", parameters)
-    part = f", {active:,} of them active for a token" if active < parameters else ""
-    return f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters{part}"
+def add_results(checkpoint: Checkpoint, comparison: Mapping[str, Any]) -> None:
+    """Write the results of a final/ into its card. Results of a smoke test are not.
 
-
-def add_results(
-    final: Path, record: Mapping[str, Any], comparison: Mapping[str, Any], column: str | None = None
-) -> None:
-    """Write the results of `column` into the card of a final/. Results of a smoke test are not.
-
-    Args:
-        record: of the weights that were scored. If the run has replaced them since, the card stays as it is.
+    If the run has replaced the weights since they were scored, the card stays as it is.
     """
-    if comparison["limit"] is None and record and training_record(final).get("sha256") == record["sha256"]:
-        write_whole(final / "README.md", model_card(final.resolve().parent.name, record, comparison, column))
+    folder, record = Path(checkpoint.source), checkpoint.record
+    if comparison["limit"] is None and checkpoint.form == "final" and record and training_record(folder) == record:
+        card = model_card(folder.resolve().parent.name, record, comparison, checkpoint.name)
+        write_whole(folder / "README.md", card)
 
 
 def _rows(comparison: Mapping[str, Any] | None, column: str | None) -> list[Mapping[str, Any]]:
@@ -128,17 +131,6 @@ def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | N
     return [f"## Evaluation\n\n{table}\n\n{note}"]
 
 
-def _describe_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    train = data["counts"]["train"]
-    return {
-        "source": json.dumps(_without_files(data["source"])),
-        "documents": f"{train['documents']:,}",
-        "tokens": f"{train['tokens']:,}",
-        "packing": data["request"]["packing"],
-        "separator": data["request"]["separator"],
-    }
-
-
 def _without_files(value: Any) -> Any:
     """Drop the lists of local files from the description of a source, of mixtures too: they are many."""
     if isinstance(value, Mapping):
@@ -146,25 +138,16 @@ def _without_files(value: Any) -> Any:
     return [_without_files(item) for item in value] if isinstance(value, list) else value
 
 
-def _without_folders(text: str) -> str:
-    """Shorten absolute paths to their last part: the folders are of one machine."""
-    return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", text)
-
-
-def _deviations(found: list[Mapping[str, str]] | None) -> list[str]:
-    """How the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. A run of before did not say."""
+def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
+    """Return how the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. Earlier versions recorded none."""
     if found is None:
         return []
-    there = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
+    default = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
     if not found:
-        return [f"In what is learned it does not deviate from {there}."]
-    lines = [
-        "| " + " | ".join(its[key].replace("|", "/") for key in ("field", "run", "recipe")) + " |"
-        for its in found
-        if its["field"] != "data.data_files"  # paths of one machine
-    ]
-    table = "\n".join(["| field | here | there |", "| --- | --- | --- |", *lines])
-    return [f"## Deviations from {there}\n\n{table}"]
+        return [f"In what is learned it does not deviate from {default}."]
+    shown = [its for its in found if its["field"] != "data.data_files"]  # paths of one machine
+    rows = [[its[key].replace("|", "/") for key in ("field", "run", "recipe")] for its in shown]
+    return [f"## Deviations from {default}\n\n{markdown_table(['field', 'here', 'there'], rows, numbers_from=3)}"]
 
 
 def _table(facts: Mapping[str, Any]) -> str:

@@ -52,16 +52,16 @@ BASELINES = (
 
 
 def baseline_of(parameters: float | None) -> Baseline:
-    """The GPT-2 whose size is the nearest; the smallest where it is unknown."""
+    """Return the GPT-2 of the nearest size, the smallest if the size is unknown."""
     return min(BASELINES, key=lambda its: abs(its.parameters - (parameters or 0)))
 
 
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:
-    """Its loss on the validation set of a prepared folder, None where none is published.
+    """Return the published loss on the validation set of a prepared folder, None if there is no such number.
 
     Args:
         request: of the folder's manifest.
-        tokens: those that a validation counts.
+        tokens: targets of a validation.
     """
     text, split = SHARDS.get(str(request.get("source")), ("", ""))
     as_in_the_shard = (request.get("split"), request.get("packing")) == (split, "concat")
@@ -105,41 +105,33 @@ BELOW = (
 
 
 def band(step: int) -> tuple[float, float] | None:
-    """The lowest and highest validation loss in nats that fits after `step`; None outside of steps 250 to 19,500."""
+    """Return the lowest and highest validation loss in nats that fits after `step`; None outside of steps 250 to 19,500."""
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None
     before, after = next(pair for pair in itertools.pairwise(ANCHORS) if step <= pair[1])
     along = math.log(step / before) / math.log(after / before)
-    low, high = (
-        (1 - along) * first + along * last for first, last in zip(ANCHORS[before], ANCHORS[after], strict=True)
-    )
+    low, high = ((1 - along) * a + along * b for a, b in zip(ANCHORS[before], ANCHORS[after], strict=True))
     middle, half = (low + high) / 2, next(width for until, width in HALF_WIDTHS.items() if step <= until)
     return min(low, middle - half), max(high, middle + half)
 
 
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
-    """Where a validation loss lies beside the band; None where there is none. What is no number lies above."""
+    """Return where a validation loss lies relative to the band, None if there is none. NaN lies above."""
     if (limits := band(step)) is None:
         return None
-    if loss < limits[0]:
-        return "below"
-    return "inside" if loss <= limits[1] else "above"
+    return "below" if loss < limits[0] else "inside" if loss <= limits[1] else "above"
 
 
 def compared(step: int, loss: float) -> str:
-    """The band with the verdict, for a line of the log: `llm.c 4.315–4.345 ✓`; '' where there is no band."""
+    """Return the band with the verdict, for a line of the log: `llm.c 4.315–4.345 ✓`; '' if there is no band."""
     found, limits = verdict(step, loss), band(step)
-    if found is None or limits is None:
+    if limits is None:
         return ""
     return f"{NAME} {limits[0]:.3f}–{limits[1]:.3f} {'✓' if found == 'inside' else f'✗ {found}'}"
 
 
 def explained(step: int, loss: float) -> str:
-    """The verdict on a setup in a sentence, with the usual causes where it is off; '' where there is no band."""
+    """Return the verdict on a setup in a sentence, with the usual causes if it is off; '' if there is no band."""
     found = verdict(step, loss)
-    if found is None:
-        return ""
-    line = f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}"
-    if found == "inside":
-        return f"{line}: the setup learns as {NAME}'s runs do"
-    return f"{line}; {ABOVE if found == 'above' else BELOW}"
+    ends = {"inside": f": the setup learns as {NAME}'s runs do", "above": f"; {ABOVE}", "below": f"; {BELOW}"}
+    return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""

@@ -26,8 +26,6 @@ from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.files import remove_folder
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.checkpoints import complete_checkpoints
-from gpt2_repro.run_record.layout import step_of
 from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
 from gpt2_repro.training.launcher import adopt_orphans
@@ -45,20 +43,14 @@ LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal t
 def main(argv: list[str]) -> None:
     """Run the command until it is done. Raises UserError for a command line without one, RunFailed when it gives up."""
     parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
-    parser.add_argument(
-        "--attempts", type=int, default=3, help="Crashes without a newer checkpoint to give up after. (3)"
-    )
-    parser.add_argument(
-        "--wait", type=float, default=10.0, help="Seconds before the first restart; doubled each time. (10)"
-    )
-    parser.add_argument(
-        "--grace", type=float, default=60.0, help="Seconds for what a dead launcher has left to end. (60)"
-    )
+    parser.add_argument("--attempts", type=int, default=3, help="Crashes in a row without a newer checkpoint. (3)")
+    parser.add_argument("--wait", type=float, default=10.0, help="Seconds to the first restart, then doubled. (10)")
+    parser.add_argument("--grace", type=float, default=60.0, help="Seconds for orphaned processes to end. (60)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that trains.")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UserError("there is no command: python -m gpt2_repro.supervise -- accelerate launch … train.py")
+        raise UserError("No command given. Pass one: python -m gpt2_repro.supervise -- accelerate launch … train.py")
     remove_leftovers()
     with tempfile.TemporaryDirectory(prefix=PREFIX) as notes:
         owner = Path(notes, f".{OWNER}").open("w")  # locked before it has its name, and until this process ends
@@ -100,13 +92,11 @@ class Supervisor:
             status = run.status() if run else RunStatus()
             if self._is_over(code, status):
                 return
-            reached = max([step_of(path) for path in complete_checkpoints(run.path)] if run else [], default=-1)
+            reached = run.newest_step() if run else -1
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.attempts:
-                raise RunFailed(
-                    f"gave up: {failures} crashes without a newer checkpoint, the last with exit code {code}"
-                )
+                raise RunFailed(f"gave up: {failures} crashes without a newer checkpoint (last exit code {code})")
             wait = min(LONGEST_WAIT, self.first_wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
             logger.warning("crashed (exit code %s), attempt %d: %s again in %.0f s", code, failures, where, wait)
@@ -125,9 +115,8 @@ class Supervisor:
         if self.signalled:  # before there was anything to pass it on to
             self.process.terminate()
         code = self.process.wait()
-        # What the launcher has left belongs to this process now. No second job may start beside it.
-        left = set(psutil.Process().children(recursive=True)) - before
-        if left:
+        # What the launcher has left belongs to this process now. No second job may start while it runs.
+        if left := set(psutil.Process().children(recursive=True)) - before:
             logger.warning("waiting for %d processes that the launcher has left", len(left))
         _, alive = psutil.wait_procs(left, timeout=self.grace)
         for process in alive:
@@ -136,7 +125,7 @@ class Supervisor:
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
-        """Whether there is nothing to restart. Raises RunFailed where that is no good end."""
+        """Return whether there is nothing to restart. Raises RunFailed if the run has failed."""
         state, reason = status.state, status.reason
         if state == "diverged":
             raise RunFailed(f"not started again: {reason}")
@@ -146,9 +135,7 @@ class Supervisor:
         if self.signalled:
             if state == "failed" and reason == "the launcher died":
                 return True  # of the signal, and its workers have saved
-            raise RunFailed(
-                f"ended by a signal before it could save: the newest checkpoint is what there is (exit code {code})"
-            )
+            raise RunFailed(f"ended by a signal before it could save (exit code {code})")
         if mistake := noted(MISTAKE, self.notes):
             raise RunFailed(f"not started again: {mistake}")
         return False

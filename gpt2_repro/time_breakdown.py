@@ -1,7 +1,6 @@
 """Break down the time of a run: every second belongs to one account."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from gpt2_repro.formatting import duration
 
@@ -21,35 +20,22 @@ PARTS = {
 STEPS = ("training", "data")  # the parts of optimizer steps
 
 
-class Line(NamedTuple):
-    """An account of a run, or the total."""
-
-    name: str
-    seconds: float
-    share: float
-    usd: float | None  # None if the price is unknown
-
-
-def breakdown(parts: Mapping[str, float], *, usd_per_hour: float) -> list[Line]:
-    """Return a line for each account that is not empty, and the total; [] if no time has passed.
+def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
+    """Return the name, time and share of each account that is not empty, and of the total; [] if no time has passed.
 
     Args:
         parts: seconds by the keys of PARTS.
-        usd_per_hour: price of the whole machine, 0 if unknown.
+        usd_per_hour: price of the whole machine, which adds the dollars; 0 or None if unknown.
     """
     total = sum(parts.values())
-    entries = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
-    shown = {name: seconds for name, seconds in entries.items() if seconds} | ({"total": total} if total else {})
-    return [
-        Line(name, seconds, seconds / total, seconds / 3600 * usd_per_hour if usd_per_hour else None)
-        for name, seconds in shown.items()
-    ]
+    accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()} | {"total": total}
+    rows = [[name, duration(its), f"{its / total:.1%}"] for name, its in accounts.items() if its]
+    if usd_per_hour:
+        rows = [[*row, f"${accounts[row[0]] / 3600 * usd_per_hour:,.2f}"] for row in rows]
+    return rows
 
 
-def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float) -> list[str]:
-    """Return the breakdown as lines of text: account, time, share, dollars."""
-    return [
-        f"{line.name:<22} {duration(line.seconds):>11} {line.share:>7.1%}"
-        + (f" {f'${line.usd:,.2f}':>9}" if line.usd is not None else "")
-        for line in breakdown(parts, usd_per_hour=usd_per_hour)
-    ]
+def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
+    """Return the breakdown as lines of text."""
+    rows = breakdown(parts, usd_per_hour=usd_per_hour)
+    return [f"{row[0]:<22} {row[1]:>11} {row[2]:>7}" + "".join(f" {usd:>9}" for usd in row[3:]) for row in rows]

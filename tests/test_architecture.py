@@ -17,7 +17,7 @@ SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
 PURE = [
     *("errors", "batch_plan", "model_size", "comparison", "time_breakdown", "references"),
     *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
-    "evaluation/compare",
+    *("evaluation/compare", "checkpoint", "run_record/environment", "run_record/fields"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")
 

@@ -1,5 +1,6 @@
 """python -m gpt2_repro.export: folders, llm.c's files and the Hub, which is a stand-in here, and the model card."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpt2_repro.model.export import load_model
 from gpt2_repro.model.llmc import read_llmc
 from gpt2_repro.model_card import model_card
 from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.environment import TrainingRecord
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +116,22 @@ COMPARISON = {
 
 
 @pytest.fixture(scope="module")
-def record(run: Path) -> dict:
+def record(run: Path) -> TrainingRecord:
     return training_record(run / "final")
 
 
-def test_the_card_has_no_paths_of_this_machine(run: Path, record: dict) -> None:
+def test_the_card_has_no_paths_of_this_machine(run: Path, record: TrainingRecord) -> None:
     name = "/home/me/a.jsonl=0.7,/home/me/b.jsonl=0.3"
     files = [{"name": "/home/me/a.jsonl", "files": [{"path": "/home/me/a.jsonl"}]}, {"name": "org/set"}]
-    data = record["environment"]["data"] | {"source": {"name": name, "sources": files}}
-    run_identity = record["environment"]["run_identity"] | {"init_from": "/home/me/runs/x/final"}
-    changed = record["environment"] | {"data": data, "run_identity": run_identity}
-    card = model_card("me", record | {"environment": changed}, COMPARISON, "me")
+    data = {**record.environment.data, "source": {"name": name, "sources": files}}
+    run_identity = {**record.environment.run_identity, "init_from": "/home/me/runs/x/final"}
+    changed = dataclasses.replace(record.environment, data=data, run_identity=run_identity)
+    card = model_card("me", dataclasses.replace(record, environment=changed), COMPARISON, "me")
     assert "/home" not in card and "a.jsonl=0.7,b.jsonl=0.3" in card and "evaluate.sh x --local_data 'd'" in card
     assert str(run.parent) not in (run / "final" / "README.md").read_text()
 
 
-def test_results_stand_in_the_card_in_the_hubs_form(record: dict) -> None:
+def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> None:
     card = model_card("me", record, COMPARISON, "me")
     (result,) = huggingface_hub.ModelCard(card).data.eval_results
     assert (result.dataset_type, result.dataset_split) == ("EleutherAI/lambada_openai", "test")
@@ -138,8 +140,8 @@ def test_results_stand_in_the_card_in_the_hubs_form(record: dict) -> None:
     assert "lambada" not in model_card("me", record, COMPARISON | {"limit": 5}, "me")
 
 
-def test_the_card_lists_how_the_run_deviates(record: dict) -> None:
+def test_the_card_lists_how_the_run_deviates(record: TrainingRecord) -> None:
     card = model_card("me", record)
     listed = {line.split()[1] for line in card.splitlines() if line.startswith(("| model.", "| data.", "| training."))}
-    assert listed == {its["field"] for its in record["environment"]["deviations"]} - {"data.data_files"}
+    assert listed == {its["field"] for its in record.environment.deviations} - {"data.data_files"}
     assert "| training.learning_rate | 0.01 | 0.0006 |" in card

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.checkpoint import all_checkpoints, resolve_checkpoint
 from gpt2_repro.cli import run
 from gpt2_repro.comparison import to_markdown
 from gpt2_repro.errors import UserError
@@ -25,13 +26,7 @@ from gpt2_repro.evaluation.cache import FOLDER, Cache
 from gpt2_repro.evaluation.compare import ComparedModel, compare
 from gpt2_repro.evaluation.harness import Settings, choose_device
 from gpt2_repro.evaluation.loaded_model import LoadedModel, open_model
-from gpt2_repro.evaluation.provenance import (
-    Provenance,
-    checkpoints_of,
-    common_window,
-    default_output_dir,
-    inspect_checkpoint,
-)
+from gpt2_repro.evaluation.provenance import common_window, default_output_dir
 from gpt2_repro.evaluation.run_metadata import run_metadata
 from gpt2_repro.evaluation.scores import TaskScores
 from gpt2_repro.evaluation.scoring import Benchmark, score
@@ -39,7 +34,8 @@ from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_comp
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.model_card import add_results
 from gpt2_repro.recipe import read_section
-from gpt2_repro.run_record.layout import FINAL, RECIPE
+from gpt2_repro.run_record.environment import TrainingRecord
+from gpt2_repro.run_record.layout import RECIPE
 
 
 SEED = 1234
@@ -51,10 +47,10 @@ logger = logging.getLogger("gpt2_repro.evaluation")
 def main(argv: list[str]) -> None:
     options = parse_options(argv, description=__doc__)
     # Below the options, so that --help and a mistyped option need not wait for torch.
-    from gpt2_repro.model.export import load_pair, resolve_checkpoint
+    from gpt2_repro.model.export import load_pair
 
-    named = [folder for name in options.checkpoints for folder in checkpoints_of(name, every=options.all_checkpoints)]
-    traced = [inspect_checkpoint(resolve_checkpoint(checkpoint)) for checkpoint in named]
+    names, every = options.checkpoints, options.all_checkpoints
+    traced = [one for name in names for one in (all_checkpoints(name) if every else [resolve_checkpoint(name)])]
     recipe = next((known.run / RECIPE for known in traced if known.run), None)
     section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
     settings = with_options(section, options)
@@ -135,8 +131,7 @@ def _write(comparison: dict[str, Any], output: Path, candidates: Sequence[Loaded
     for line in comparison["warnings"]:
         logger.error(line)
     for one in candidates:
-        if one.known.run and Path(one.known.source).name == FINAL:
-            add_results(Path(one.known.source), one.known.record, comparison, one.name)
+        add_results(one.known, comparison)
 
 
 def check_output(folder: Path) -> None:
@@ -150,16 +145,16 @@ def check_output(folder: Path) -> None:
 
 def _add_baseline(candidates: list[LoadedModel], name: str) -> tuple[str | None, str | None]:
     """Open the baseline beside the others; its name, and the Hub id that published numbers have to stand in for."""
-    from gpt2_repro.model.export import load_pair, resolve_checkpoint
+    from gpt2_repro.model.export import load_pair
 
     if name == "none":
         return None, None
     if name == UNTRAINED:
         first = candidates[0].known
-        like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record={"tokens": 0})
+        like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record=TrainingRecord())
         candidates.append(open_model(like, functools.partial(_load_untrained, first.source)))
         return UNTRAINED, None
-    known: Provenance = inspect_checkpoint(resolve_checkpoint(name))
+    known = resolve_checkpoint(name)
     if known.name in [one.name for one in candidates]:
         return known.name, None
     try:

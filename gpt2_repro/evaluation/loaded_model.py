@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.checkpoint import Checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.cache import fingerprint
-from gpt2_repro.evaluation.provenance import Provenance
 
 
 PADDING = 1024  # ids that a vocabulary may have beyond the tokenizer's: round sizes are fast
@@ -17,7 +17,7 @@ PADDING = 1024  # ids that a vocabulary may have beyond the tokenizer's: round s
 class LoadedModel:
     """A model that can be loaded and fits its tokenizer."""
 
-    known: Provenance
+    known: Checkpoint
     load: Callable[[], tuple[Any, Any]]  # its model in fp32 on the CPU, and its tokenizer
     revision: str
     parameters: int
@@ -38,7 +38,7 @@ class LoadedModel:
         return target
 
 
-def open_model(known: Provenance, load: Callable[[], tuple[Any, Any]]) -> LoadedModel:
+def open_model(known: Checkpoint, load: Callable[[], tuple[Any, Any]]) -> LoadedModel:
     """Load a model, look at it and let it go.
 
     Raises UserError where it cannot be loaded, has weights that are no numbers, or a tokenizer of another vocabulary.

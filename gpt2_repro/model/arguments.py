@@ -3,13 +3,12 @@
 import dataclasses
 import json
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
-from gpt2_repro.run_record.layout import FINAL
 
 
 GPT2 = "gpt2"
@@ -108,8 +107,7 @@ def _read_config(name: str) -> dict[str, Any]:
     """config.json of a checkpoint, a run directory or a Hub id; {} where there is none."""
     from transformers import PretrainedConfig
 
-    final = Path(name, FINAL)
     try:
-        return PretrainedConfig.get_config_dict(str(final) if final.is_dir() else name)[0]
-    except (OSError, ValueError):
+        return PretrainedConfig.get_config_dict(resolve_checkpoint(name).source)[0]
+    except (UserError, OSError, ValueError):
         return {}

@@ -60,19 +60,16 @@ def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides
         if key in owned:
             raise UserError(f"config_overrides cannot set {key}: {owned[key]}")
         if key not in keys:
-            raise UserError(
-                f"a {kind.model_type} has no {key!r} for config_overrides: {did_you_mean(key, keys - owned.keys())}"
-            )
+            nearest = did_you_mean(key, keys - owned.keys())
+            raise UserError(f"a {kind.model_type} has no {key!r} for config_overrides: {nearest}")
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
     except FAILURES as error:
         raise UserError(f"transformers refuses this {kind.model_type}: {in_a_line(error)}") from None
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups and heads % groups:
-        raise UserError(
-            f"{heads} heads do not share {groups} key and value heads: set num_key_value_heads in --config_overrides to a "
-            f"divisor of --n_head {heads}"
-        )
+        fix = f"Set num_key_value_heads in --config_overrides to a divisor of --n_head {heads}."
+        raise UserError(f"{heads} heads do not share {groups} key and value heads. {fix}")
     if getattr(config, "num_experts_per_tok", 0) > getattr(config, "num_local_experts", 0):
         raise UserError("num_experts_per_tok in --config_overrides may be at most num_local_experts")
     return config

@@ -53,9 +53,7 @@ def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Document
     Raises UserError where the tokenizer does not say which that is.
     """
     if tokenizer.eos_token_id is None:
-        raise UserError(
-            "--document_mask finds documents by the end-of-text token, and the data's tokenizer names none: leave it out"
-        )
+        raise UserError("The data's tokenizer has no end-of-text token. Leave out --document_mask, which needs it.")
     return Documents(tokenizer.eos_token_id, behind=separator == "after")
 
 

@@ -9,6 +9,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -18,25 +19,6 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
 from gpt2_repro.model.configuration import FAILURES, SAFELY, in_a_line
 from gpt2_repro.model.pretraining import plain_config, plain_model
-from gpt2_repro.run_record.layout import FINAL, is_run
-
-
-def resolve_checkpoint(name: str) -> str:
-    """The folder or Hub id that `name` means; a run directory means its `final/`.
-
-    Raises UserError for a local folder that is no checkpoint and for a path that is not there.
-    """
-    path = Path(name)
-    if path.is_dir():
-        for folder in (path, path / FINAL):
-            if (folder / "config.json").is_file():
-                return str(folder)
-        if is_run(path):
-            raise UserError(f"the run {name} has no final/ yet: name one of its checkpoints, {name}/checkpoint-N")
-        raise UserError(f"{name} is no checkpoint: name a final/, a checkpoint-N/, a run directory or a Hub id")
-    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "runs/")):
-        raise UserError(f"there is no checkpoint {name}: name a final/, a checkpoint-N/, a run directory or a Hub id")
-    return name
 
 
 def load_model(checkpoint: str) -> PreTrainedModel:
@@ -64,6 +46,17 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
+
+
+def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
+    """Load the weights of a mixture of experts and return True, or return False for a dense model.
+
+    transformers saves experts under other names. Trainer (5.23) skips those and continues with fresh experts.
+    """
+    if not isinstance(model, MixtralForCausalLM):
+        return False
+    model.load_state_dict(AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY).state_dict())
+    return True
 
 
 def _check_size(folder: Path, config: PreTrainedConfig) -> None:
@@ -115,10 +108,8 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int) -
     except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
         raise UserError(f"the prompt {prompt!r} cannot be encoded ({error}): use characters of the data") from None
     if ids == [None]:
-        raise UserError(
-            "this tokenizer has no token that starts a document: give samples a beginning, --sample_prompt TEXT in "
-            "training (or --sample_tokens 0) and --prompt TEXT in generate"
-        )
+        fix = "Pass --sample_prompt TEXT or --sample_tokens 0 in training, --prompt TEXT in generate."
+        raise UserError(f"This tokenizer has no token that starts a document. {fix}")
     if len(ids) >= window:
         raise UserError(f"the prompt has {len(ids)} tokens and leaves no room in a window of {window}")
     return ids

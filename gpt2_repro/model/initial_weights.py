@@ -5,26 +5,20 @@ import json
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.arguments import SHAPE
 from gpt2_repro.model.configuration import own_keys
-from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint
+from gpt2_repro.model.export import load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
 
 
 # Keys in which the checkpoint's configuration may differ. They do not change what the model computes at evaluation.
 FREE = {
     *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "n_positions", "max_position_embeddings"),
-    *(
-        "use_cache",
-        "embd_pdrop",
-        "resid_pdrop",
-        "attn_pdrop",
-        "attention_dropout",
-        "initializer_range",
-        "reorder_and_upcast_attn",
-    ),
-    *("pretraining_tp", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    *("use_cache", "embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range"),
+    *("reorder_and_upcast_attn", "pretraining_tp"),
+    *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
 }
 
@@ -35,7 +29,7 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     Raises UserError if they cannot be loaded, or if the checkpoint has another shape, function, vocabulary or tokenizer
     than the model and the data.
     """
-    checkpoint = resolve_checkpoint(name)
+    checkpoint = resolve_checkpoint(name).source
     _copy_weights(load_model(checkpoint), model, name=name)
     if tokenizer is not None:
         _check_tokenizer(checkpoint, tokenizer, name=name)
@@ -48,17 +42,12 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     """
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:
-        raise UserError(
-            f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}: pass an --init_from and a "
-            "--model_type that agree"
-        )
+        found = f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}."
+        raise UserError(f"{found} Pass an --init_from and a --model_type that agree.")
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
-    found = {
-        option: getattr(theirs, key) for option, key in options.items() if getattr(theirs, key) != getattr(ours, key)
-    }
-    if found:
-        mend = " ".join(f"--{option} {value}" for option, value in found.items())
-        raise UserError(f"{name} has another shape than this recipe: pass {mend}")
+    shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
+    if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
+        raise UserError(f"{name} has another shape than this recipe: pass {fix}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
     compared = sorted(own_keys(ours) - shaped - FREE)
@@ -68,15 +57,11 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
         if one != other:
-            raise UserError(
-                f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}; pass "
-                f"--config_overrides '{json.dumps(whole)}', or name another checkpoint"
-            )
+            found = f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}."
+            raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}', or another checkpoint.")
     if theirs.vocab_size != ours.true_vocab_size:
-        raise UserError(
-            f"{name} knows {theirs.vocab_size:,} ids and the prepared data has {ours.true_vocab_size:,}: prepare the "
-            "data with that checkpoint's tokenizer"
-        )
+        found = f"{name} has {theirs.vocab_size:,} ids and the prepared data {ours.true_vocab_size:,}."
+        raise UserError(f"{found} Prepare the data with that checkpoint's tokenizer.")
     weights = dict(source.named_parameters())
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -91,6 +76,4 @@ def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, nam
     ours = tokenizer.get_vocab()
     # For weights alone transformers may also make up an almost empty tokenizer.
     if theirs != ours and len(theirs) == len(ours):
-        raise UserError(
-            f"{name} gives its ids other meanings than the prepared data does: prepare the data with --tokenizer {name}"
-        )
+        raise UserError(f"{name} and the prepared data have different tokenizers. Prepare it with --tokenizer {name}.")

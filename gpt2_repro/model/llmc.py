@@ -23,9 +23,8 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     """Write a plain GPT-2. Raises UserError for what llm.c's GPT-2 is not."""
     config = model.config
     if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
-        raise UserError(
-            f"llm.c reads GPT-2 only, of a feed-forward width of 4 x n_embd; this is {type(model).__name__}"
-        )
+        kind = type(model).__name__
+        raise UserError(f"llm.c reads GPT-2 with a feed-forward width of 4 x n_embd only; this is {kind}")
     padded = -(-config.vocab_size // PADDED_TO) * PADDED_TO
     header = np.zeros(256, dtype=np.int32)
     shape = (config.n_layer, config.n_head, config.n_embd, padded)

@@ -13,18 +13,26 @@ Each departure with its reason; upstream is transformers 5.23.
 """
 
 import copy
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    MixtralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.model.document_mask import Documents
-from gpt2_repro.model.experts import balance_loss
 
 
 # The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
@@ -190,6 +198,19 @@ def make_pretraining(
     # and torch 2.9 cannot compile the hook.
     model.enable_input_require_grads = lambda: None
     return model
+
+
+def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
+    """Return the function that computes the load-balancing loss from outputs of the base model with router logits.
+
+    It is Mixtral's (Fedus et al. 2021, arXiv:2101.03961) times router_aux_loss_coef. None for a model without one.
+    """
+    if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
+        return None
+    maybe_install_capturing_hooks(model.base_model)  # of router logits; torch.compile cannot install them
+    return lambda outputs: (
+        coefficient * load_balancing_loss_func(outputs.router_logits, model.num_experts, model.num_experts_per_tok)
+    )
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -31,8 +31,6 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
     """Return the scale of a model, which may be on the meta device."""
     from torch import nn
 
-    from gpt2_repro.model.experts import idle_parameters
-
     config, head = model.config, model.get_output_embeddings().weight
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     looked_up = sum(table.numel() for table in tables if table is not head)
@@ -47,3 +45,13 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
         sequence_length=sequence_length,
     )
     return ModelScale(parameters, parameters - idle, trained, flops, padded_vocab_size=config.vocab_size)
+
+
+def idle_parameters(model: "PreTrainedModel") -> int:
+    """Return the number of weights in experts that a token is not routed to, 0 for a dense model."""
+    from transformers import MixtralForCausalLM
+
+    if not isinstance(model, MixtralForCausalLM):
+        return 0
+    experts = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3)
+    return experts * (model.num_experts - model.num_experts_per_tok) // model.num_experts

@@ -11,26 +11,20 @@ import datetime
 import sys
 from pathlib import Path
 
+from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
-from gpt2_repro.cli import run as run_story
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import signs
 from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.summary import summary
 
 
 def main(argv: list[str]) -> None:
     """Read the runs, write the page and its figures, say the outcome."""
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, the --output_dir of train.py")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the page to write (default: RUN/report.html, for several runs report.html here)",
-    )
+    where = "the page to write (default: RUN/report.html, for several runs report.html here)"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     parser.add_argument("--check", action="store_true", help="write nothing, say whether the runs are healthy")
     options = parser.parse(argv)
     runs = [read_run(path) for path in options.runs]
@@ -42,8 +36,8 @@ def main(argv: list[str]) -> None:
     if output.is_dir():
         raise UserError(f"{output} is a folder: use -o {output / 'report.html'}")
 
-    # matplotlib takes a second to load; a mistyped path is told before.
-    from gpt2_repro.report.page import write_page
+    # matplotlib takes a second to load; a wrong path is reported first.
+    from gpt2_repro.report.page import summary, write_page
 
     write_page(runs, output)
     for run in runs:
@@ -52,4 +46,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_story(main)
+    cli.run(main)

@@ -1,21 +1,26 @@
 """Check whether a run is healthy, from the files it has written."""
 
 import datetime
+import itertools
+import math
 import statistics
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from gpt2_repro.formatting import duration
-from gpt2_repro.references import explained, verdict
-from gpt2_repro.report.facts import facts
+from gpt2_repro.references import band, explained, verdict
+from gpt2_repro.report.facts import progress
 from gpt2_repro.report.read import Run, reading, values
-from gpt2_repro.report.trend import risen_training_loss, rising_validation
+from gpt2_repro.run_record.fields import is_number
 from gpt2_repro.run_record.layout import STATUS
-from gpt2_repro.run_record.status import is_number
 
 
 SILENT_SECONDS = 900  # without an update of the status of a running run
 RECENT = 20  # lines of the log
 MUCH_WAITING = 0.05  # of the training time, for rows
+RISES = 3  # validations in a row, each worse than the one before it
+ABOVE_BEST = 0.5  # nats that the smoothed training loss may lie above its lowest value
+STEPS = 100  # time constant of the smoothing
 
 
 class Sign(NamedTuple):
@@ -31,16 +36,15 @@ def signs(run: Run, now: datetime.datetime) -> list[Sign]:
 
 
 def _state(run: Run, now: datetime.datetime) -> Sign:
-    its = facts(run)
-    said = f"{run.name}: {its.state}, {its.progress}"
-    if its.state in ("failed", "diverged"):
-        return Sign("✗", f"{said}: {its.reason or 'no reason is recorded'}")
-    if its.state == "running" and its.updated:
+    said = f"{run.name}: {run.status.state}, {progress(run)}"
+    if run.status.state in ("failed", "diverged"):
+        return Sign("✗", f"{said}: {run.status.reason or 'no reason is recorded'}")
+    if run.status.state == "running" and run.status.updated:
         with reading(run.path / STATUS):
-            silent = (now - datetime.datetime.fromisoformat(its.updated)).total_seconds()
+            silent = (now - datetime.datetime.fromisoformat(run.status.updated)).total_seconds()
         if silent > SILENT_SECONDS:
             return Sign("✗", f"{said}, last update {duration(silent)} ago: it hangs or was killed")
-    return Sign("✓" if its.state in ("running", "complete") else "!", said)
+    return Sign("✓" if run.status.state in ("running", "complete") else "!", said)
 
 
 def _losses(run: Run) -> list[Sign]:
@@ -58,10 +62,8 @@ def _losses(run: Run) -> list[Sign]:
 
 def _reference(run: Run) -> list[Sign]:
     """Judge the last validation that has a band."""
-    if run.environment.get("reference") is None:
-        return []
-    measured = [(int(row["step"]), row["eval_loss"]) for row in run.validation if is_number(row.get("eval_loss"))]
-    judged = [(step, loss) for step, loss in measured if verdict(step, loss)]
+    measured = [row for row in run.validation if run.environment.reference and is_number(row.get("eval_loss"))]
+    judged = [(int(row["step"]), row["eval_loss"]) for row in measured if band(int(row["step"]))]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
 
 
@@ -74,3 +76,29 @@ def _speed(run: Run) -> list[Sign]:
         fix = "use more --dataloader_num_workers, or a faster disk"
         return [Sign("!", f"{said}, {wait:.0%} of the time waiting for rows: {fix}")]
     return [Sign("✓", said)]
+
+
+def rising_validation(losses: Sequence[float]) -> str | None:
+    """Return a message if each of the last RISES validation losses is worse than the one before it."""
+    last = losses[-RISES - 1 :]
+    if len(last) <= RISES or not all(later > earlier for earlier, later in itertools.pairwise(last)):
+        return None
+    return f"the validation loss has risen {RISES} times in a row, from {last[0]:.4f} to {last[-1]:.4f}"
+
+
+def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
+    """Return a message if the smoothed training loss is more than ABOVE_BEST above its lowest value.
+
+    Args:
+        rows: training events with a finite `loss`, ordered by step.
+    """
+    if not rows:
+        return None
+    smoothed = best = rows[0]["loss"]
+    for before, row in itertools.pairwise(rows):
+        weight = 1 - math.exp(-(row["step"] - before["step"]) / STEPS)
+        smoothed += weight * (row["loss"] - smoothed)
+        best = min(best, smoothed)
+    if smoothed - best <= ABOVE_BEST:
+        return None
+    return f"the training loss over the last {STEPS} steps is {smoothed:.4f}, {best:.4f} at its best"

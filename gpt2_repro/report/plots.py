@@ -8,14 +8,13 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from gpt2_repro.references import NAME, band
 from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
 from gpt2_repro.report.read import Row, Run, mapping, points
-from gpt2_repro.run_record.status import is_number
+from gpt2_repro.run_record.fields import is_number
 
 
 # The colour-blind-safe palette of Okabe and Ito without yellow, which is faint on white.
@@ -68,10 +67,8 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, byt
 def render(draw: Callable[[Figure], None]) -> bytes:
     """Draw a figure and return it as PNG."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(facecolor="white")
-        FigureCanvasAgg(figure)
+        figure, buffer = Figure(facecolor="white"), io.BytesIO()
         draw(figure)
-        buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
@@ -137,7 +134,7 @@ def _draw_loss(figure: Figure, run: Run) -> None:
     training, validation = points(run.training, "loss"), points(run.validation, "eval_loss")
     if losses := _plot(axes, run, "loss", SKY):
         axes.plot(training[0], smooth(losses), color=BLUE, linewidth=1.8, label="training, smoothed")
-    _draw_band(axes, run)
+    _draw_band(axes, _band_of(run))
     ends: list[End] = []
     sets = {"validation": "eval_loss"} | {name: f"eval_{name}_loss" for name in run.further_sets}
     for (name, key), colour in zip(sets.items(), itertools.cycle((ORANGE, GREEN, PURPLE, RED)), strict=False):
@@ -155,19 +152,15 @@ def _draw_loss(figure: Figure, run: Run) -> None:
 
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
     """Return tokens, lowest and highest loss of the reference at each validation, if the run has a reference."""
-    if run.environment.get("reference") is None:
-        return []
-    rows = [row for row in run.validation if is_number(row.get("tokens"))]
+    rows = [row for row in run.validation if run.environment.reference and is_number(row.get("tokens"))]
     return [(row["tokens"], *limits) for row in rows if (limits := band(int(row["step"])))]
 
 
-def _draw_band(axes: Axes, run: Run) -> bool:
-    """Shade the band of the run's reference. Returns whether there is one."""
-    limits = _band_of(run)
+def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None:
+    """Shade the band of a run's reference, if it has one."""
     if limits:
         tokens, lows, highs = zip(*limits, strict=True)
         axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
-    return bool(limits)
 
 
 def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
@@ -214,7 +207,7 @@ def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) 
 def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
     axes = figure.subplots()
     _draw_curves(axes, [run.validation for run in runs], labels, "eval_loss")
-    any(_draw_band(axes, run) for run in runs)  # one is enough
+    _draw_band(axes, max(map(_band_of, runs), key=len))  # one is enough
     leave_out_beginning(axes, [points(run.validation, "eval_loss") for run in runs])
     axes.set_ylabel("validation loss (nats per token)")
     _finish(axes, [], _common([run.reference_losses | baseline_losses(run) for run in runs]))

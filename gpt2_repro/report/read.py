@@ -10,12 +10,13 @@ from typing import Any
 
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record import RunRecord, events
-from gpt2_repro.run_record.layout import ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
-from gpt2_repro.run_record.status import RunStatus, is_number
+from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.fields import is_number
+from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
+from gpt2_repro.run_record.status import RunStatus
 
 
 Row = dict[str, Any]
-COMPARISON, DIAGNOSIS = "evaluation/comparison.json", "evaluation/diagnosis/diagnosis.json"
 WRITERS = {"comparison.json": "bash evaluate.sh", "diagnosis.json": "python -m gpt2_repro.diagnose"}
 
 
@@ -26,8 +27,8 @@ class Run:
     path: Path
     recipe_text: str
     recipe: dict[str, Any]
-    environment: dict[str, Any]
-    status: RunStatus
+    environment: Environment
+    status: RunStatus  # what it lacks is from the last event and the plan
     training: list[Row]  # one per step, in order
     validation: list[Row]
     samples: list[Row]
@@ -40,21 +41,20 @@ class Run:
         return self.path.resolve().name
 
     @property
+    def total_tokens(self) -> int:
+        """The planned tokens, 0 if unknown."""
+        return (self.status.max_steps or 0) * self.environment.plan.tokens_per_step
+
+    @property
     def reference_losses(self) -> dict[str, float]:
         """Losses of count models on the validation text, in nats per token, by the model's name."""
-        losses = mapping(mapping(self.environment.get("data")).get("reference_losses"))
+        losses = mapping(self.environment.data.get("reference_losses"))
         return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
 
     @property
     def hellaswag(self) -> list[Row]:
         """The validations that scored HellaSwag."""
         return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]
-
-    @property
-    def usd_per_hour(self) -> float:
-        """The price of the machine, 0 if unknown."""
-        price = self.environment.get("usd_per_hour")
-        return price if is_number(price) else 0.0
 
     @property
     def non_finite_steps(self) -> list[int]:
@@ -75,8 +75,8 @@ class Run:
             "samples": (self.samples, f"No samples are written yet ({SAMPLES})."),
             "evaluation": (self.comparison, f"Not evaluated yet: bash evaluate.sh {self.path}"),
             "recipe": (self.recipe_text, f"There is no {RECIPE}."),
-            "environment": (self.environment, f"There is no {ENVIRONMENT}."),
-            "status": (self.status.state, f"There is no {STATUS}."),
+            "environment": (self.environment != Environment(), f"There is no {ENVIRONMENT}."),
+            "status": (self.status.state != "unknown", f"There is no {STATUS}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 
@@ -89,13 +89,18 @@ def read_run(path: Path) -> Run:
     if damaged := record.damaged():
         raise UserError(f"{damaged} is damaged: repair it, or delete it")
     metrics, broken_lines = events.read(record.metrics)
+    training = _last_per_step(row for row in metrics if "loss" in row)
+    environment = record.environment()
+    planned = {"state": "unknown", "max_steps": environment.plan.max_steps or None}
+    last = RunStatus.from_json(planned | {key: training[-1].get(key) for key in ("step", "tokens") if training})
+    written = {key: value for key, value in vars(record.status()).items() if value is not None}
     return Run(
         path=path,
         recipe_text=record.recipe_text(),
         recipe=record.recipe(),
-        environment=record.environment(),
-        status=record.status(),
-        training=_last_per_step(row for row in metrics if "loss" in row),
+        environment=environment,
+        status=dataclasses.replace(last, **written),
+        training=training,
         validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
         samples=_samples(events.read(record.samples)[0]),
         comparison=_read_object(path / COMPARISON),

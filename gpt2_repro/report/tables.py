@@ -4,10 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpt2_repro import comparison
 from gpt2_repro.comparison import Cell
-from gpt2_repro.formatting import duration
-from gpt2_repro.report.facts import facts, key_numbers
-from gpt2_repro.report.read import Row, Run, mapping
+from gpt2_repro.report.facts import key_numbers
+from gpt2_repro.report.read import Row, Run, mapping, reading
+from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS
 from gpt2_repro.time_breakdown import breakdown
 
 
@@ -16,10 +17,22 @@ class Table(NamedTuple):
     rows: list[list[Cell]]
 
 
-def count_table(manifest: dict[str, Any]) -> Table:
+def count_table(manifest: Mapping[str, Any]) -> Table:
     """Return documents, tokens and rows of each split."""
     splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
     return _records("split", {name: counts for name, counts in splits.items() if counts})
+
+
+def evaluation_table(run: Run) -> Table:
+    """Return the scores of the evaluation. Raises UserError if comparison.json is damaged."""
+    with reading(run.path / COMPARISON):
+        return Table(*comparison.comparison_table(run.comparison))
+
+
+def diagnosis_tables(run: Run) -> dict[str, Table]:
+    """Return the tables of the diagnosis by title. Raises UserError if diagnosis.json is damaged."""
+    with reading(run.path / DIAGNOSIS):
+        return {title: Table(*table) for title, table in comparison.diagnosis_tables(run.diagnosis).items()}
 
 
 def validation_table(run: Run) -> Table:
@@ -38,16 +51,16 @@ def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ())
 
 def time_table(run: Run) -> Table:
     """Return the time breakdown: times, shares and, if the price is known, dollars."""
-    lines = breakdown(run.status.time_breakdown, usd_per_hour=run.usd_per_hour)
-    headers = ["what for", "minutes", "share", *(["cost"] if run.usd_per_hour else [])]
-    rows = [[line.name, duration(line.seconds), f"{line.share:.1%}", f"${line.usd or 0:,.2f}"] for line in lines]
-    return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1 : len(headers)])] for row in rows])
+    price = run.environment.usd_per_hour
+    rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
+    headers = ["what for", "minutes", "share", *(["cost"] if price else [])]
+    return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1:])] for row in rows])
 
 
 def deviation_table(run: Run) -> Table:
     """Return the fields that differ from the default recipe and change what is learned."""
-    deviations = [mapping(its) for its in run.environment.get("deviations") or []]
-    rows = [[Cell(str(its.get(key, "–"))) for key in ("field", "run", "recipe")] for its in deviations]
+    deviations = run.environment.deviations or []
+    rows = [[Cell(its.get(key, "–")) for key in ("field", "run", "recipe")] for its in deviations]
     return Table(["field", "here", "gpt2_124m"], rows)
 
 
@@ -56,7 +69,7 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     texts = [{number.label: number.text for number in key_numbers(run)} for run in runs]
     columns = list(dict.fromkeys(name for row in texts for name in row))
     rows = [
-        [Cell(label), Cell(facts(run).state), *(Cell(row.get(name, "–"), "number") for name in columns)]
+        [Cell(label), Cell(str(run.status.state)), *(Cell(row.get(name, "–"), "number") for name in columns)]
         for label, run, row in zip(labels, runs, texts, strict=True)
     ]
     return Table(["run", "state", *columns], rows)
@@ -76,6 +89,18 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def entries(tree: Row, without: Sequence[str] = ()) -> dict[str, str]:
+    """Return a nested mapping as texts with dotted keys, without those that the page shows elsewhere."""
+    flat = flatten({key: value for key, value in tree.items() if key not in without})
+    return {key: _text(value) for key, value in flat.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def aligned(table: Table) -> list[str]:

@@ -1,4 +1,4 @@
-"""The record of a run: who writes its directory, what the run is, how far it is, and what it measured."""
+"""The record of a run: its lock, recipe, environment, status, events and checkpoints."""
 
 import fcntl
 import json
@@ -16,6 +16,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sync, write_whole
 from gpt2_repro.formatting import now
 from gpt2_repro.run_record import checkpoints, events, layout
+from gpt2_repro.run_record.environment import Environment
+from gpt2_repro.run_record.fields import fill
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
 from gpt2_repro.time_breakdown import PARTS, STEPS
 
@@ -56,25 +58,33 @@ class RunRecord:
             sections = None
         return sections if isinstance(sections, dict) else {}
 
-    def environment(self) -> dict[str, Any]:
-        """Return versions, device, data, batch plan and run identity, {} if they are missing or damaged."""
-        return read_object(self.path / layout.ENVIRONMENT)
+    def environment(self) -> Environment:
+        """Return versions, device, data, batch plan and run identity. Missing and damaged values are empty."""
+        return fill(Environment(), read_object(self.path / layout.ENVIRONMENT))
 
     def status(self) -> RunStatus:
         """Return the last written status."""
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         """Return what the run was started with, {} before its first step."""
-        return self.environment().get("run_identity") or {}
+        return self.environment().run_identity
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
         """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
-        return events.validation_losses(events.read(self.metrics)[0], step)
+        losses: dict[str, float] = {}
+        for event in events.read(self.metrics)[0]:
+            if "eval_loss" in event and step in (None, event.get("step")):
+                losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
+        return losses
 
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
         return checkpoints.defect(self.final, read_files=False)
+
+    def newest_step(self) -> int:
+        """Return the step of the newest complete checkpoint, -1 if there is none."""
+        return max(map(layout.step_of, checkpoints.complete_checkpoints(self.path)), default=-1)
 
     def is_finished(self, steps: int) -> bool:
         """Return whether the run is complete, `final/` has all its files, and it was planned for this many steps.
@@ -84,7 +94,7 @@ class RunRecord:
         if self.status().state != "complete" or self.final_defect() is not None:
             return False
         record = checkpoints.training_record(self.final)
-        return bool(record) and steps in (record["step"], record["environment"]["run_identity"]["max_steps"])
+        return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
         """Raise UserError if the directory has files, but none that proves that train.py made it.
@@ -101,15 +111,11 @@ class RunRecord:
 
     def damaged(self) -> Path | None:
         """Return the first of recipe, environment and status that cannot be read, or None."""
-        for name, parse in (
-            (layout.RECIPE, yaml.safe_load),
-            (layout.ENVIRONMENT, json.loads),
-            (layout.STATUS, json.loads),
-        ):
-            path = self.path / name
+        parsers: dict[str, Callable[[str], Any]]
+        parsers = {layout.RECIPE: yaml.safe_load, layout.ENVIRONMENT: json.loads, layout.STATUS: json.loads}
+        for path in [self.path / name for name in parsers if (self.path / name).is_file()]:
             try:
-                if path.is_file():
-                    parse(path.read_text(encoding="utf-8"))
+                parsers[path.name](path.read_text(encoding="utf-8"))
             except (ValueError, RecursionError, yaml.YAMLError):
                 return path
         return None
@@ -143,9 +149,9 @@ class RunRecord:
         write_whole(self.path / layout.RECIPE, recipe)
         self.write_status("running", reason=None)
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
+    def write_environment(self, environment: Environment) -> None:
         """Write environment.json, whole or not at all."""
-        write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment.to_json(), indent=2) + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
         """Write the state, see RunStatus. Values of earlier calls stay. If the disk is full, only a warning is logged."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of, sync, write_whole
+from gpt2_repro.run_record.environment import TrainingRecord
+from gpt2_repro.run_record.fields import fill
 from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, STAGING, TRASH, checkpoints, step_of
 
 
@@ -133,22 +135,16 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def training_record(checkpoint: Path) -> dict[str, Any]:
-    """Return what a `final/` or `checkpoint-N` records of its own training, {} if it has no intact manifest.
-
-    The run's other files may describe a later state, after --extend_to or --resume_from. Keys: `tokens`; `losses`, of
-    the validation at its step, by name; `environment`, as in environment.json; `sha256`, which identifies the record.
-    """
-    manifest = read_object(checkpoint / MANIFEST)
+def training_record(checkpoint: Path) -> TrainingRecord | None:
+    """Return what a `final/` or `checkpoint-N` records of its own training, None if it has no intact manifest."""
+    manifest = read_manifest(checkpoint)
     if manifest.get("sha256") != manifest_hash(manifest):
-        return {}
-    if {"tokens", "losses", "environment"} <= manifest.keys():
-        return manifest if "run_identity" in manifest["environment"] else {}
-    environment = read_object(checkpoint.parent / ENVIRONMENT)
-    if not environment or "run_identity" not in manifest:
-        return {}
-    losses = {} if manifest.get("eval_loss") is None else {"eval_loss": manifest["eval_loss"]}
-    return manifest | {"losses": losses, "environment": environment | {"run_identity": manifest["run_identity"]}}
+        return None
+    if "environment" not in manifest:  # a checkpoint-N has that of its run
+        run, known = read_object(checkpoint.parent / ENVIRONMENT), "run_identity" in manifest
+        manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
+        manifest |= {"step": step_of(checkpoint), "losses": {"eval_loss": manifest.get("eval_loss")}}
+    return fill(TrainingRecord(), manifest) if "run_identity" in manifest["environment"] else None
 
 
 def size(checkpoint: Path) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +54,3 @@ def _parse(line: str) -> Event | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def validation_losses(events: Iterable[Event], step: int | None = None) -> dict[str, float]:
-    """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
-    losses: dict[str, float] = {}
-    for event in events:
-        if "eval_loss" in event and step in (None, event.get("step")):
-            losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
-    return losses

@@ -10,6 +10,8 @@ STATUS = "run_status.json"  # state and progress
 METRICS = "metrics.jsonl"  # one event per line
 SAMPLES = "samples.jsonl"
 LOCK = ".lock"
+COMPARISON = "evaluation/comparison.json"
+DIAGNOSIS = "evaluation/diagnosis/diagnosis.json"
 FINAL = "final"
 MANIFEST = "manifest.json"  # of a checkpoint or final/; the last file that is written
 # Must not begin with `checkpoint-`: transformers' own tools take such folders for checkpoints.
@@ -36,8 +38,3 @@ def checkpoints(run: Path) -> list[Path]:
 def is_run(path: Path) -> bool:
     """Return whether `path` is a run directory."""
     return any((path / name).is_file() for name in (METRICS, STATUS, ENVIRONMENT, RECIPE))
-
-
-def run_of(checkpoint: Path) -> Path | None:
-    """Return the run directory that a checkpoint or final/ lies in, or None."""
-    return checkpoint.parent if checkpoint.is_dir() and (checkpoint.parent / RECIPE).is_file() else None

@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import psutil
 
+from gpt2_repro.run_record.fields import fill
 from gpt2_repro.supervision import SINCE, noted
 from gpt2_repro.time_breakdown import PARTS
 
@@ -43,32 +44,8 @@ class RunStatus:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
         """Read a document. Values of another type are left out."""
-        kinds = {
-            **dict.fromkeys(("state", "reason", "updated"), _word),
-            **dict.fromkeys(("step", "max_steps", "tokens", "seconds", "save_seconds"), _number),
-            "time_breakdown": _numbers,
-        }
-        values: dict[str, Any] = {key: read(document.get(key)) for key, read in kinds.items()}
         losses = {key: value for key, value in document.items() if key.endswith("_loss")}
-        return cls(**values, losses=_numbers(losses))
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite number. Larger ones cannot be drawn."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
-
-
-def _word(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _numbers(value: object) -> dict[str, float]:
-    entries = value.items() if isinstance(value, Mapping) else ()
-    return {key: its for key, its in entries if is_number(its)}
-
-
-def _number(value: object) -> float | None:
-    return value if is_number(value) else None
+        return fill(cls(), {**document, "losses": losses})
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:

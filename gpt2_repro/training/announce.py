@@ -1,6 +1,6 @@
 """Describe a run before it starts: the facts for environment.json, and a summary in the log."""
 
-import dataclasses
+import contextlib
 import logging
 import platform
 import subprocess
@@ -15,6 +15,7 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.formatting import now
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.model.scale import measure
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.arguments import PretrainingArguments
 
 
@@ -30,7 +31,7 @@ def describe_run(
     data: dict[str, Any],
     attention: tuple[str, str],
     beside_default: dict[str, Any],
-) -> dict[str, Any]:
+) -> Environment:
     """Return everything that determines the numbers of this run.
 
     Args:
@@ -39,64 +40,66 @@ def describe_run(
         beside_default: the deviations from the default recipe, and the reference whose curve is to be expected.
     """
     scale = measure(model, plan.sequence_length)
-    return {
-        **describe_environment(),
-        "accelerator": dataclasses.asdict(find_accelerator(use_cpu=args.use_cpu)),
-        "plan": dataclasses.asdict(plan) | {"total_tokens": plan.total_tokens},
-        "architecture": model.config.model_type,
-        "parameters": scale.parameters,
-        "active_parameters": scale.active,
-        "flops_per_token": scale.flops_per_token,
-        "precision": "bf16" if args.bf16 else "fp32",
-        "attention": f"{attention[0]} ({attention[1]})",
-        "document_mask": model.documents is not None,
-        "usd_per_hour": args.usd_per_hour or None,
-        "seed": args.seed,
-        "data": data,
+    return Environment(
+        versions=_versions(),
+        commit=_commit(),
+        command=" ".join(sys.argv),
+        started=now(),
+        accelerator=find_accelerator(use_cpu=args.use_cpu),
+        plan=plan,
+        architecture=model.config.model_type,
+        parameters=scale.parameters,
+        active_parameters=scale.active,
+        flops_per_token=scale.flops_per_token,
+        precision="bf16" if args.bf16 else "fp32",
+        attention=f"{attention[0]} ({attention[1]})",
+        document_mask=model.documents is not None,
+        usd_per_hour=args.usd_per_hour or None,
+        seed=args.seed,
+        data=data,
         **beside_default,
-    }
+    )
 
 
-def announce(environment: dict[str, Any]) -> dict[str, Any]:
+def announce(environment: Environment) -> Environment:
     """Log model, batch and length in numbers that a person can check. Returns `environment`."""
-    plan, data, active = environment["plan"], environment["data"], environment["active_parameters"]
-    counts, by_length, step = data["counts"]["train"], plan["by_length"], f"{plan['tokens_per_step']:,}"
-    model = f"{environment['architecture']}, {environment['parameters']:,} parameters"
-    if active < environment["parameters"]:
+    plan, data, active = environment.plan, environment.data, environment.active_parameters
+    counts, step = data["counts"]["train"], f"{plan.tokens_per_step:,}"
+    model = f"{environment.architecture}, {environment.parameters:,} parameters"
+    if active < environment.parameters:
         model += f", {active:,} active for a token"
-    mask = ", kept inside documents" if environment["document_mask"] else ""
-    logger.info("model: %s, attention %s%s", model, environment["attention"], mask)
-    layout = f"{plan['num_processes']} processes x {plan['gradient_accumulation_steps']} accumulation steps"
-    rows, length = plan["micro_batch_size"], plan["sequence_length"]
-    if by_length:
-        epochs = plan["total_tokens"] / max(1, counts["row_tokens"])
+    mask = ", kept inside documents" if environment.document_mask else ""
+    logger.info("model: %s, attention %s%s", model, environment.attention, mask)
+    layout = f"{plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"
+    rows, length = plan.micro_batch_size, plan.sequence_length
+    if plan.by_length:
+        epochs = plan.total_tokens / max(1, counts["row_tokens"])
         passes = f"passes of at most {rows} x {length} positions of like length"
         logger.info("batch: about %s targets a step without padding, in %s x %s", step, passes, layout)
     else:
-        epochs = plan["max_steps"] * (plan["tokens_per_step"] // length) / max(1, counts["rows"])
+        epochs = plan.max_steps * plan.rows_per_step / max(1, counts["rows"])
         logger.info("batch: %s tokens a step = %s rows x %s tokens x %s", step, rows, length, layout)
-    bound = "at most " if data["request"]["packing"] == "wrap" and not by_length else ""
-    tokens = f"{bound}{plan['total_tokens']:,} tokens"
+    bound = "at most " if data["request"]["packing"] == "wrap" and not plan.by_length else ""
+    tokens = f"{bound}{plan.total_tokens:,} tokens"
     logger.info(
-        "length: %s steps = %s, %.2f epochs of %s", f"{plan['max_steps']:,}", tokens, epochs, data["source"]["name"]
+        "length: %s steps = %s, %.2f epochs of %s", f"{plan.max_steps:,}", tokens, epochs, data["source"]["name"]
     )
     if further := [name.removeprefix("validation_") for name in data["counts"] if name.startswith("validation_")]:
         logger.info("validation: also on %s", ", ".join(further))
     return environment
 
 
-def describe_environment() -> dict[str, Any]:
-    """Return versions, the commit and the command."""
+def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    root = Path(__file__).parents[2]
-    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    return versions
+
+
+def _commit() -> str | None:
+    git = ["git", "-C", str(Path(__file__).parents[2]), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
     except OSError:
-        commit = None
-    return {"versions": versions, "commit": commit, "command": " ".join(sys.argv), "started": now()}
+        return None

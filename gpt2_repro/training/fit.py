@@ -12,6 +12,7 @@ from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.model_card import model_card
 from gpt2_repro.references import explained
 from gpt2_repro.run_record import checkpoints
+from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import STAGING
 from gpt2_repro.supervision import RUN, WENT_BACK, note
 from gpt2_repro.time_breakdown import breakdown_lines
@@ -32,7 +33,7 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
     guard_reporting(trainer)
     for stock in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(stock)
-    trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.get("reference")))
+    trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
     report = functools.partial(report_text, trainer)
     sampler = TextSampler(trainer.run, trainer.processing_class, due=trainer.when.samples, report=report)
     trainer.add_callback(Guarded(sampler))
@@ -98,7 +99,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
 def judge(trainer: PretrainingTrainer) -> None:
     """Log whether the last validation is where those of the reference were."""
-    losses, followed = trainer.eval_losses, trainer.environment.get("reference")
+    losses, followed = trainer.eval_losses, trainer.environment.reference
     if followed and "eval_loss" in losses and (told := explained(int(losses["step"]), losses["eval_loss"])):
         logger.info(told)
 
@@ -120,9 +121,10 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         trainer.processing_class.save_pretrained(staged)
         step = trainer.state.global_step
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
-        checkpoints.seal(staged, {}, **facts, environment=trainer.environment)
+        checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
+        record = TrainingRecord(**facts, environment=trainer.environment)
         # Not in the manifest: an evaluation adds its results to the card.
-        (staged / "README.md").write_text(model_card(run.path.resolve().name, checkpoints.training_record(staged)))
+        (staged / "README.md").write_text(model_card(run.path.resolve().name, record))
         sync_folder(staged)
     checkpoints.discard(final)
     staged.rename(final)

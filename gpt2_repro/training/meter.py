@@ -2,9 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.time_breakdown import PARTS, STEPS
 
@@ -17,7 +17,7 @@ class Meter:
         peak_flops: of all devices together in FLOP/s, None where it is not known.
     """
 
-    def __init__(self, *, flops_per_token: int, peak_flops: float | None) -> None:
+    def __init__(self, *, flops_per_token: float, peak_flops: float | None) -> None:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._seconds["startup"] = process_seconds()
@@ -90,8 +90,8 @@ class Meter:
         self._targets = self._positions = 0
 
 
-def meter_of(environment: Mapping[str, Any]) -> Meter:
+def meter_of(environment: Environment) -> Meter:
     """Return the meter of a run. MFU is relative to the bf16 peak, so a run in fp32 has none."""
-    peak = environment["accelerator"]["peak_flops"] if environment["precision"] == "bf16" else None
-    processes = environment["plan"]["num_processes"]
-    return Meter(flops_per_token=environment["flops_per_token"], peak_flops=peak and peak * processes)
+    peak = environment.accelerator.peak_flops if environment.precision == "bf16" else None
+    processes = environment.plan.num_processes
+    return Meter(flops_per_token=environment.flops_per_token, peak_flops=peak and peak * processes)

@@ -15,6 +15,7 @@
 """
 
 import contextlib
+import dataclasses
 import functools
 import io
 import itertools
@@ -28,9 +29,10 @@ from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerControl
 
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.model.experts import load_experts
+from gpt2_repro.model.export import load_experts
 from gpt2_repro.model_size import checkpoint_bytes
 from gpt2_repro.run_record import RunRecord, events
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training import engine
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.guard import UpdateGuard
@@ -52,7 +54,7 @@ class PretrainingTrainer(Trainer):
         inputs: rows, tokenizer and HellaSwag.
         plan: tokens, rows and steps.
         run: where metrics and checkpoints go.
-        environment: what environment.json says; the engine's facts join it once there is an engine.
+        environment: the content of environment.json. The engine is added once there is one.
         run_identity: what a checkpoint must agree on to be resumed.
     """
 
@@ -65,7 +67,7 @@ class PretrainingTrainer(Trainer):
         inputs: Inputs,
         plan: BatchPlan,
         run: RunRecord,
-        environment: dict[str, Any],
+        environment: Environment,
         run_identity: dict[str, Any],
         **kwargs: Any,
     ) -> None:
@@ -78,8 +80,8 @@ class PretrainingTrainer(Trainer):
         )
         self.plan, self.run, self.run_identity = plan, run, run_identity
         self.sampler = choose_sampler(self.train_dataset, plan, self.args)
-        self.environment = environment | {"run_identity": run_identity}
-        self.full_rows = environment["data"]["request"]["packing"] == "concat"
+        self.environment = dataclasses.replace(environment, run_identity=run_identity)
+        self.full_rows = environment.data["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
         run.measured = self.meter.time_breakdown
         self.when = StepControl(self.args, self.run.seconds)
@@ -112,12 +114,12 @@ class PretrainingTrainer(Trainer):
         engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         self.guard.attach(optimizer, engine.zero_gradient_norm(self.model_wrapped))
         self.record_engine(facts | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
-        logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment["engine"].items()))
+        logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment.engine.items()))
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:
         """Add facts about the engine to environment.json."""
-        self.environment["engine"] = self.environment.get("engine", {}) | facts
+        self.environment = dataclasses.replace(self.environment, engine={**self.environment.engine, **facts})
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)
 

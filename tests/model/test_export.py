@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model.export import load_model, load_tokenizer, resolve_checkpoint, untrained_like
+from gpt2_repro.model.export import load_model, load_tokenizer, untrained_like
 from gpt2_repro.model.pretraining import plain_model
 from tests.model.families import NO_DROPOUT, SHAPE, VOCABULARY, build
 
@@ -38,18 +38,6 @@ def test_the_config_is_what_stock_transformers_saves(theirs: Path, tmp_path: Pat
     for name in ("config.json", "generation_config.json"):
         ours, stock = (json.loads((folder / name).read_text()) for folder in (theirs, tmp_path / "stock"))
         assert ours == stock
-
-
-def test_a_name_is_a_checkpoint_a_run_or_a_hub_id(theirs: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "recipe.yaml").write_text("model: {}\n")
-    for wrong in (run, tmp_path, "runs/nothing", "./nothing"):
-        with pytest.raises(UserError, match=str(wrong)):
-            resolve_checkpoint(str(wrong))
-    theirs.rename(run / "final")
-    assert resolve_checkpoint(str(run)) == resolve_checkpoint(str(run / "final")) == str(run / "final")
-    assert resolve_checkpoint("openai-community/gpt2") == "openai-community/gpt2"
 
 
 def test_weights_that_do_not_fit_their_config_are_refused(theirs: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.report.__main__ import main
-from gpt2_repro.report.check import signs
+from gpt2_repro.report.check import risen_training_loss, rising_validation, signs
 from gpt2_repro.report.plots import run_figures
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.trend import risen_training_loss, rising_validation
 from tests.report.conftest import add, change
 
 

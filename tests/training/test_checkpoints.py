@@ -53,9 +53,9 @@ def test_a_checkpoint_says_which_run_it_belongs_to_and_what_it_holds(save) -> No
     assert defect(checkpoint, read_files=True) is None and names(checkpoint.parent) == {"checkpoint-5"}
     # The record of a checkpoint is its own, and shown only if it is intact.
     (checkpoint.parent / "environment.json").write_text('{"plan": {}}')
-    assert training_record(checkpoint)["run_identity"] == TRAJECTORY
+    assert training_record(checkpoint).environment.run_identity == TRAJECTORY
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run_identity": {"seed": 2}}))
-    assert training_record(checkpoint) == {}
+    assert training_record(checkpoint) is None
 
 
 def flip(checkpoint: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs that stop early, go back, go further, or go on with a change."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gpt2_repro.evaluation.provenance import inspect_checkpoint
+from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.model_card import add_results
+from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.training.optimization import learning_rate_factor
 
 
@@ -104,10 +106,11 @@ def test_the_record_of_final_is_its_own(finished: Path, typed) -> None:
     before = (final / "README.md").read_text()
     assert typed(finished, "--extend_to", 16 * 256, "--stop_at_step", 12).returncode == 0
     assert status(finished)["step"] == 12
-    assert inspect_checkpoint(str(final)).tokens_trained == 8 * 256
-    assert inspect_checkpoint(str(finished / "checkpoint-12")).tokens_trained == 12 * 256
-    for record in (inspect_checkpoint(str(final)).record, {"sha256": "of other weights"}):
-        add_results(final, record, {"limit": None, "baseline": None, "rows": []})
+    assert resolve_checkpoint(str(final)).tokens_trained == 8 * 256
+    assert resolve_checkpoint(str(finished / "checkpoint-12")).tokens_trained == 12 * 256
+    checkpoint = resolve_checkpoint(str(final))
+    for scored in (checkpoint, dataclasses.replace(checkpoint, record=TrainingRecord(sha256="of other weights"))):
+        add_results(scored, {"limit": None, "baseline": None, "rows": []})
         assert (final / "README.md").read_text() == before
 
 

@@ -4,6 +4,9 @@ import time
 
 import pytest
 
+from gpt2_repro.batch_plan import BatchPlan
+from gpt2_repro.hardware import Accelerator
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.time_breakdown import PARTS
 from gpt2_repro.training.meter import Meter, meter_of
@@ -45,8 +48,8 @@ def test_every_second_stands_on_one_account(clock: list[float]) -> None:
     ("precision", "peak", "mfu"), [("bf16", 1e5 / 8, {"mfu": 0.5}), ("fp32", 1e5 / 8, {}), ("bf16", None, {})]
 )
 def test_speed_is_that_of_training_alone(precision: str, peak: float | None, mfu: dict, clock: list[float]) -> None:
-    facts = {"accelerator": {"peak_flops": peak}, "plan": {"num_processes": 8}, "flops_per_token": 50}
-    meter = meter_of(facts | {"precision": precision})  # a run in fp32 has no MFU
+    gpus, plan = Accelerator("cuda", "GPU", 8, peak, None), BatchPlan(8192, 1024, 1, 8, 1, 10)
+    meter = meter_of(Environment(accelerator=gpus, plan=plan, flops_per_token=50, precision=precision))
     assert meter.read(0) == {}
     clock[0] += 1000
     meter.start(5000)

@@ -5,6 +5,7 @@ import types
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.callbacks import ProgressBar, format_event
 from gpt2_repro.training.fit import judge
 
@@ -37,5 +38,5 @@ def test_a_run_ends_with_a_verdict(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for reference, told in (("llm.c", 1), (None, 1)):
         losses = {"eval_loss": 4.331, "step": 1000}
-        judge(types.SimpleNamespace(eval_losses=losses, environment={"reference": reference}))
+        judge(types.SimpleNamespace(eval_losses=losses, environment=Environment(reference=reference)))
         assert len(caplog.records) == told

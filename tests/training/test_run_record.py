@@ -1,5 +1,6 @@
 """The record of a run: one writer, whole files, a status that remembers."""
 
+import dataclasses
 import datetime
 import errno
 import functools
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord, checkpoints, events
+from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds
 from gpt2_repro.supervision import FOLDER, SINCE
 from gpt2_repro.training.run_identity import require_same_run
@@ -64,6 +67,24 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
     assert run.status() == RunStatus()
 
 
+def test_damaged_values_of_the_environment_are_left_out(run: RunRecord) -> None:
+    assert run.environment() == Environment()
+    whole = Environment(
+        seed=1, plan=BatchPlan(256, 32, 4, 1, 2, 12), deviations=[{"field": "a"}], engine={"clip": None}
+    )
+    run.write_environment(whole)
+    assert run.environment() == whole and whole.to_json()["plan"]["total_tokens"] == 12 * 256
+    damaged = whole.to_json() | {
+        "seed": "1",
+        "versions": {"torch": 2, "python": "3"},
+        "deviations": [5, {"field": "a"}],
+    }
+    damaged |= {"plan": damaged["plan"] | {"max_steps": True}, "accelerator": [], "data": None, "unknown": 1}
+    (run.path / "environment.json").write_text(json.dumps(damaged))
+    plan = dataclasses.replace(whole.plan, max_steps=0)
+    assert run.environment() == dataclasses.replace(whole, seed=None, versions={"python": "3"}, plan=plan)
+
+
 PROOFS = {
     "recipe.yaml": "training: {seed: 1}",
     "run_status.json": '{"state": "stopped"}',
@@ -85,7 +106,7 @@ def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord
 
 
 def test_another_run_is_refused_with_every_difference(run: RunRecord) -> None:
-    run.write_environment({"run_identity": {"seed": 1, "max_steps": 10, "processes": 2}})
+    run.write_environment(Environment(run_identity={"seed": 1, "max_steps": 10, "processes": 2}))
     check = functools.partial(require_same_run, run.identity(), where=run.path)
     check({"seed": 1, "max_steps": 10, "processes": 2})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3.*--output_dir") as error:

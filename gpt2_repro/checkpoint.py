@@ -1,0 +1,78 @@
+"""Resolve what a user passes as a checkpoint, without loading its weights."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.environment import TrainingRecord
+from gpt2_repro.run_record.layout import FINAL, MANIFEST, RECIPE, checkpoints, is_run, step_of
+
+
+Form = Literal["training", "final", "folder", "hub"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk or on the Hub.
+
+    Args:
+        name: in tables, such as `final (runs/demo)`; outside of a run the folder or Hub id.
+        source: the folder or Hub id, for `from_pretrained` of the model and of the tokenizer.
+        form: "training" and "final" in a run directory, else "folder" or "hub".
+        run: the run directory that contains it, or None.
+        record: the record of its training; None if it has no intact manifest of train.py.
+    """
+
+    name: str
+    source: str
+    form: Form
+    run: Path | None = None
+    record: TrainingRecord | None = None
+
+    @property
+    def tokens_trained(self) -> int | None:
+        """Targets up to this checkpoint, None if unknown."""
+        return self.record.tokens if self.record else None
+
+    def window(self, num_positions: int) -> int:
+        """Return the tokens it was trained to see at once: its positions, or its run's shorter sequences."""
+        length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length") if self.run else None
+        return min(num_positions, int(length or num_positions))
+
+
+def resolve_checkpoint(name: str) -> Checkpoint:
+    """Return the checkpoint of a folder, a run directory, which means its `final/`, or a Hub id.
+
+    Raises UserError for a folder without a model and for a path that does not exist.
+    """
+    path = Path(name)
+    for folder in (path, path / FINAL):
+        if (folder / "config.json").is_file():
+            return _open_folder(folder)
+    if is_run(path):
+        raise UserError(f"the run {name} has no final/ yet: pass one of its checkpoints, {name}/checkpoint-N")
+    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "runs/")):
+        raise UserError(f"there is no checkpoint {name}: pass a final/, a checkpoint-N/, a run directory or a Hub id")
+    return Checkpoint(name.rstrip("/"), name, "hub")
+
+
+def all_checkpoints(name: str) -> list[Checkpoint]:
+    """Return the checkpoints of a run by step, and its `final/`. Raises UserError if it has none."""
+    run = Path(name)
+    found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
+    found += [path for path in [run / FINAL] if path.is_dir()]
+    if not found:
+        raise UserError(f"--all_checkpoints: {name} is not a run directory with checkpoints")
+    return [resolve_checkpoint(str(path)) for path in found]
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    run, record = folder.parent, training_record(folder)
+    if not (run / RECIPE).is_file():
+        return Checkpoint(str(folder), str(folder), "folder", record=record)
+    name = f"{folder.name} ({run if run.name else run.resolve().name})"
+    form: Form = "final" if folder.name == FINAL else "training" if step_of(folder) >= 0 else "folder"
+    return Checkpoint(name, str(folder), form, run, record)

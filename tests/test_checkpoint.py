@@ -1,0 +1,43 @@
+"""What a user can pass as a checkpoint, and what is known of it without its weights."""
+
+from pathlib import Path
+
+import pytest
+
+from gpt2_repro.checkpoint import all_checkpoints, resolve_checkpoint
+from gpt2_repro.errors import UserError
+from gpt2_repro.run_record.checkpoints import seal
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text("data: {sequence_length: 128}\n")
+    (run / "environment.json").write_text('{"seed": 42}')
+    return run
+
+
+def test_a_name_is_a_checkpoint_a_run_or_a_hub_id(run: Path) -> None:
+    for wrong in (run, run.parent, "runs/nothing", "./nothing", run / "recipe.yaml"):
+        with pytest.raises(UserError, match=str(wrong)):
+            resolve_checkpoint(str(wrong))
+    hub = resolve_checkpoint("openai-community/gpt2")
+    assert (hub.source, hub.form, hub.run, hub.record) == ("openai-community/gpt2", "hub", None, None)
+    assert hub.window(1024) == 1024
+
+
+def test_a_checkpoint_belongs_to_its_run(run: Path) -> None:
+    with pytest.raises(UserError, match="--all_checkpoints"):
+        all_checkpoints(str(run))
+    for name, facts in (("final", {"losses": {}, "environment": {"run_identity": {}}}), ("checkpoint-3", {})):
+        (run / name).mkdir()
+        (run / name / "config.json").write_text("{}")
+        seal(run / name, {}, step=3, tokens=1536, run_identity={"seed": 1}, **facts)
+    training, final = all_checkpoints(str(run))
+    assert (training.form, final.form) == ("training", "final") and training.run == final.run == run
+    assert training.source == str(run / "checkpoint-3") and training.record.environment.seed == 42
+    assert final == resolve_checkpoint(str(run)) and final.tokens_trained == 1536 and final.window(1024) == 128
+    (run / "final").rename(run.parent / "copied")
+    elsewhere = resolve_checkpoint(str(run.parent / "copied"))
+    assert (elsewhere.form, elsewhere.run, elsewhere.tokens_trained) == ("folder", None, 1536)
