@@ -23,12 +23,12 @@ from gpt2_repro.comparison import diagnosis_tables, markdown_table
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.evaluation.diagnosis.measure import measure
-from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, of_rows, read_task, rows_to_score
+from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, domain_of_rows, read_task, rows_to_score
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.loaded_model import open_model
 from gpt2_repro.evaluation.provenance import default_output_dir, inspect_checkpoint
-from gpt2_repro.evaluation.run_metadata import run_metadata
+from gpt2_repro.evaluation.run_metadata import command_metadata
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import load_sections, read_section
@@ -48,21 +48,21 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.evaluation.diagnosis.scoring import score_rows
     from gpt2_repro.model.export import load_pair, load_tokenizer, resolve_checkpoint
 
-    known = inspect_checkpoint(resolve_checkpoint(options.run))
-    recipe = known.run / RECIPE if known.run else None
-    against = inspect_checkpoint(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
-    tokenizer = load_tokenizer(known.source)
-    _check_vocabulary(load_tokenizer(against.source), tokenizer, f"--baseline {against.name}")
+    checkpoint = inspect_checkpoint(resolve_checkpoint(options.run))
+    recipe = checkpoint.run / RECIPE if checkpoint.run else None
+    baseline = inspect_checkpoint(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
+    tokenizer = load_tokenizer(checkpoint.source)
+    _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
     own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
     dataset_dir = options.dataset_dir or (Path(own_data) if own_data and Path(own_data).is_dir() else None)
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
 
     device = choose_device(options.device)
-    models = [open_model(one, functools.partial(load_pair, one.source)) for one in (known, against)]
+    models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
     window = min(options.max_length, *(one.positions for one in models))
     parts = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
-        "models": [{"name": one.name, "source": one.known.source, "revision": one.revision} for one in models],
+        "models": [{"name": one.name, "source": one.checkpoint.source, "revision": one.revision} for one in models],
         "window": window,
         "tokens_per_domain": options.tokens,
         "dtype": "float32",
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> None:
             home=HOME if own_data and dataset_dir == Path(own_data) else None,
             counts=counts,
         ),
-        **run_metadata("python -m gpt2_repro.diagnose", argv),
+        **command_metadata("python -m gpt2_repro.diagnose", argv),
     }
-    _write(diagnosis, options.output_dir or default_output_dir(known) / "diagnosis")
+    _write(diagnosis, options.output_dir or default_output_dir(checkpoint) / "diagnosis")
 
 
 def _parse(argv: list[str]) -> Namespace:
@@ -148,7 +148,7 @@ def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Doma
     _check_vocabulary(load_tokenizer(str(folder / "tokenizer")), tokenizer, f"--dataset_dir {folder}")
     separator = None if manifest["request"]["separator"] == "none" else tokenizer.eos_token_id
     domains = [
-        of_rows(f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator)
+        domain_of_rows(f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator)
         for name, rows in open_validation(str(folder), manifest).items()
     ]
     ids = np.concatenate(_spread(open_split(str(folder), "train", manifest), COUNTED_TOKENS))

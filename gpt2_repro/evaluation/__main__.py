@@ -20,19 +20,19 @@ from gpt2_repro.cli import run
 from gpt2_repro.comparison import to_markdown
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import published
-from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
+from gpt2_repro.evaluation.arguments import EvaluationArguments, override_section, parse_options
 from gpt2_repro.evaluation.cache import FOLDER, Cache
 from gpt2_repro.evaluation.compare import ComparedModel, compare
-from gpt2_repro.evaluation.harness import Settings, choose_device
-from gpt2_repro.evaluation.loaded_model import LoadedModel, open_model
+from gpt2_repro.evaluation.harness import EvaluationSettings, choose_device
+from gpt2_repro.evaluation.loaded_model import EvaluatedModel, open_model
 from gpt2_repro.evaluation.provenance import (
-    Provenance,
-    checkpoints_of,
+    CheckpointInfo,
     common_window,
     default_output_dir,
+    expand_checkpoints,
     inspect_checkpoint,
 )
-from gpt2_repro.evaluation.run_metadata import run_metadata
+from gpt2_repro.evaluation.run_metadata import command_metadata
 from gpt2_repro.evaluation.scores import TaskScores
 from gpt2_repro.evaluation.scoring import Benchmark, score
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
@@ -53,25 +53,25 @@ def main(argv: list[str]) -> None:
     # Below the options, so that --help and a mistyped option need not wait for torch.
     from gpt2_repro.model.export import load_pair, resolve_checkpoint
 
-    named = [folder for name in options.checkpoints for folder in checkpoints_of(name, every=options.all_checkpoints)]
-    traced = [inspect_checkpoint(resolve_checkpoint(checkpoint)) for checkpoint in named]
-    recipe = next((known.run / RECIPE for known in traced if known.run), None)
+    named = [path for name in options.checkpoints for path in expand_checkpoints(name, every=options.all_checkpoints)]
+    checkpoints = [inspect_checkpoint(resolve_checkpoint(checkpoint)) for checkpoint in named]
+    recipe = next((checkpoint.run / RECIPE for checkpoint in checkpoints if checkpoint.run), None)
     section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
-    settings = with_options(section, options)
+    settings = override_section(section, options)
     tasks = with_completion(settings.tasks)
     local = find_local_files(options.local_data, tasks) if options.local_data else {}
     check_tasks(tasks, local)
     device = choose_device(options.device)
 
-    unique = {known.name: known for known in traced}.values()
-    candidates = [open_model(known, functools.partial(load_pair, known.source)) for known in unique]
-    baseline, stands_in = _add_baseline(candidates, settings.baseline)
+    unique = {checkpoint.name: checkpoint for checkpoint in checkpoints}.values()
+    candidates = [open_model(checkpoint, functools.partial(load_pair, checkpoint.source)) for checkpoint in unique]
+    baseline, published_id = _add_baseline(candidates, settings.baseline)
     positions = {one.name: one.positions for one in candidates}
-    trained = {one.name: one.known.window(one.positions) for one in candidates}
+    trained = {one.name: one.checkpoint.window(one.positions) for one in candidates}
     max_length = common_window(settings.max_length, trained, positions, insist=options.max_length is not None)
-    output = options.output_dir or default_output_dir(traced[0], smoke_test=options.limit is not None)
+    output = options.output_dir or default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
     check_output(output)
-    run_settings = Settings(
+    run_settings = EvaluationSettings(
         max_length=max_length,
         batch_size=options.batch_size or (4 if device == "cpu" else 32),
         seed=SEED,
@@ -80,25 +80,25 @@ def main(argv: list[str]) -> None:
     )
     scores = _score_all(candidates, tasks, local, run_settings, output, cached=not options.no_cache)
     columns = [_column(one) for one in candidates]
-    if stands_in is not None:
-        baseline = _add_published(stands_in, max_length, scores, columns)
+    if published_id is not None:
+        baseline = _add_published(published_id, max_length, scores, columns)
     judged = candidates if options.limit is None else []
-    warnings = [line for one in judged for line in published.check(one.known.source, max_length, scores[one.name])]
-    about = dataclasses.asdict(run_settings) | run_metadata("bash evaluate.sh", argv)
+    warnings = [line for m in judged for line in published.find_deviations(m.source, max_length, scores[m.name])]
+    about = dataclasses.asdict(run_settings) | command_metadata("bash evaluate.sh", argv)
     comparison = compare(scores, baseline, models=columns, warnings=warnings, **about)
     _write(comparison, output, candidates)
 
 
-def _column(model: LoadedModel) -> ComparedModel:
-    known = model.known
-    return ComparedModel(model.name, known.source, model.parameters, known.tokens_trained, model.revision)
+def _column(model: EvaluatedModel) -> ComparedModel:
+    checkpoint = model.checkpoint
+    return ComparedModel(model.name, checkpoint.source, model.parameters, checkpoint.tokens_trained, model.revision)
 
 
 def _score_all(
-    candidates: Sequence[LoadedModel],
+    candidates: Sequence[EvaluatedModel],
     tasks: list[str],
     local: Mapping[str, Path],
-    settings: Settings,
+    settings: EvaluationSettings,
     output: Path,
     *,
     cached: bool,
@@ -115,18 +115,18 @@ def _add_published(
     source: str, max_length: int, scores: dict[str, list[TaskScores]], columns: list[ComparedModel]
 ) -> str | None:
     """Add the published numbers of a baseline that could not be loaded. Returns their name, None if there are none."""
-    known_scores, by = published.stand_in(source, max_length, scores[columns[0].name])
-    if not known_scores:
+    found_scores, by = published.published_scores(source, max_length, scores[columns[0].name])
+    if not found_scores:
         told = "nothing is published of %s for these documents in this window: the table has no baseline"
         logger.warning(told, source)
         return None
     name = f"{source} (published)"
-    scores[name] = known_scores
+    scores[name] = found_scores
     columns.append(ComparedModel(name, source, None, None, published_by=by))
     return name
 
 
-def _write(comparison: dict[str, Any], output: Path, candidates: Sequence[LoadedModel]) -> None:
+def _write(comparison: dict[str, Any], output: Path, candidates: Sequence[EvaluatedModel]) -> None:
     """Write and print the comparison, and add the results to the cards of final models."""
     table = to_markdown(comparison)
     write_whole(output / "comparison.json", json.dumps(comparison, indent=2) + "\n")
@@ -135,8 +135,8 @@ def _write(comparison: dict[str, Any], output: Path, candidates: Sequence[Loaded
     for line in comparison["warnings"]:
         logger.error(line)
     for one in candidates:
-        if one.known.run and Path(one.known.source).name == FINAL:
-            add_results(Path(one.known.source), one.known.record, comparison, one.name)
+        if one.checkpoint.run and Path(one.checkpoint.source).name == FINAL:
+            add_results(Path(one.checkpoint.source), one.checkpoint.record, comparison, one.name)
 
 
 def check_output(folder: Path) -> None:
@@ -148,28 +148,28 @@ def check_output(folder: Path) -> None:
         )
 
 
-def _add_baseline(candidates: list[LoadedModel], name: str) -> tuple[str | None, str | None]:
+def _add_baseline(candidates: list[EvaluatedModel], name: str) -> tuple[str | None, str | None]:
     """Open the baseline beside the others; its name, and the Hub id that published numbers have to stand in for."""
     from gpt2_repro.model.export import load_pair, resolve_checkpoint
 
     if name == "none":
         return None, None
     if name == UNTRAINED:
-        first = candidates[0].known
+        first = candidates[0].checkpoint
         like = dataclasses.replace(first, name=UNTRAINED, source=UNTRAINED, record={"tokens": 0})
         candidates.append(open_model(like, functools.partial(_load_untrained, first.source)))
         return UNTRAINED, None
-    known: Provenance = inspect_checkpoint(resolve_checkpoint(name))
-    if known.name in [one.name for one in candidates]:
-        return known.name, None
+    checkpoint: CheckpointInfo = inspect_checkpoint(resolve_checkpoint(name))
+    if checkpoint.name in [one.name for one in candidates]:
+        return checkpoint.name, None
     try:
-        candidates.append(open_model(known, functools.partial(load_pair, known.source)))
+        candidates.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))
     except UserError as error:
         if name in published.NUMBERS and not Path(name).exists():
             logger.warning("%s; its published numbers stand in for it, without a test of the difference", error)
             return None, name
         raise UserError(f"{error}; --baseline none leaves it out") from None
-    return known.name, None
+    return checkpoint.name, None
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:

@@ -72,7 +72,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     return options
 
 
-def with_options(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
+def override_section(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
     """The section with what was typed in place of what the recipe says."""
     names = [field.name for field in dataclasses.fields(EvaluationArguments)]
     typed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}

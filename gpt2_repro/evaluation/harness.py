@@ -20,7 +20,7 @@ OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """What a score depends on besides the model, the task and the harness. The same for all models of a table.
 
     Args:
@@ -51,7 +51,12 @@ def choose_device(name: str | None) -> str:
 
 
 def evaluate_model(
-    model: Any, tokenizer: Any, task: str, settings: Settings, task_folder: Path | None, accelerator: Any = None
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    settings: EvaluationSettings,
+    task_folder: Path | None,
+    accelerator: Any = None,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Score a model in fp32 and return the harness's results as plain JSON values, and its samples by task.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation.harness import Settings, evaluate_model
+from gpt2_repro.evaluation.harness import EvaluationSettings, evaluate_model
 
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def launch_command(job: Path, num_processes: int) -> list[str]:
 
 
 def evaluate_launched(
-    model: Path, task: str, settings: Settings, task_folder: Path, *, num_processes: int
+    model: Path, task: str, settings: EvaluationSettings, task_folder: Path, *, num_processes: int
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return what `harness.evaluate_model` returns, for the plain folder `model`, from several processes.
 

@@ -7,26 +7,31 @@ from typing import Any
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.cache import fingerprint
-from gpt2_repro.evaluation.provenance import Provenance
+from gpt2_repro.evaluation.provenance import CheckpointInfo
 
 
 PADDING = 1024  # ids that a vocabulary may have beyond the tokenizer's: round sizes are fast
 
 
 @dataclasses.dataclass(frozen=True)
-class LoadedModel:
+class EvaluatedModel:
     """A model that can be loaded and fits its tokenizer."""
 
-    known: Provenance
+    checkpoint: CheckpointInfo
     load: Callable[[], tuple[Any, Any]]  # its model in fp32 on the CPU, and its tokenizer
     revision: str
     parameters: int
     positions: int
 
     @property
+    def source(self) -> str:
+        """Its folder or Hub id."""
+        return self.checkpoint.source
+
+    @property
     def name(self) -> str:
         """Its column's."""
-        return self.known.name
+        return self.checkpoint.name
 
     def folder(self, scratch: Path) -> Path:
         """A folder that any program loads it from, below `scratch`."""
@@ -38,7 +43,7 @@ class LoadedModel:
         return target
 
 
-def open_model(known: Provenance, load: Callable[[], tuple[Any, Any]]) -> LoadedModel:
+def open_model(checkpoint: CheckpointInfo, load: Callable[[], tuple[Any, Any]]) -> EvaluatedModel:
     """Load a model, look at it and let it go.
 
     Raises UserError where it cannot be loaded, has weights that are no numbers, or a tokenizer of another vocabulary.
@@ -46,12 +51,14 @@ def open_model(known: Provenance, load: Callable[[], tuple[Any, Any]]) -> Loaded
     model, tokenizer = load()
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
-            raise UserError(f"{known.source} has weights that are no numbers, in {name}: name an earlier checkpoint")
+            raise UserError(
+                f"{checkpoint.source} has weights that are no numbers, in {name}: name an earlier checkpoint"
+            )
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         raise UserError(
-            f"the tokenizer of {known.source} has {tokens:,} tokens and its model {vocabulary:,}: put the files of the "
+            f"the tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}: put the files of the "
             "tokenizer that it was trained with into the folder"
         )
     positions = getattr(model.config, "max_position_embeddings", None) or 1 << 20
-    return LoadedModel(known, load, fingerprint(model, tokenizer), model.num_parameters(), int(positions))
+    return EvaluatedModel(checkpoint, load, fingerprint(model, tokenizer), model.num_parameters(), int(positions))

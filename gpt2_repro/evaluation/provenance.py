@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Provenance:
+class CheckpointInfo:
     """What is known of a checkpoint without loading it."""
 
     name: str
@@ -53,7 +53,7 @@ def common_window(asked: int, trained: Mapping[str, int], positions: Mapping[str
     return window
 
 
-def checkpoints_of(name: str, *, every: bool) -> list[str]:
+def expand_checkpoints(name: str, *, every: bool) -> list[str]:
     """The checkpoints that a word of the command line means: itself, or `every` complete one of a run by step, and its final/.
 
     Raises UserError for what is no run where every one is asked for.
@@ -68,19 +68,19 @@ def checkpoints_of(name: str, *, every: bool) -> list[str]:
     return [str(path) for path in found]
 
 
-def inspect_checkpoint(source: str) -> Provenance:
+def inspect_checkpoint(source: str) -> CheckpointInfo:
     """The provenance of a folder or Hub id. A checkpoint belongs to the run in whose folder it lies."""
     folder = Path(source)
     run = run_of(folder)
     if run is None:
-        return Provenance(source.rstrip("/"), source, run=None, sequence_length=None, record={})
+        return CheckpointInfo(source.rstrip("/"), source, run=None, sequence_length=None, record={})
     shown = run if run.name else run.resolve().name
     length = RunRecord(run).recipe().get("data", {}).get("sequence_length")
     length = None if length is None else int(length)
-    return Provenance(f"{folder.name} ({shown})", source, run, length, training_record(folder))
+    return CheckpointInfo(f"{folder.name} ({shown})", source, run, length, training_record(folder))
 
 
-def default_output_dir(first: Provenance, *, smoke_test: bool = False) -> Path:
+def default_output_dir(first: CheckpointInfo, *, smoke_test: bool = False) -> Path:
     """Beside the first checkpoint's run, or under evaluations/ for a model without one; a smoke test is no result."""
     folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder

@@ -7,7 +7,7 @@ from gpt2_repro.evaluation.scores import COMPLETION, Metric, TaskScores
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class PublishedNumber:
     """A published number: how far a sound setup may be from it, and who measured it."""
 
     task: str
@@ -27,19 +27,19 @@ BLOG = "suzyahyah.github.io, July 2025: lm-evaluation-harness at 512 tokens"
 # LAMBADA's longest passage has 224 tokens and HellaSwag's longest request 151: their scores do not depend on the window.
 NUMBERS = {
     "openai-community/gpt2": (
-        Published("lambada_openai", "perplexity", 40.0554, 0.2, LM_EVAL, stderr=1.4787),
-        Published("lambada_openai", "acc", 0.3256, 0.003, LM_EVAL, stderr=0.0065),
-        Published("hellaswag", "acc", 0.2892, 0.003, HELLASWAG, stderr=0.0045),
-        Published("hellaswag", "acc_norm", 0.3114, 0.003, HELLASWAG, stderr=0.0046),
-        Published(COMPLETION, "completion", 0.2955, 0.003, HELLASWAG),
-        Published("wikitext", "word_perplexity", 37.3698, 0.1, LM_EVAL, window=1024),
-        Published("wikitext", "bits_per_byte", 0.9769, 0.001, LM_EVAL, window=1024),
-        Published("wikitext", "word_perplexity", 42.5, 0.3, BLOG, window=512),
+        PublishedNumber("lambada_openai", "perplexity", 40.0554, 0.2, LM_EVAL, stderr=1.4787),
+        PublishedNumber("lambada_openai", "acc", 0.3256, 0.003, LM_EVAL, stderr=0.0065),
+        PublishedNumber("hellaswag", "acc", 0.2892, 0.003, HELLASWAG, stderr=0.0045),
+        PublishedNumber("hellaswag", "acc_norm", 0.3114, 0.003, HELLASWAG, stderr=0.0046),
+        PublishedNumber(COMPLETION, "completion", 0.2955, 0.003, HELLASWAG),
+        PublishedNumber("wikitext", "word_perplexity", 37.3698, 0.1, LM_EVAL, window=1024),
+        PublishedNumber("wikitext", "bits_per_byte", 0.9769, 0.001, LM_EVAL, window=1024),
+        PublishedNumber("wikitext", "word_perplexity", 42.5, 0.3, BLOG, window=512),
     )
 }
 
 
-def numbers_of(model: str, window: int) -> list[Published]:
+def published_numbers(model: str, window: int) -> list[PublishedNumber]:
     """What is published of a Hub id at this window in tokens; LAMBADA and HellaSwag fit into any from 256 on."""
     short_enough = window >= 256
     return [
@@ -47,13 +47,13 @@ def numbers_of(model: str, window: int) -> list[Published]:
     ]
 
 
-def check(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
+def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
     """A line for each measured number that is not the published one: then something in the setup is broken."""
     measured = {
         (task.task, metric.name): metric.value for task in scores if _is_whole(task) for metric in task.metrics
     }
     lines = []
-    for number in numbers_of(model, window):
+    for number in published_numbers(model, window):
         value = measured.get((number.task, number.metric))
         if value is not None and abs(value - number.value) > number.tolerance:
             lines.append(
@@ -63,10 +63,10 @@ def check(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
     return lines
 
 
-def stand_in(model: str, window: int, scored: Iterable[TaskScores]) -> tuple[list[TaskScores], list[str]]:
+def published_scores(model: str, window: int, scored: Iterable[TaskScores]) -> tuple[list[TaskScores], list[str]]:
     """Return published numbers of the whole sets that were scored, in place of measured ones, and their sources."""
     whole = [task.task for task in scored if _is_whole(task)]
-    numbers = [number for number in numbers_of(model, window) if number.task in whole]
+    numbers = [number for number in published_numbers(model, window) if number.task in whole]
     by_task: dict[str, list[Metric]] = {}
     for number in numbers:
         higher = number.metric not in ("perplexity", "word_perplexity", "bits_per_byte")

@@ -11,7 +11,7 @@ from gpt2_repro.formatting import now
 LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
-def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
+def command_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """What was run, when and with which libraries. `command` is what a user types before the arguments."""
     return {
         "date": now(),

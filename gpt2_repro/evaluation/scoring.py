@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.evaluation.cache import Cache, Entry
-from gpt2_repro.evaluation.harness import Settings, evaluate_model, fetch_data
+from gpt2_repro.evaluation.harness import EvaluationSettings, evaluate_model, fetch_data
 from gpt2_repro.evaluation.launch import evaluate_launched
-from gpt2_repro.evaluation.loaded_model import LoadedModel
+from gpt2_repro.evaluation.loaded_model import EvaluatedModel
 from gpt2_repro.evaluation.provenance import file_name
 from gpt2_repro.evaluation.scores import TaskScores, read_scores
 from gpt2_repro.files import write_whole
@@ -30,10 +30,10 @@ class Benchmark:
     tasks: list[str]
     task_folder: Path
     definitions: dict[str, str]
-    settings: Settings
+    settings: EvaluationSettings
 
 
-def score(candidate: LoadedModel, benchmark: Benchmark, cache: Cache | None, output: Path) -> list[TaskScores]:
+def score(candidate: EvaluatedModel, benchmark: Benchmark, cache: Cache | None, output: Path) -> list[TaskScores]:
     """Score a model on all tasks. Each task is cached at once, so that a second start continues with the next one."""
     scores: list[TaskScores] = []
     loaded: tuple[Any, Any] | None = None
@@ -57,7 +57,7 @@ def score(candidate: LoadedModel, benchmark: Benchmark, cache: Cache | None, out
 
 
 def _evaluate(
-    candidate: LoadedModel, loaded: tuple[Any, Any], task: str, benchmark: Benchmark, scratch: Path
+    candidate: EvaluatedModel, loaded: tuple[Any, Any], task: str, benchmark: Benchmark, scratch: Path
 ) -> Entry:
     num_processes = count_processes(benchmark.settings)
     if num_processes > 1:
@@ -69,7 +69,7 @@ def _evaluate(
     return Entry(found[0], read_scores(*found, tokenizer=loaded[1]))
 
 
-def count_processes(settings: Settings) -> int:
+def count_processes(settings: EvaluationSettings) -> int:
     """Return the number of processes: one per GPU if the device is "cuda", otherwise one."""
     import torch
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation import launch
-from gpt2_repro.evaluation.harness import Settings, evaluate_model
+from gpt2_repro.evaluation.harness import EvaluationSettings, evaluate_model
 from gpt2_repro.evaluation.launch import evaluate_launched, launch_command
 from gpt2_repro.evaluation.scores import read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
@@ -17,7 +17,7 @@ from gpt2_repro.evaluation.tasks import write_task_files
 
 pytestmark = pytest.mark.slow
 TASKS = ["last_word", "document_perplexity"]
-SETTINGS = Settings(max_length=64, batch_size=4, seed=1234, device="cpu", limit=None)
+SETTINGS = EvaluationSettings(max_length=64, batch_size=4, seed=1234, device="cpu", limit=None)
 
 
 @pytest.fixture

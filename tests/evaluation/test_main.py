@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import scoring
 from gpt2_repro.evaluation.__main__ import main
-from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
+from gpt2_repro.evaluation.arguments import EvaluationArguments, override_section, parse_options
 from gpt2_repro.evaluation.provenance import common_window, default_output_dir, inspect_checkpoint
-from gpt2_repro.evaluation.published import DOCUMENTS, Published
+from gpt2_repro.evaluation.published import DOCUMENTS, PublishedNumber
 from gpt2_repro.run_record.checkpoints import seal
 
 
-PUBLISHED = Published("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01)
+PUBLISHED = PublishedNumber("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01)
 GPT2 = "openai-community/gpt2"
 NAME = "final (runs/tiny)"
 
@@ -188,7 +188,7 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
 @pytest.mark.parametrize("published", ["these documents", "other documents", "nothing"])
 def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, monkeypatch, caplog, published):
     if published != "nothing":
-        monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda *_: [PUBLISHED])
+        monkeypatch.setattr("gpt2_repro.evaluation.published.published_numbers", lambda *_: [PUBLISHED])
     if published == "other documents":
         monkeypatch.setitem(DOCUMENTS, "last_word", 5153)
     comparison = evaluate(f"--baseline {GPT2}", tasks="last_word")
@@ -205,7 +205,7 @@ def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, mo
 
 def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeypatch, caplog):
     known = {"runs/tiny/final": [PUBLISHED]}
-    monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda model, _: known.get(model, []))
+    monkeypatch.setattr("gpt2_repro.evaluation.published.published_numbers", lambda model, _: known.get(model, []))
     (warning,) = evaluate(tasks="last_word")["warnings"]
     assert "runs/tiny/final" in warning and "0.3000 ± 0.001" in warning and warning in caplog.text
     assert evaluate("--baseline none --limit 2", tasks="last_word")["warnings"] == []
@@ -213,7 +213,7 @@ def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeyp
 
 def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
     options = parse_options(["x", "--tasks", "a,b", "c", "a", "--max_length", "7"], description=None)
-    settings = with_options(EvaluationArguments(baseline="none", max_length=3), options)
+    settings = override_section(EvaluationArguments(baseline="none", max_length=3), options)
     assert settings == EvaluationArguments(tasks=["a", "b", "c"], baseline="none", max_length=7)
 
 

@@ -89,7 +89,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     return Domain(name, documents, documents, ends)
 
 
-def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
+def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
     """Return the domain of packed rows with `separator` between documents; None if nothing stands there."""
     pieces, starts, ends = [], [], []
     for row in rows:

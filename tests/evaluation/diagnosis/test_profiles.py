@@ -20,7 +20,7 @@ from gpt2_repro.evaluation.diagnosis.profiles import (
     join,
     position_edges,
 )
-from gpt2_repro.evaluation.diagnosis.texts import Domain, Row, of_rows, read_task, rows_to_score, split_passage
+from gpt2_repro.evaluation.diagnosis.texts import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
 
 
 def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> list[Row]:
@@ -55,10 +55,10 @@ def test_a_sample_has_each_target_once_and_about_as_many_as_asked(tokenizer: Pre
 
 def test_packed_rows_give_whole_starts_and_ends(tokenizer: PreTrainedTokenizerBase) -> None:
     end = tokenizer.eos_token_id
-    found = of_rows("", [np.array([7, 8, end, 1, 2, end, 3]), np.array([end, 4, 5])], tokenizer, separator=end)
+    found = domain_of_rows("", [np.array([7, 8, end, 1, 2, end, 3]), np.array([end, 4, 5])], tokenizer, separator=end)
     assert [ids.tolist() for ids in found.starts] == [[1, 2], [3], [4, 5]]
     assert [ids.tolist() for ids in found.ends if len(ids) > 1] == [[7, 8, end], [end, 1, 2, end]]
-    assert of_rows("", [np.array([7, end, 8])], tokenizer, separator=None).starts == []
+    assert domain_of_rows("", [np.array([7, end, 8])], tokenizer, separator=None).starts == []
 
 
 @pytest.mark.parametrize(
