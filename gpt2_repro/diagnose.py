@@ -23,12 +23,19 @@ from gpt2_repro.comparison import diagnosis_tables, markdown_table
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.evaluation.diagnosis.measure import measure
-from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, domain_of_rows, read_task, rows_to_score
+from gpt2_repro.evaluation.diagnosis.texts import (
+    TASKS,
+    Domain,
+    Ids,
+    domain_of_rows,
+    read_task,
+    rows_to_score,
+    score_rows,
+)
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
-from gpt2_repro.evaluation.loaded_model import open_model
-from gpt2_repro.evaluation.provenance import default_output_dir, inspect_checkpoint
-from gpt2_repro.evaluation.run_metadata import command_metadata
+from gpt2_repro.evaluation.models import inspect_checkpoint, open_model
+from gpt2_repro.evaluation.output import command_metadata, default_output_dir
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import load_sections, read_section
@@ -45,7 +52,6 @@ logger = logging.getLogger("gpt2_repro.diagnose")
 def main(argv: list[str]) -> None:
     """Score two models on the same tokens, write tables and a conclusion."""
     options = _parse(argv)
-    from gpt2_repro.evaluation.diagnosis.scoring import score_rows
     from gpt2_repro.model.export import load_pair, load_tokenizer, resolve_checkpoint
 
     checkpoint = inspect_checkpoint(resolve_checkpoint(options.run))

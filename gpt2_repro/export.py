@@ -16,7 +16,7 @@ from typing import Any
 from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.evaluation.cache import fingerprint
+from gpt2_repro.evaluation.models import fingerprint
 from gpt2_repro.files import read_object, readable
 from gpt2_repro.model_card import model_card
 from gpt2_repro.run_record.checkpoints import training_record

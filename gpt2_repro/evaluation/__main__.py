@@ -21,20 +21,19 @@ from gpt2_repro.comparison import to_markdown
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import published
 from gpt2_repro.evaluation.arguments import EvaluationArguments, override_section, parse_options
-from gpt2_repro.evaluation.cache import FOLDER, Cache
 from gpt2_repro.evaluation.compare import ComparedModel, compare
 from gpt2_repro.evaluation.harness import EvaluationSettings, choose_device
-from gpt2_repro.evaluation.loaded_model import EvaluatedModel, open_model
-from gpt2_repro.evaluation.provenance import (
+from gpt2_repro.evaluation.models import (
     CheckpointInfo,
+    EvaluatedModel,
     common_window,
-    default_output_dir,
     expand_checkpoints,
     inspect_checkpoint,
+    open_model,
 )
-from gpt2_repro.evaluation.run_metadata import command_metadata
+from gpt2_repro.evaluation.output import command_metadata, default_output_dir
 from gpt2_repro.evaluation.scores import TaskScores
-from gpt2_repro.evaluation.scoring import Benchmark, score
+from gpt2_repro.evaluation.scoring import FOLDER, Benchmark, Cache, score
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion, write_task_files
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.model_card import add_results

@@ -14,7 +14,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import scoring
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, override_section, parse_options
-from gpt2_repro.evaluation.provenance import common_window, default_output_dir, inspect_checkpoint
+from gpt2_repro.evaluation.models import common_window, inspect_checkpoint
+from gpt2_repro.evaluation.output import default_output_dir
 from gpt2_repro.evaluation.published import DOCUMENTS, PublishedNumber
 from gpt2_repro.run_record.checkpoints import seal
 
@@ -108,7 +109,7 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
     Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines[1:]))
     evaluate()
     assert len(scored) == 5 and "0.4.99" not in caplog.text
-    monkeypatch.setattr("gpt2_repro.evaluation.cache.version", lambda _: "0.4.99")
+    monkeypatch.setattr("gpt2_repro.evaluation.scoring.version", lambda _: "0.4.99")
     evaluate()
     assert len(scored) == 6 and "0.4.99" in caplog.text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gpt2_repro.evaluation.provenance import inspect_checkpoint
+from gpt2_repro.evaluation.models import inspect_checkpoint
 from gpt2_repro.model_card import add_results
 from gpt2_repro.training.schedule import learning_rate_factor
 

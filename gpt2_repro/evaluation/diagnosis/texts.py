@@ -1,14 +1,15 @@
-"""The rows of ids that both models of a diagnosis are scored on."""
+"""The rows of ids that both models of a diagnosis are scored on, and their losses."""
 
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
@@ -19,6 +20,7 @@ Losses = list[NDArray[np.float32]]  # of each row's ids after the first, in nats
 EDGE_TOKENS = 64  # scored after the start and before the end of a document
 MAX_EDGES = 500  # documents per domain
 MAX_PASSAGES = 1000  # per domain
+POSITIONS = 4096  # of one forward pass, padding included; logits of GPT-2's vocabulary and their softmax take 1.6 GB
 PASSAGE_TOKENS = 100  # of a passage, and of its last sentence once more, about
 # A full stop, closing quotes or brackets, and a space.
 SENTENCE_END = re.compile(r"[.?!…][\"'”’`)\]]*\s+")
@@ -156,3 +158,27 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
     ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
     targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))
     return np.array(ids[-window - 1 :], np.int64), max(1, targets)
+
+
+def score_rows(model: Any, parts: Mapping[str, Sequence[Row]], *, device: str, name: str) -> dict[str, Losses]:
+    """Return the losses of each part's rows. The model is moved to `device`, and then to the CPU."""
+    import torch
+
+    from gpt2_repro.evaluation.hellaswag import batches_by_length
+
+    model = model.float().to(device).eval()
+    rows = [row.ids for part in parts.values() for row in part]
+    scored: dict[int, NDArray[np.float32]] = {}
+    with torch.inference_mode():
+        for numbers in tqdm(batches_by_length([len(row) for row in rows], POSITIONS), desc=name):
+            # Padding is on the right, so that no position of a row sees it.
+            ids = [torch.from_numpy(rows[number].astype(np.int64)) for number in numbers]
+            batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+            wanted = batch[:, 1:]
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
+            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+            losses = flat.view(wanted.shape).cpu().numpy()
+            scored |= {number: losses[line, : len(rows[number]) - 1] for line, number in enumerate(numbers)}
+    model.to("cpu")
+    in_order = iter([scored[number] for number in range(len(rows))])
+    return {part: list(itertools.islice(in_order, len(its))) for part, its in parts.items()}

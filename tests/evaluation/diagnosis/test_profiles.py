@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.evaluation.diagnosis import scoring
+from gpt2_repro.evaluation.diagnosis import texts
 from gpt2_repro.evaluation.diagnosis.profiles import (
     buckets,
     by_frequency,
@@ -29,12 +29,12 @@ def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> 
 
 
 def test_scores_equal_a_loop_over_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "POSITIONS", 500)  # several batches
+    monkeypatch.setattr(texts, "POSITIONS", 500)  # several batches
     source = np.random.default_rng(0)
     lengths = [2, 129, 3, 128, 40, 2, 77, *[100] * 9]
     rows = [Row(source.integers(0, model.config.vocab_size, length).astype(np.uint16), 1, 0) for length in lengths]
     parts = {"one": rows[:5], "none": [], "other": rows[5:]}
-    found = scoring.score_rows(model, parts, device="cpu", name="")
+    found = texts.score_rows(model, parts, device="cpu", name="")
     assert {name: len(its) for name, its in found.items()} == {"one": 5, "none": 0, "other": 11}
     for row, losses in zip(rows, found["one"] + found["other"], strict=True):
         ids = torch.tensor(row.ids.astype(np.int64))

@@ -1,0 +1,146 @@
+"""The models of a comparison: where a checkpoint comes from, and the model in it, loaded once to inspect it."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.layout import FINAL, MANIFEST, checkpoints, run_of
+
+
+logger = logging.getLogger(__name__)
+
+PADDING = 1024  # ids that a vocabulary may have beyond the tokenizer's: round sizes are fast
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """What is known of a checkpoint without loading it."""
+
+    name: str
+    source: str  # a folder or a Hub id
+    run: Path | None
+    sequence_length: int | None  # tokens; None outside a run
+    record: dict[str, Any]  # what the checkpoint records of its training; {} outside a run
+
+    @property
+    def tokens_trained(self) -> int | None:
+        """Targets up to this checkpoint, None if unknown."""
+        return self.record.get("tokens")
+
+    def window(self, num_positions: int) -> int:
+        """The tokens it was trained to see at once: its positions, or its run's shorter sequences."""
+        return min(num_positions, self.sequence_length or num_positions)
+
+
+def expand_checkpoints(name: str, *, every: bool) -> list[str]:
+    """The checkpoints that a word of the command line means: itself, or `every` complete one of a run by step, and its final/.
+
+    Raises UserError for what is no run where every one is asked for.
+    """
+    if not every:
+        return [name]
+    run = Path(name)
+    found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
+    found += [path for path in [run / FINAL] if path.is_dir()]
+    if not found:
+        raise UserError(f"--all_checkpoints: {name} is no run with checkpoints")
+    return [str(path) for path in found]
+
+
+def inspect_checkpoint(source: str) -> CheckpointInfo:
+    """The provenance of a folder or Hub id. A checkpoint belongs to the run in whose folder it lies."""
+    folder = Path(source)
+    run = run_of(folder)
+    if run is None:
+        return CheckpointInfo(source.rstrip("/"), source, run=None, sequence_length=None, record={})
+    shown = run if run.name else run.resolve().name
+    length = RunRecord(run).recipe().get("data", {}).get("sequence_length")
+    length = None if length is None else int(length)
+    return CheckpointInfo(f"{folder.name} ({shown})", source, run, length, training_record(folder))
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedModel:
+    """A model that can be loaded and fits its tokenizer."""
+
+    checkpoint: CheckpointInfo
+    load: Callable[[], tuple[Any, Any]]  # its model in fp32 on the CPU, and its tokenizer
+    revision: str
+    parameters: int
+    positions: int
+
+    @property
+    def source(self) -> str:
+        """Its folder or Hub id."""
+        return self.checkpoint.source
+
+    @property
+    def name(self) -> str:
+        """Its column's."""
+        return self.checkpoint.name
+
+    def folder(self, scratch: Path) -> Path:
+        """A folder that any program loads it from, below `scratch`."""
+        target = scratch / self.revision[:12]
+        if not target.exists():
+            model, tokenizer = self.load()
+            model.save_pretrained(target)
+            tokenizer.save_pretrained(target)
+        return target
+
+
+def open_model(checkpoint: CheckpointInfo, load: Callable[[], tuple[Any, Any]]) -> EvaluatedModel:
+    """Load a model, look at it and let it go.
+
+    Raises UserError where it cannot be loaded, has weights that are no numbers, or a tokenizer of another vocabulary.
+    """
+    model, tokenizer = load()
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise UserError(
+                f"{checkpoint.source} has weights that are no numbers, in {name}: name an earlier checkpoint"
+            )
+    vocabulary, tokens = model.config.vocab_size, len(tokenizer)
+    if tokens > vocabulary or vocabulary - tokens > PADDING:
+        raise UserError(
+            f"the tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}: put the files of the "
+            "tokenizer that it was trained with into the folder"
+        )
+    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 20
+    return EvaluatedModel(checkpoint, load, fingerprint(model, tokenizer), model.num_parameters(), int(positions))
+
+
+def fingerprint(model: Any, tokenizer: Any) -> str:
+    """The revision of a model: a hash of its weights, configuration and tokenizer, wherever they came from."""
+    config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().numpy().data)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest.update((backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)).encode())
+    return digest.hexdigest()
+
+
+def common_window(asked: int, trained: Mapping[str, int], positions: Mapping[str, int], *, insist: bool) -> int:
+    """The widest window up to `asked` that every model was trained on.
+
+    Args:
+        positions: of each model, beyond which it computes nothing.
+        insist: the number was typed: take it where the models have positions for it, trained or not.
+    """
+    name = min(trained, key=lambda model: trained[model])
+    window = min(asked, trained[name])
+    if insist and window < asked <= min(positions.values()):
+        logger.warning("window %d tokens: %s was trained on %d, its later positions are random", asked, name, window)
+        return asked
+    if window < asked:
+        logger.warning("window %d tokens in place of %d: %s was trained on no more", window, asked, name)
+    return window
