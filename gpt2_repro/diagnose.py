@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.cli import CommandParser
-from gpt2_repro.comparison import diagnosis_tables, markdown_table
+from gpt2_repro.comparison import diagnosis_tables
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.evaluation.diagnosis.measure import measure
@@ -35,9 +35,8 @@ from gpt2_repro.evaluation.diagnosis.texts import (
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import inspect_checkpoint, open_model
-from gpt2_repro.evaluation.output import command_metadata, default_output_dir
+from gpt2_repro.evaluation.output import command_metadata, default_output_dir, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
-from gpt2_repro.files import write_whole
 from gpt2_repro.recipe import load_sections, read_section
 from gpt2_repro.run_record.layout import RECIPE
 
@@ -68,7 +67,7 @@ def main(argv: list[str]) -> None:
     window = min(options.max_length, *(one.positions for one in models))
     parts = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
-        "models": [{"name": one.name, "source": one.checkpoint.source, "revision": one.revision} for one in models],
+        "models": [{"name": one.name, "source": one.column.source, "revision": one.column.revision} for one in models],
         "window": window,
         "tokens_per_domain": options.tokens,
         "dtype": "float32",
@@ -171,8 +170,8 @@ def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
     """Write diagnosis.json and diagnosis.md, and print the latter."""
     name, baseline = (model["name"] for model in diagnosis["models"])
     parts = [f"# {name} compared with {baseline}", diagnosis["conclusion"]]
-    for title, (headers, rows) in diagnosis_tables(diagnosis).items():
-        parts += [f"## {title}", markdown_table(headers, [[cell.text for cell in row] for row in rows])]
+    for title, table in diagnosis_tables(diagnosis).items():
+        parts += [f"## {title}", table.markdown()]
     versions = ", ".join(f"{library} {version}" for library, version in diagnosis["versions"].items())
     notes = [
         f"Nats; ± one standard error, by documents, of the difference on the same tokens; window {diagnosis['window']:,} "
@@ -182,10 +181,8 @@ def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
         f"{versions}; {diagnosis['date']}: `{diagnosis['command']}`",
         *(f"By domain and frequency: positions before {jump['position']:,} only" for jump in diagnosis["jump"]),
     ]
-    table = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
-    write_whole(output / "diagnosis.json", json.dumps(diagnosis, indent=2) + "\n")
-    write_whole(output / "diagnosis.md", table)
-    print(f"\n{table}\nWritten: {output}/ (diagnosis.md, diagnosis.json)")
+    page = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
+    print(write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", page))
 
 
 if __name__ == "__main__":

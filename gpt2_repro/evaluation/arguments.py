@@ -9,6 +9,8 @@ from transformers.hf_argparser import HfArg
 
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
+from gpt2_repro.recipe import read_section
+from gpt2_repro.run_record.layout import RECIPE
 
 
 @dataclasses.dataclass
@@ -72,14 +74,15 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     return options
 
 
-def override_section(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
-    """The section with what was typed in place of what the recipe says."""
+def read_arguments(options: argparse.Namespace, run: Path | None) -> EvaluationArguments:
+    """Return the section of a run's recipe, or the defaults, with the options that were passed in their place."""
+    section = read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
     names = [field.name for field in dataclasses.fields(EvaluationArguments)]
-    typed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    settings = dataclasses.replace(section, **typed)
-    if not settings.tasks or settings.max_length < 1:
+    passed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    arguments = dataclasses.replace(section, **passed)
+    if not arguments.tasks or arguments.max_length < 1:
         raise UserError("evaluation needs at least one task and a max_length of at least 1 token")
-    return dataclasses.replace(settings, tasks=list(dict.fromkeys(settings.tasks)))
+    return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))
 
 
 def _count(text: str) -> int:

@@ -4,10 +4,11 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import training_record
@@ -33,10 +34,6 @@ class CheckpointInfo:
     def tokens_trained(self) -> int | None:
         """Targets up to this checkpoint, None if unknown."""
         return self.record.get("tokens")
-
-    def window(self, num_positions: int) -> int:
-        """The tokens it was trained to see at once: its positions, or its run's shorter sequences."""
-        return min(num_positions, self.sequence_length or num_positions)
 
 
 def expand_checkpoints(name: str, *, every: bool) -> list[str]:
@@ -66,55 +63,54 @@ def inspect_checkpoint(source: str) -> CheckpointInfo:
     return CheckpointInfo(f"{folder.name} ({shown})", source, run, length, training_record(folder))
 
 
+Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and its tokenizer
+
+
 @dataclasses.dataclass(frozen=True)
 class EvaluatedModel:
-    """A model that can be loaded and fits its tokenizer."""
+    """A model that was loaded once to inspect it, and is loaded again if there is something to score.
 
+    Args:
+        column: how the comparison shows it.
+        positions: beyond which it computes nothing.
+    """
+
+    column: ComparedModel
     checkpoint: CheckpointInfo
-    load: Callable[[], tuple[Any, Any]]  # its model in fp32 on the CPU, and its tokenizer
-    revision: str
-    parameters: int
+    load: Load
     positions: int
 
     @property
-    def source(self) -> str:
-        """Its folder or Hub id."""
-        return self.checkpoint.source
-
-    @property
     def name(self) -> str:
-        """Its column's."""
+        """The name of its column."""
         return self.checkpoint.name
 
-    def folder(self, scratch: Path) -> Path:
-        """A folder that any program loads it from, below `scratch`."""
-        target = scratch / self.revision[:12]
-        if not target.exists():
-            model, tokenizer = self.load()
-            model.save_pretrained(target)
-            tokenizer.save_pretrained(target)
-        return target
+    @property
+    def trained_window(self) -> int:
+        """The tokens it was trained to see at once: its positions, or its run's shorter sequences."""
+        return min(self.positions, self.checkpoint.sequence_length or self.positions)
 
 
-def open_model(checkpoint: CheckpointInfo, load: Callable[[], tuple[Any, Any]]) -> EvaluatedModel:
-    """Load a model, look at it and let it go.
+def open_model(checkpoint: CheckpointInfo, load: Load) -> EvaluatedModel:
+    """Load a model, inspect it and drop it.
 
-    Raises UserError where it cannot be loaded, has weights that are no numbers, or a tokenizer of another vocabulary.
+    Raises UserError if it cannot be loaded, has weights that are not finite, or a tokenizer of another vocabulary.
     """
     model, tokenizer = load()
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise UserError(
-                f"{checkpoint.source} has weights that are no numbers, in {name}: name an earlier checkpoint"
+                f"{checkpoint.source} has weights that are not finite, in {name}. Pass an earlier checkpoint."
             )
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         raise UserError(
-            f"the tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}: put the files of the "
-            "tokenizer that it was trained with into the folder"
+            f"The tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}. Put the files of the "
+            "tokenizer that it was trained with into the folder."
         )
-    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 20
-    return EvaluatedModel(checkpoint, load, fingerprint(model, tokenizer), model.num_parameters(), int(positions))
+    positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
+    described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
+    return EvaluatedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
@@ -129,18 +125,19 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def common_window(asked: int, trained: Mapping[str, int], positions: Mapping[str, int], *, insist: bool) -> int:
-    """The widest window up to `asked` that every model was trained on.
+def common_window(models: Sequence[EvaluatedModel], asked: int, *, explicit: bool) -> int:
+    """Return the widest window up to `asked` that every model was trained on.
 
     Args:
-        positions: of each model, beyond which it computes nothing.
-        insist: the number was typed: take it where the models have positions for it, trained or not.
+        explicit: the number was passed as an option. Take it if the models have positions for it, trained or not.
     """
-    name = min(trained, key=lambda model: trained[model])
-    window = min(asked, trained[name])
-    if insist and window < asked <= min(positions.values()):
-        logger.warning("window %d tokens: %s was trained on %d, its later positions are random", asked, name, window)
+    shortest = min(models, key=lambda model: model.trained_window)
+    window = min(asked, shortest.trained_window)
+    if explicit and window < asked <= min(model.positions for model in models):
+        logger.warning(
+            "window %d tokens: %s was trained on %d, its later positions are random", asked, shortest.name, window
+        )
         return asked
     if window < asked:
-        logger.warning("window %d tokens in place of %d: %s was trained on no more", window, asked, name)
+        logger.warning("window %d tokens in place of %d: %s was trained on no more", window, asked, shortest.name)
     return window

@@ -1,9 +1,14 @@
 """What is published of a baseline: a check of the whole setup when it is run, and a stand-in when it cannot be."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 
+from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.evaluation.scores import COMPLETION, Metric, TaskScores
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +68,26 @@ def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> li
     return lines
 
 
-def published_scores(model: str, window: int, scored: Iterable[TaskScores]) -> tuple[list[TaskScores], list[str]]:
-    """Return published numbers of the whole sets that were scored, in place of measured ones, and their sources."""
+def published_baseline(
+    model: str, window: int, scored: Iterable[TaskScores]
+) -> tuple[ComparedModel, list[TaskScores]] | None:
+    """Return a model with its published scores of the tasks that were scored as a whole; None if there are none."""
+    if model not in NUMBERS:
+        return None
     whole = [task.task for task in scored if _is_whole(task)]
     numbers = [number for number in published_numbers(model, window) if number.task in whole]
+    if not numbers:
+        logger.warning(
+            "Nothing is published of %s for these documents in this window. The table has no baseline.", model
+        )
+        return None
     by_task: dict[str, list[Metric]] = {}
     for number in numbers:
         higher = number.metric not in ("perplexity", "word_perplexity", "bits_per_byte")
         by_task.setdefault(number.task, []).append(Metric(number.metric, number.value, number.stderr, higher))
     tasks = [TaskScores(task, None, "published", [], None, metrics) for task, metrics in by_task.items()]
-    return tasks, list(dict.fromkeys(number.source for number in numbers))
+    sources = list(dict.fromkeys(number.source for number in numbers))
+    return ComparedModel(f"{model} (published)", model, published_by=sources), tasks
 
 
 def _is_whole(task: TaskScores) -> bool:

@@ -4,7 +4,6 @@ Two models that read the same documents mostly stumble over the same ones, so th
 each score: the standard errors here are those of the differences, document by document.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.comparison import MARGINS
+from gpt2_repro.comparison import MARGINS, Difference
 
 
 RESAMPLES = 10_000
@@ -20,17 +19,6 @@ FEWEST = 30  # documents, below which an interval is too narrow to judge by
 Z95 = 1.959964  # standard errors on each side of a 95 % interval
 # How the harness makes one number of a metric's values for each document (lm_eval/api/metrics.py, 0.4.13).
 MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A model's value minus the baseline's."""
-
-    value: float
-    stderr: float | None = None  # paired; None where the two were not scored on the same documents
-    low: float | None = None  # the 95 % interval
-    high: float | None = None
-    verdict: str | None = None  # better, worse, matches, inconclusive; None where there is none to give
 
 
 def aggregate(aggregation: str, values: NDArray[np.float64]) -> float:

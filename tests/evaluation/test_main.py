@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import scoring
 from gpt2_repro.evaluation.__main__ import main
-from gpt2_repro.evaluation.arguments import EvaluationArguments, override_section, parse_options
+from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, read_arguments
 from gpt2_repro.evaluation.models import common_window, inspect_checkpoint
 from gpt2_repro.evaluation.output import default_output_dir
 from gpt2_repro.evaluation.published import DOCUMENTS, PublishedNumber
@@ -29,7 +30,7 @@ NAME = "final (runs/tiny)"
 def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
     """runs/tiny with final/ and checkpoint-3/, and data/tiny with the validation documents, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpt2_repro.evaluation.__main__.add_results", lambda *_: None)  # tests/test_end_to_end.py
+    monkeypatch.setattr("gpt2_repro.evaluation.output.add_results", lambda *_: None)  # tests/test_end_to_end.py
     run = Path("runs/tiny")
     for name in ("final", "checkpoint-3"):
         model.save_pretrained(run / name)
@@ -212,10 +213,12 @@ def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeyp
     assert evaluate("--baseline none --limit 2", tasks="last_word")["warnings"] == []
 
 
-def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
+def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe(tmp_path):
     options = parse_options(["x", "--tasks", "a,b", "c", "a", "--max_length", "7"], description=None)
-    settings = override_section(EvaluationArguments(baseline="none", max_length=3), options)
-    assert settings == EvaluationArguments(tasks=["a", "b", "c"], baseline="none", max_length=7)
+    (tmp_path / "recipe.yaml").write_text("evaluation: {baseline: none, max_length: 3}")
+    assert read_arguments(options, tmp_path) == EvaluationArguments(
+        tasks=["a", "b", "c"], baseline="none", max_length=7
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,12 +274,15 @@ def test_evaluate_sh_ends_a_mistake_with_one_line_and_code_2(type_command):
 
 
 def test_window_is_what_every_model_was_trained_on(caplog):
-    positions = {"a": 1024, "b": 1024}
-    assert common_window(1024, {"a": 1024, "b": 2048}, positions, insist=False) == 1024
-    assert common_window(1024, {"a": 1024, "b": 512}, positions, insist=False) == 512
-    assert "1024: b" in caplog.text
-    assert common_window(1024, {"a": 1024, "b": 512}, positions, insist=True) == 1024
-    assert common_window(1024, {"a": 1024, "b": 512}, positions | {"b": 512}, insist=True) == 512
+    whole, short = (SimpleNamespace(name=str(width), trained_window=width, positions=1024) for width in (1024, 512))
+    assert common_window([whole], 1024, explicit=False) == 1024
+    assert common_window([whole, short], 1024, explicit=False) == 512
+    assert "1024: 512" in caplog.text
+    assert common_window([whole, short], 1024, explicit=True) == 1024
+    assert (
+        common_window([whole, SimpleNamespace(name="b", trained_window=512, positions=512)], 1024, explicit=True)
+        == 512
+    )
     known = inspect_checkpoint(GPT2)  # no run
-    assert (known.name, known.run, known.tokens_trained, known.window(1024)) == (GPT2, None, None, 1024)
+    assert (known.name, known.run, known.tokens_trained, known.sequence_length) == (GPT2, None, None, None)
     assert default_output_dir(known) == Path("evaluations/openai-community-gpt2")
