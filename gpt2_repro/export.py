@@ -15,9 +15,10 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
+from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.evaluation.models import fingerprint
-from gpt2_repro.files import read_object, readable
+from gpt2_repro.files import readable
 from gpt2_repro.model_card import model_card
 from gpt2_repro.run_record.checkpoints import training_record
 
@@ -81,13 +82,13 @@ def _write_folder(model: Any, tokenizer: Any, folder: Path, checkpoint: Path, *,
         (folder / "README.md").write_text(model_card(name, record, *results))
 
 
-def _results(run: Path, revision: str) -> tuple[Any, str | None]:
-    """The comparison of the run that has these very weights, and their column's name."""
-    comparison = read_object(run / "evaluation" / "comparison.json")
-    for model in comparison.get("models", []):
-        if model["revision"] == revision:
-            return comparison, model["name"]
-    return None, None
+def _results(run: Path, revision: str) -> tuple[Comparison | None, str | None]:
+    """Return the run's comparison that has these very weights, and their column; None if it is missing or damaged."""
+    try:
+        comparison = Comparison.from_json((run / "evaluation" / "comparison.json").read_text())
+    except (OSError, ValueError):
+        return None, None
+    return next(((comparison, model.name) for model in comparison.models if model.revision == revision), (None, None))
 
 
 def require_same(model: Any, again: Any, dtype: str) -> None:

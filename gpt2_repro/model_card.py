@@ -1,5 +1,6 @@
 """The model card: what a model is, what it was trained on and how, how good it is, and what it is not good for."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from gpt2_repro.comparison import comparison_markdown
+from gpt2_repro.comparison import Comparison, ComparisonRow
 from gpt2_repro.files import write_whole
 from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
@@ -28,13 +29,13 @@ SETTINGS = (
 
 
 def model_card(
-    name: str, record: Mapping[str, Any], comparison: Mapping[str, Any] | None = None, column: str | None = None
+    name: str, record: Mapping[str, Any], comparison: Comparison | None = None, column: str | None = None
 ) -> str:
     """Return the model card as Markdown with the Hub's header.
 
     Args:
         record: what `training_record` returns.
-        comparison: a comparison.json whose `column` is this model. Results of a smoke test are left out.
+        comparison: whose `column` is this model. Results of a smoke test are left out.
     """
     environment = record["environment"]
     run_identity, data = environment["run_identity"], environment["data"]
@@ -42,7 +43,7 @@ def model_card(
     origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
     rows = _rows(comparison, column)
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if rows:
+    if rows and column:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
     facts = {
         "tokens": f"{record['tokens']:,}",
@@ -81,49 +82,47 @@ def _architecture(environment: Mapping[str, Any]) -> str:
     return f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters{part}"
 
 
-def add_results(
-    final: Path, record: Mapping[str, Any], comparison: Mapping[str, Any], column: str | None = None
-) -> None:
+def add_results(final: Path, record: Mapping[str, Any], comparison: Comparison, column: str | None = None) -> None:
     """Write the results of `column` into the card of a final/. Results of a smoke test are not.
 
     Args:
         record: of the weights that were scored. If the run has replaced them since, the card stays as it is.
     """
-    if comparison["limit"] is None and record and training_record(final).get("sha256") == record["sha256"]:
+    if comparison.limit is None and record and training_record(final).get("sha256") == record["sha256"]:
         write_whole(final / "README.md", model_card(final.resolve().parent.name, record, comparison, column))
 
 
-def _rows(comparison: Mapping[str, Any] | None, column: str | None) -> list[Mapping[str, Any]]:
-    if comparison is None or comparison["limit"] is not None:
+def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonRow]:
+    if comparison is None or column is None or comparison.limit is not None:
         return []
-    return [row for row in comparison["rows"] if (row["values"].get(column) or {}).get("value") is not None]
+    return [row for row in comparison.rows if (score := row.values.get(column)) and score.value is not None]
 
 
-def _results(rows: list[Mapping[str, Any]], column: str | None) -> list[dict[str, Any]]:
+def _results(rows: list[ComparisonRow], column: str) -> list[dict[str, Any]]:
     """Evaluation results in the Hub's form."""
     results = []
-    for task in dict.fromkeys(row["task"] for row in rows):
+    for task in dict.fromkeys(row.task for row in rows):
         title, dataset, split = DATASETS.get(task, (task, task, "test"))
         metrics = [
-            {"type": row["metric"], "name": row["metric"], "value": round(row["values"][column]["value"], 4)}
+            {"type": row.metric, "name": row.metric, "value": round(value, 4)}
             for row in rows
-            if row["task"] == task
+            if row.task == task and (value := row.values[column].value) is not None
         ]
         of = {"name": title, "type": dataset, "split": split}
         results.append({"task": {"type": "text-generation"}, "dataset": of, "metrics": metrics})
     return results
 
 
-def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | None, column: str | None) -> list[str]:
+def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column: str | None) -> list[str]:
     if not rows or comparison is None:
         return []
     names = {str(column): "this model"}
-    if (baseline := comparison["baseline"]) not in (None, column):
-        names[baseline] = baseline
-    table = comparison_markdown({**comparison, "rows": rows}, names)
+    if comparison.baseline not in (None, column):
+        names[str(comparison.baseline)] = str(comparison.baseline)
+    table = dataclasses.replace(comparison, rows=rows).table(names).markdown()
     note = (
-        f"lm-evaluation-harness {comparison['versions']['lm_eval']}, window {comparison['max_length']:,} tokens, "
-        f"{comparison['dtype']}; `{comparison['command']}`, {comparison['date'][:10]}."
+        f"lm-evaluation-harness {comparison.versions['lm_eval']}, window {comparison.max_length:,} tokens, "
+        f"{comparison.dtype}; `{comparison.command}`, {comparison.date[:10]}."
     )
     return [f"## Evaluation\n\n{table}\n\n{note}"]
 

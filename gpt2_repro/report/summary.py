@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from gpt2_repro.comparison import comparison_table
 from gpt2_repro.report.facts import facts, key_numbers, where_things_are
 from gpt2_repro.report.read import Run
-from gpt2_repro.report.tables import Table, aligned
+from gpt2_repro.report.tables import aligned
 from gpt2_repro.time_breakdown import breakdown_lines
 
 
@@ -18,9 +17,11 @@ def summary(run: Run, page: Path) -> list[str]:
         lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
     lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in key_numbers(run)]
     lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=run.usd_per_hour)]
-    if run.comparison.get("rows"):
-        lines += ["", *(f"  {line}" for line in aligned(Table(*comparison_table(run.comparison)))), ""]
-    if limit := run.comparison.get("limit"):
-        lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
+    if run.comparison and run.comparison.rows:
+        lines += ["", *(f"  {line}" for line in aligned(run.comparison.table())), ""]
+    if run.comparison and run.comparison.limit:
+        lines.append(
+            f"  scored on the first {run.comparison.limit} examples of each task: do not compare with published numbers"
+        )
     lines += [f"  {sentence}" for sentence in run.missing().values()]
     return lines + [f"  {name:<11}{path}" for name, path in (where_things_are(run) | {"report": page}).items()]

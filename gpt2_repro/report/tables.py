@@ -2,18 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from gpt2_repro.comparison import Cell
+from gpt2_repro.comparison import Cell, Table
 from gpt2_repro.formatting import duration
 from gpt2_repro.report.facts import facts, key_numbers
 from gpt2_repro.report.read import Row, Run, mapping
 from gpt2_repro.time_breakdown import breakdown
-
-
-class Table(NamedTuple):
-    headers: list[str]
-    rows: list[list[Cell]]
 
 
 def count_table(manifest: dict[str, Any]) -> Table:

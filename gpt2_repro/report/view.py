@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gpt2_repro.comparison import comparison_table, diagnosis_tables
+from gpt2_repro.comparison import diagnosis_tables
 from gpt2_repro.report.facts import baseline_losses, facts, key_numbers, where_things_are
 from gpt2_repro.report.read import COMPARISON, DIAGNOSIS, Row, Run, mapping, reading
-from gpt2_repro.report.tables import Table, count_table, deviation_table, flatten, time_table, validation_table
+from gpt2_repro.report.tables import count_table, deviation_table, flatten, time_table, validation_table
 
 
 def view_run(run: Run, label: str) -> dict[str, Any]:
@@ -15,11 +15,9 @@ def view_run(run: Run, label: str) -> dict[str, Any]:
     data = mapping(run.environment.get("data"))
     samples = sorted(run.samples, key=lambda row: -row["step"])
     with reading(run.path / COMPARISON):
-        comparison = Table(*comparison_table(run.comparison)) if run.comparison else None
+        comparison = run.comparison.table() if run.comparison else None
     with reading(run.path / DIAGNOSIS):
-        diagnosis = (
-            {title: Table(*table) for title, table in diagnosis_tables(run.diagnosis).items()} if run.diagnosis else {}
-        )
+        diagnosis = diagnosis_tables(run.diagnosis) if run.diagnosis else {}
     return {
         "label": label,
         "run": run,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from gpt2_repro.comparison import Comparison
 from gpt2_repro.evaluation.models import inspect_checkpoint
 from gpt2_repro.model_card import add_results
 from gpt2_repro.training.schedule import learning_rate_factor
@@ -107,7 +108,7 @@ def test_the_record_of_final_is_its_own(finished: Path, typed) -> None:
     assert inspect_checkpoint(str(final)).tokens_trained == 8 * 256
     assert inspect_checkpoint(str(finished / "checkpoint-12")).tokens_trained == 12 * 256
     for record in (inspect_checkpoint(str(final)).record, {"sha256": "of other weights"}):
-        add_results(final, record, {"limit": None, "baseline": None, "rows": []})
+        add_results(final, record, Comparison(rows=[]))
         assert (final / "README.md").read_text() == before
 
 
