@@ -21,7 +21,7 @@ from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.comparison import diagnosis_tables
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.arguments import EvaluationArguments
+from gpt2_repro.evaluation.arguments import arguments_of_run
 from gpt2_repro.evaluation.diagnosis.measure import measure
 from gpt2_repro.evaluation.diagnosis.texts import (
     TASKS,
@@ -37,8 +37,6 @@ from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import inspect_checkpoint, open_model
 from gpt2_repro.evaluation.output import command_metadata, default_output_dir, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
-from gpt2_repro.recipe import load_sections, read_section
-from gpt2_repro.run_record.layout import RECIPE
 
 
 HOME = "validation text"
@@ -54,20 +52,19 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_pair, load_tokenizer, resolve_checkpoint
 
     checkpoint = inspect_checkpoint(resolve_checkpoint(options.run))
-    recipe = checkpoint.run / RECIPE if checkpoint.run else None
-    baseline = inspect_checkpoint(resolve_checkpoint(options.baseline or _baseline_of(recipe)))
+    baseline = inspect_checkpoint(resolve_checkpoint(options.baseline or _baseline_of(checkpoint.run)))
     tokenizer = load_tokenizer(checkpoint.source)
     _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
-    own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
-    dataset_dir = options.dataset_dir or (Path(own_data) if own_data and Path(own_data).is_dir() else None)
+    own_data = Path(checkpoint.dataset_dir) if checkpoint.dataset_dir else None
+    dataset_dir = options.dataset_dir or (own_data if own_data and own_data.is_dir() else None)
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
 
     device = choose_device(options.device)
     models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
-    window = min(options.max_length, *(one.positions for one in models))
+    window = min(options.max_length, *(model.positions for model in models))
     parts = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
-        "models": [{"name": one.name, "source": one.column.source, "revision": one.column.revision} for one in models],
+        "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,
         "tokens_per_domain": options.tokens,
         "dtype": "float32",
@@ -75,16 +72,17 @@ def main(argv: list[str]) -> None:
         "frequencies_of": "these texts" if counts is None else "the training text",
         **measure(
             parts,
-            [score_rows(one.load()[0], parts, device=device, name=one.name) for one in models],
+            [score_rows(model.load()[0], parts, device=device, name=model.name) for model in models],
             names=[domain.name for domain in domains],
             window=window,
             separator=tokenizer.eos_token_id,
-            home=HOME if own_data and dataset_dir == Path(own_data) else None,
+            home=HOME if own_data and dataset_dir == own_data else None,
             counts=counts,
         ),
         **command_metadata("python -m gpt2_repro.diagnose", argv),
     }
-    _write(diagnosis, options.output_dir or default_output_dir(checkpoint) / "diagnosis")
+    output = options.output_dir or default_output_dir(checkpoint) / "diagnosis"
+    print(write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", diagnosis_markdown(diagnosis)))
 
 
 def _parse(argv: list[str]) -> Namespace:
@@ -113,12 +111,12 @@ def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
         )
 
 
-def _baseline_of(recipe: Path | None) -> str:
-    """Return the recipe's baseline. Raises UserError if it is not a model."""
-    section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
-    if section.baseline in ("none", "untrained"):
-        raise UserError(f"the baseline of {recipe} is {section.baseline}: pass --baseline with a folder or a Hub id")
-    return section.baseline
+def _baseline_of(run: Path | None) -> str:
+    """Return the baseline of the run's recipe. Raises UserError if it is not a model."""
+    baseline = arguments_of_run(run).baseline
+    if baseline in ("none", "untrained"):
+        raise UserError(f"The baseline of {run} is {baseline}. Pass --baseline with a folder or a Hub id.")
+    return baseline
 
 
 def _read_texts(
@@ -166,8 +164,8 @@ def _spread(rows: Any, tokens: int) -> list[Ids]:
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
 
-def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
-    """Write diagnosis.json and diagnosis.md, and print the latter."""
+def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
+    """Return the content of diagnosis.md: the conclusion, the tables and notes."""
     name, baseline = (model["name"] for model in diagnosis["models"])
     parts = [f"# {name} compared with {baseline}", diagnosis["conclusion"]]
     for title, table in diagnosis_tables(diagnosis).items():
@@ -181,8 +179,7 @@ def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
         f"{versions}; {diagnosis['date']}: `{diagnosis['command']}`",
         *(f"By domain and frequency: positions before {jump['position']:,} only" for jump in diagnosis["jump"]),
     ]
-    page = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
-    print(write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", page))
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
 
 
 if __name__ == "__main__":

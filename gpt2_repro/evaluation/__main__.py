@@ -13,10 +13,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.cli import run
+from gpt2_repro import cli
 from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.arguments import parse_options, read_arguments
+from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.compare import compare
 from gpt2_repro.evaluation.harness import EvaluationSettings, choose_device
 from gpt2_repro.evaluation.models import (
@@ -46,7 +46,8 @@ def main(argv: list[str]) -> None:
 
     paths = [path for name in options.checkpoints for path in expand_checkpoints(name, every=options.all_checkpoints)]
     checkpoints = [inspect_checkpoint(resolve_checkpoint(path)) for path in paths]
-    arguments = read_arguments(options, next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None))
+    run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
+    arguments = override_arguments(arguments_of_run(run), options)
     tasks = with_completion(arguments.tasks)
     local = find_local_files(options.local_data, tasks) if options.local_data else {}
     check_tasks(tasks, local)
@@ -106,4 +107,4 @@ def _load_untrained(source: str) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    run(main)
+    cli.run(main)

@@ -74,9 +74,13 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     return options
 
 
-def read_arguments(options: argparse.Namespace, run: Path | None) -> EvaluationArguments:
-    """Return the section of a run's recipe, or the defaults, with the options that were passed in their place."""
-    section = read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
+def arguments_of_run(run: Path | None) -> EvaluationArguments:
+    """Return the section of a run's recipe, or the defaults without a run."""
+    return read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
+
+
+def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
+    """Return the section with the options that were passed in place of its values."""
     names = [field.name for field in dataclasses.fields(EvaluationArguments)]
     passed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     arguments = dataclasses.replace(section, **passed)

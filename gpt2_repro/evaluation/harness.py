@@ -21,6 +21,7 @@ from gpt2_repro.errors import RunFailed, UserError
 
 ROOT = Path(__file__).parents[2]
 ANSWER = "answer.pickle"
+SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 # Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
 # minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
@@ -79,26 +80,27 @@ def evaluate_model(
 
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    scorer = _scorer_class()(
+        pretrained=model.float().to(accelerator.device if accelerator else settings.device),
+        tokenizer=tokenizer,
+        max_length=settings.max_length,
+        batch_size=settings.batch_size,
+    )
+    if accelerator:
+        # HFLM (lm_eval 0.4.13) shares documents between processes only if it loads the model itself, and only on GPUs.
+        scorer.accelerator = accelerator
+        scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
     # The harness prints progress; stdout belongs to the table.
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
         found = simple_evaluate(
-            model=_scorer_class()(
-                accelerator,
-                pretrained=model.float().to(accelerator.device if accelerator else settings.device),
-                tokenizer=tokenizer,
-                max_length=settings.max_length,
-                batch_size=settings.batch_size,
-            ),
+            model=scorer,
             tasks=[task],
             task_manager=_task_manager(task_folder, task),
             batch_size=settings.batch_size,
             device=settings.device,
             limit=settings.limit,
             bootstrap_iters=0 if task.startswith(OWN_STANDARD_ERRORS) else 100_000,
-            random_seed=settings.seed,
-            numpy_random_seed=settings.seed,
-            torch_random_seed=settings.seed,
-            fewshot_random_seed=settings.seed,
+            **dict.fromkeys(SEEDS, settings.seed),
         )
     model.to("cpu")  # the next model gets the whole device
     if found is None:
@@ -126,33 +128,21 @@ def _missing_data_as_user_error() -> Iterator[None]:
 
 @functools.cache
 def _scorer_class() -> Any:
-    """HFLM with data parallelism for a loaded model, and one progress bar for the windows of whole documents.
-
-    HFLM (lm_eval 0.4.13) shares documents between processes only if it loads the model itself, and only on GPUs. It
-    draws one progress bar per batch of rolling windows.
-    """
+    """HFLM with one progress bar for the windows of whole documents. HFLM (lm_eval 0.4.13) draws one per batch."""
     from lm_eval.models.huggingface import HFLM
     from tqdm import tqdm
 
     class Scorer(HFLM):
-        def __init__(self, accelerator: Any, **options: Any) -> None:
-            super().__init__(**options)
-            if accelerator is not None:
-                self.accelerator = accelerator
-                self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
-
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             hidden = disable_tqdm or self.rank > 0
             with tqdm(desc="Running rolling loglikelihood", unit=" windows", disable=hidden) as self.windows:
                 return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
-        def _loglikelihood_tokens(
-            self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
-        ) -> list[tuple[float, bool]]:
-            if override_bs is not None:  # only rolling windows come in batches of their own
+        def _loglikelihood_tokens(self, requests: Any, **options: Any) -> list[tuple[float, bool]]:
+            if options.get("override_bs") is not None:  # only rolling windows come in batches of their own
                 self.windows.update(len(requests))
-                disable_tqdm = True
-            return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+                options["disable_tqdm"] = True
+            return super()._loglikelihood_tokens(requests, **options)
 
     return Scorer
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 HUB_ID = "Rowan/hellaswag"
 ENDINGS = 4
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies, text in others
-SKIP = "or type --hellaswag_steps 0"
+SKIP = "or pass --hellaswag_steps 0"
 
 
 class Item(NamedTuple):
@@ -35,22 +36,24 @@ class Item(NamedTuple):
 
 
 def read_items(source: str) -> list[Item]:
-    """The items of a local file of JSON lines, .gz or not, or of the validation split of a dataset of the Hub.
+    """Return the items of a local file of JSON lines, .gz or not, or of the validation split of a Hub dataset.
 
-    Raises UserError for a file that is not there or whose lines are none of HellaSwag's, and for a dataset that the Hub
-    does not have; RunFailed where the Hub is out of reach.
+    Raises UserError for a missing file, for lines that are not HellaSwag's, and for a dataset that the Hub does not have;
+    RunFailed if the Hub cannot be reached.
     """
-    if source.endswith((".jsonl", ".json", ".gz")) and not Path(source).is_file():
-        raise UserError(f"there is no --hellaswag_data {source}: name a file of HellaSwag's lines, a Hub id, {SKIP}")
-    items = [_item(row, f"{source}, item {number}") for number, row in enumerate(_rows(source), start=1)]
+    if not source.endswith((".jsonl", ".json", ".gz")):
+        rows = _load_from_hub(source)
+    elif Path(source).is_file():
+        rows = (row for _, row in read_json_lines(Path(source)))
+    else:
+        raise UserError(f"There is no --hellaswag_data {source}. Pass a file of HellaSwag's lines, a Hub id, {SKIP}.")
+    items = [_item(row, f"{source}, item {number}") for number, row in enumerate(rows, start=1)]
     if not items:
-        raise UserError(f"{source} is empty: name HellaSwag's validation split, {SKIP}")
+        raise UserError(f"{source} is empty. Pass HellaSwag's validation split, {SKIP}.")
     return items
 
 
-def _rows(source: str) -> Iterable[Any]:
-    if source.endswith((".jsonl", ".json", ".gz")):
-        return (row for _, row in read_json_lines(Path(source)))
+def _load_from_hub(source: str) -> Iterable[Any]:
     import datasets
 
     try:
@@ -58,8 +61,8 @@ def _rows(source: str) -> Iterable[Any]:
     except Exception as error:  # of a network, a Hub, a cache and a builder there is nothing narrower
         kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
         raise kind(
-            f"HellaSwag ({source}) does not come from the Hub ({type(error).__name__}: {' '.join(str(error).split())[:200]}): "
-            f"name a local file by --hellaswag_data, {SKIP}"
+            f"HellaSwag ({source}) cannot be loaded from the Hub ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}). Pass a local file as --hellaswag_data, {SKIP}."
         ) from None
 
 
@@ -144,13 +147,14 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows by their numbers: ids and labels [rows, T], padded on the right, behind all that a row's own positions see; each target's row."""
-        width = max(len(self.rows[number][0]) for number in numbers) - 1
-        ids = torch.zeros(len(numbers), width, dtype=torch.int64)
+        """Return ids and labels [rows, T] of rows by their numbers, and the row of each target.
+
+        Padding is on the right, after everything that a position of the row attends to.
+        """
+        rows = [self.rows[number] for number in numbers]
+        ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
         labels = torch.full_like(ids, IGNORED)
-        for line, number in enumerate(numbers):
-            row, targets = self.rows[number]
-            ids[line, : len(row) - 1] = torch.tensor(row[:-1])
+        for line, (row, targets) in enumerate(rows):
             labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
@@ -170,7 +174,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     try:
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
-        raise UserError(f"HellaSwag cannot be encoded by this tokenizer ({error}): type --hellaswag_steps 0") from None
+        raise UserError(f"HellaSwag cannot be encoded by this tokenizer ({error}): pass --hellaswag_steps 0") from None
     if not all(encoded):
-        raise UserError("this tokenizer makes no token of some of HellaSwag's texts: type --hellaswag_steps 0")
+        raise UserError("this tokenizer makes no token of some of HellaSwag's texts: pass --hellaswag_steps 0")
     return encoded

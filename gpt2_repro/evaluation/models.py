@@ -27,8 +27,9 @@ class CheckpointInfo:
     name: str
     source: str  # a folder or a Hub id
     run: Path | None
-    sequence_length: int | None  # tokens; None outside a run
     record: dict[str, Any]  # what the checkpoint records of its training; {} outside a run
+    sequence_length: int | None = None  # tokens of its run's rows; None outside a run
+    dataset_dir: str | None = None  # of its run
 
     @property
     def tokens_trained(self) -> int | None:
@@ -52,15 +53,15 @@ def expand_checkpoints(name: str, *, every: bool) -> list[str]:
 
 
 def inspect_checkpoint(source: str) -> CheckpointInfo:
-    """The provenance of a folder or Hub id. A checkpoint belongs to the run in whose folder it lies."""
+    """Return the origin of a folder or Hub id. A checkpoint belongs to the run in whose folder it lies."""
     folder = Path(source)
     run = run_of(folder)
     if run is None:
-        return CheckpointInfo(source.rstrip("/"), source, run=None, sequence_length=None, record={})
-    shown = run if run.name else run.resolve().name
-    length = RunRecord(run).recipe().get("data", {}).get("sequence_length")
-    length = None if length is None else int(length)
-    return CheckpointInfo(f"{folder.name} ({shown})", source, run, length, training_record(folder))
+        return CheckpointInfo(source.rstrip("/"), source, None, {})
+    name = f"{folder.name} ({run if run.name else run.resolve().name})"
+    data = RunRecord(run).recipe().get("data", {})
+    length = int(data["sequence_length"]) if data.get("sequence_length") else None
+    return CheckpointInfo(name, source, run, training_record(folder), length, data.get("dataset_dir"))
 
 
 Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and its tokenizer

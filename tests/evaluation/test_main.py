@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import scoring
 from gpt2_repro.evaluation.__main__ import main
-from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, read_arguments
+from gpt2_repro.evaluation.arguments import EvaluationArguments, override_arguments, parse_options
 from gpt2_repro.evaluation.models import common_window, inspect_checkpoint
 from gpt2_repro.evaluation.output import default_output_dir
 from gpt2_repro.evaluation.published import DOCUMENTS, PublishedNumber
@@ -213,12 +213,10 @@ def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeyp
     assert evaluate("--baseline none --limit 2", tasks="last_word")["warnings"] == []
 
 
-def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe(tmp_path):
+def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
     options = parse_options(["x", "--tasks", "a,b", "c", "a", "--max_length", "7"], description=None)
-    (tmp_path / "recipe.yaml").write_text("evaluation: {baseline: none, max_length: 3}")
-    assert read_arguments(options, tmp_path) == EvaluationArguments(
-        tasks=["a", "b", "c"], baseline="none", max_length=7
-    )
+    arguments = override_arguments(EvaluationArguments(baseline="none", max_length=3), options)
+    assert arguments == EvaluationArguments(tasks=["a", "b", "c"], baseline="none", max_length=7)
 
 
 @pytest.mark.parametrize(
