@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     device = choose_device(options.device)
     models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
     window = min(options.max_length, *(model.positions for model in models))
-    parts = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
+    rows = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
         "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,
@@ -71,8 +71,8 @@ def main(argv: list[str]) -> None:
         "device": device,
         "frequencies_of": "these texts" if counts is None else "the training text",
         **measure(
-            parts,
-            [score_rows(model.load()[0], parts, device=device, name=model.name) for model in models],
+            rows,
+            [score_rows(model.load()[0], rows, device=device, name=model.name) for model in models],
             names=[domain.name for domain in domains],
             window=window,
             separator=tokenizer.eos_token_id,

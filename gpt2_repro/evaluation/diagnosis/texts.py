@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ MAX_EDGES = 500  # documents per domain
 MAX_PASSAGES = 1000  # per domain
 POSITIONS = 4096  # of one forward pass, padding included; logits of GPT-2's vocabulary and their softmax take 1.6 GB
 PASSAGE_TOKENS = 100  # of a passage, and of its last sentence once more, about
+PARTS = ("text", "starts", "bare", "ends", "words")  # what rows are scored for
 # A full stop, closing quotes or brackets, and a space.
 SENTENCE_END = re.compile(r"[.?!…][\"'”’`)\]]*\s+")
 # Name in the tables, Hub id, configuration, split and column of the harness's tasks (lm-eval 0.4.13).
@@ -54,12 +55,14 @@ class Row(NamedTuple):
 
     Args:
         document: what a row of text was cut from. Rows of one document are not independent evidence.
+        part: one of PARTS.
     """
 
     ids: Ids
     targets: int
     domain: int
     document: int = 0
+    part: str = "text"
 
 
 def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
@@ -105,8 +108,8 @@ def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator:
     return Domain(name, rows, starts, ends, cut_passages(whole_words, MAX_PASSAGES))
 
 
-def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> dict[str, list[Row]]:
-    """Return all rows to score by what they are for.
+def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> list[Row]:
+    """Return all rows to score, in the order of PARTS.
 
     - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
       targets gives several rows; each begins with the id that the one before ended with.
@@ -116,7 +119,7 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
-    parts: dict[str, list[Row]] = {name: [] for name in ("text", "starts", "bare", "ends", "words")}
+    rows: list[Row] = []
     documents = itertools.count()
     for number, domain in enumerate(domains):
         cut = [
@@ -125,22 +128,19 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
             for at in range(0, len(ids) - 1, window)
         ]
         if targets := sum(row.targets for row in cut):
-            parts["text"] += evenly(cut, -(-len(cut) * tokens // targets))
+            rows += evenly(cut, -(-len(cut) * tokens // targets))
         count = min(EDGE_TOKENS, window - 1)
         starts = [ids[:count] for ids in domain.starts if len(ids) >= count and start is not None]
-        parts["bare"] += [Row(ids, count - 1, number, next(documents)) for ids in evenly(starts, edges)]
+        for ids, document in zip(evenly(starts, edges), documents, strict=False):
+            rows.append(Row(ids, count - 1, number, document, "bare"))
+            rows.append(Row(np.insert(ids, 0, start), count, number, document, "starts"))
         count = min(EDGE_TOKENS, window)
         ends = [ids[-count:] for ids in domain.ends if len(ids) >= count]
-        parts["ends"] += [Row(ids, 1, number, next(documents)) for ids in evenly(ends, edges)]
+        rows += [Row(ids, 1, number, next(documents), "ends") for ids in evenly(ends, edges)]
         for earlier, sentence, word in filter(None, map(split_passage, evenly(domain.passages, passages))):
-            parts["words"] += [
-                Row(*encode_word(context, word, tokenizer, window), number)
-                for context in (earlier + sentence, sentence)
-            ]
-    parts["starts"] = [
-        Row(np.insert(row.ids, 0, start), len(row.ids), row.domain, row.document) for row in parts["bare"]
-    ]
-    return parts
+            for context in (earlier + sentence, sentence):
+                rows.append(Row(*encode_word(context, word, tokenizer, window), number, part="words"))
+    return sorted(rows, key=lambda row: PARTS.index(row.part))
 
 
 def split_passage(text: str) -> tuple[str, str, str] | None:
@@ -160,25 +160,23 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
     return np.array(ids[-window - 1 :], np.int64), max(1, targets)
 
 
-def score_rows(model: Any, parts: Mapping[str, Sequence[Row]], *, device: str, name: str) -> dict[str, Losses]:
-    """Return the losses of each part's rows. The model is moved to `device`, and then to the CPU."""
+def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
+    """Return the losses of each row. The model is moved to `device`, and then to the CPU."""
     import torch
 
     from gpt2_repro.evaluation.hellaswag import batches_by_length
 
     model = model.float().to(device).eval()
-    rows = [row.ids for part in parts.values() for row in part]
-    scored: dict[int, NDArray[np.float32]] = {}
+    losses: Losses = [np.empty(0, np.float32)] * len(rows)
     with torch.inference_mode():
-        for numbers in tqdm(batches_by_length([len(row) for row in rows], POSITIONS), desc=name):
+        for numbers in tqdm(batches_by_length([len(row.ids) for row in rows], POSITIONS), desc=name):
             # Padding is on the right, so that no position of a row sees it.
-            ids = [torch.from_numpy(rows[number].astype(np.int64)) for number in numbers]
+            ids = [torch.from_numpy(rows[number].ids.astype(np.int64)) for number in numbers]
             batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
             wanted = batch[:, 1:]
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
             flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
-            losses = flat.view(wanted.shape).cpu().numpy()
-            scored |= {number: losses[line, : len(rows[number]) - 1] for line, number in enumerate(numbers)}
+            for number, of_row in zip(numbers, flat.view(wanted.shape).cpu().numpy(), strict=True):
+                losses[number] = of_row[: len(rows[number].ids) - 1]
     model.to("cpu")
-    in_order = iter([scored[number] for number in range(len(rows))])
-    return {part: list(itertools.islice(in_order, len(its))) for part, its in parts.items()}
+    return losses

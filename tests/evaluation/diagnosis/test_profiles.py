@@ -25,7 +25,7 @@ from gpt2_repro.evaluation.diagnosis.texts import Domain, Row, domain_of_rows, r
 
 def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> list[Row]:
     domains = [Domain(str(number), [np.arange(length) for length in its]) for number, its in enumerate(lengths)]
-    return rows_to_score(domains, tokenizer, window=window, tokens=tokens)["text"]
+    return [row for row in rows_to_score(domains, tokenizer, window=window, tokens=tokens) if row.part == "text"]
 
 
 def test_scores_equal_a_loop_over_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,10 +33,7 @@ def test_scores_equal_a_loop_over_rows(model: PreTrainedModel, monkeypatch: pyte
     source = np.random.default_rng(0)
     lengths = [2, 129, 3, 128, 40, 2, 77, *[100] * 9]
     rows = [Row(source.integers(0, model.config.vocab_size, length).astype(np.uint16), 1, 0) for length in lengths]
-    parts = {"one": rows[:5], "none": [], "other": rows[5:]}
-    found = texts.score_rows(model, parts, device="cpu", name="")
-    assert {name: len(its) for name, its in found.items()} == {"one": 5, "none": 0, "other": 11}
-    for row, losses in zip(rows, found["one"] + found["other"], strict=True):
+    for row, losses in zip(rows, texts.score_rows(model, rows, device="cpu", name=""), strict=True):
         ids = torch.tensor(row.ids.astype(np.int64))
         with torch.no_grad():
             logits = model(ids[None, :-1]).logits[0]
@@ -81,7 +78,8 @@ def test_words_are_encoded_as_the_harness_does(
 
     scorer = HFLM(pretrained=model, tokenizer=gpt2_tokenizer, device="cpu")
     domain = read_task("lambada_openai", real_data / "lambada" / "lambada_test.jsonl", gpt2_tokenizer)
-    rows = rows_to_score([domain], gpt2_tokenizer, window=1024, tokens=20_000)["words"]
+    rows = rows_to_score([domain], gpt2_tokenizer, window=1024, tokens=20_000)
+    rows = [row for row in rows if row.part == "words"]
     passages = [parts for text in domain.passages if (parts := split_passage(text))]
     assert len(rows) > 300
     for whole, alone in zip(rows[::2], rows[1::2], strict=True):
