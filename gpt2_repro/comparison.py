@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 
 # Two models are called equal if they differ by less than this: in points of 1 for accuracies, otherwise as a fraction of
@@ -161,17 +161,9 @@ class Comparison:
     def from_json(cls, text: str) -> "Comparison":
         """Read what `to_json` returned. Raises ValueError for anything else; only `rows` must be there."""
         try:
-            found = json.loads(text)
-            parts = {
-                "models": [_from_object(ComparedModel, model) for model in found.get("models", [])],
-                "task_details": {
-                    task: _from_object(TaskDetails, details) for task, details in found.get("task_details", {}).items()
-                },
-                "rows": [_row_from_object(row) for row in found["rows"]],
-            }
-            return _from_object(cls, found | parts)
-        except (TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise ValueError(f"not a comparison: {error!r}") from None
+            return _from_json(cls, json.loads(text))
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not a comparison: {error}") from None
 
     def to_json(self) -> str:
         """Return the content of comparison.json."""
@@ -210,15 +202,16 @@ class Comparison:
         return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)
 
 
-def _from_object(cls: type, found: Mapping[str, Any]) -> Any:
-    """Return a dataclass from the entries of a JSON object that are its fields."""
-    return cls(**{field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found})
-
-
-def _row_from_object(row: Mapping[str, Any]) -> ComparisonRow:
-    values = {name: _from_object(Score, score) for name, score in row["values"].items()}
-    difference = {name: _from_object(Difference, its) for name, its in row["difference"].items()}
-    return _from_object(ComparisonRow, {**row, "values": values, "difference": difference})
+def _from_json(kind: Any, value: Any) -> Any:
+    """Return a JSON value as a dataclass, or as a list or dictionary of them. Other keys are ignored."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        fields = {field.name: field.type for field in dataclasses.fields(kind) if field.name in value}
+        return kind(**{name: _from_json(its, value[name]) for name, its in fields.items()})
+    if get_origin(kind) is list:
+        return [_from_json(get_args(kind)[0], item) for item in value]
+    if get_origin(kind) is dict:
+        return {key: _from_json(get_args(kind)[1], item) for key, item in value.items()}
+    return value
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
