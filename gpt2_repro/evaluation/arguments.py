@@ -15,7 +15,7 @@ from gpt2_repro.run_record.layout import RECIPE
 
 @dataclasses.dataclass
 class EvaluationArguments:
-    """Which tasks, beside which model, in which window."""
+    """The tasks, the model to compare with, and the window."""
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
@@ -32,7 +32,7 @@ class EvaluationArguments:
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
-    """The command line. The fields of EvaluationArguments are None where they were not typed.
+    """Return the command line. Fields of EvaluationArguments that were not passed are None.
 
     Raises UserError for unknown options and impossible values.
     """
@@ -58,17 +58,13 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files: no network.")
     parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each named run.")
     parser.add_argument("--no_cache", action="store_true", help="Score again what is in .cache/evaluation.")
-    parser.add_argument(
-        "--limit", type=_count, metavar="N", help="Documents per task, to try a command; never a score."
-    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="Documents per task, to try a command. No result.")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation or evaluations/NAME.")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: the first GPU if there is one.")
-    parser.add_argument(
-        "--batch_size", type=_count, metavar="N", help="Rows per pass. Default: 32 on a GPU, 4 on a CPU."
-    )
+    parser.add_argument("--batch_size", type=_count, metavar="N", help="Rows per pass. Default: GPU 32, CPU 4.")
     options = parser.parse(argv)
     if not options.checkpoints:
-        raise UserError("no checkpoint is named: type one first, as in bash evaluate.sh runs/gpt2_124m")
+        raise UserError("No checkpoint. Pass one first, as in bash evaluate.sh runs/gpt2_124m.")
     if options.tasks is not None:
         options.tasks = [task for word in options.tasks for task in word.split(",") if task]
     return options

@@ -7,7 +7,7 @@ from typing import Any
 from gpt2_repro.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.harness import EvaluationSettings
 from gpt2_repro.evaluation.published import find_deviations
-from gpt2_repro.evaluation.scores import Metric, TaskScores
+from gpt2_repro.evaluation.scores import Metric, ScoredModel
 from gpt2_repro.evaluation.statistics import paired
 
 
@@ -15,7 +15,7 @@ Found = tuple[list[str], Metric]  # hashes of the documents, and the metric
 
 
 def compare(
-    scored: Sequence[tuple[ComparedModel, list[TaskScores]]],
+    scored: Sequence[ScoredModel],
     baseline: ComparedModel | None,
     settings: EvaluationSettings,
     metadata: Mapping[str, Any],

@@ -1,8 +1,8 @@
-"""HellaSwag while a model trains, as llm.c scores it (dev/data/hellaswag.py): completion style, by the loss per token.
+"""HellaSwag during training, as llm.c scores it (dev/data/hellaswag.py): completion style, by the loss per token.
 
-An item is a context and four endings. The answer is the ending of the lowest mean loss over its own tokens. The text
-stands as it is; context and endings are tokenized apart, with a space before an ending. evaluate.sh has this score as
-`hellaswag_completion`; the harness's own `hellaswag` rewrites the text and has other numbers.
+An item is a context and four endings. The answer is the ending with the lowest mean loss over its own tokens. The text
+is not changed; context and endings are tokenized separately, with a space before an ending. evaluate.sh has this score
+as `hellaswag_completion`; the harness's own `hellaswag` rewrites the text and has other numbers.
 """
 
 import logging
@@ -90,13 +90,13 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 
 
 class HellaSwag:
-    """The items as rows of ids, an ending each, and what a model says of them.
+    """The items as rows of ids, one per ending, and their losses under a model.
 
     Args:
         tokenizer: of the model.
-        window: positions of the model; of a longer row the beginning is left out.
+        window: positions of the model. A longer row loses its beginning.
 
-    Raises UserError where the tokenizer cannot encode an item.
+    Raises UserError if the tokenizer cannot encode an item.
     """
 
     def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
@@ -123,19 +123,19 @@ class HellaSwag:
         goes_on: Callable[[], bool] = lambda: True,
         after_batch: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """The mean loss of each ending [items, 4] in nats per token, on the device; 0 for the rows of other processes.
+        """Return the mean loss of each ending [items, 4] in nats per token, on the device; 0 for rows of other processes.
 
         Args:
-            losses_of: ids and labels [rows, T], -100 where there is no target, to the loss of each target [targets].
+            losses_of: maps ids and labels [rows, T], -100 without a target, to the loss of each target [targets].
             positions: of one pass at most.
-            goes_on: asked before each pass; where it says no, the rest stays 0.
+            goes_on: called before each pass. If it returns false, the rest stays 0.
         """
         means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
         batches = self.batches(positions)
         for first in range(0, len(batches), processes):
             if not goes_on():
                 break
-            # All processes make as many passes, which sharded weights ask for: who has no batch left makes the last one's.
+            # Sharded weights need as many passes on all ranks. Idle ranks repeat the last batch.
             own = first + process < len(batches)
             numbers = batches[first + process if own else -1]
             ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
@@ -159,9 +159,9 @@ class HellaSwag:
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
     def score(self, losses: Tensor) -> dict[str, float]:
-        """`hellaswag_acc` and `hellaswag_items` from the losses of all endings [items, 4]; {} where one is not finite.
+        """Return `hellaswag_acc` and `hellaswag_items` from the losses of all endings [items, 4]; {} if one is not finite.
 
-        A model that computes NaN would take the first ending each time, and be right a quarter of the time.
+        With NaN the first ending would win each time, and be right a quarter of the time.
         """
         if not losses.isfinite().all():
             logger.warning("HellaSwag is not scored: the loss of an ending is not finite")

@@ -22,7 +22,7 @@ PADDING = 1024  # ids that a vocabulary may have beyond the tokenizer's: round s
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """What is known of a checkpoint without loading it."""
+    """A checkpoint's name in the table, its run and its training record, read without loading it."""
 
     name: str
     source: str  # a folder or a Hub id
@@ -38,9 +38,9 @@ class CheckpointInfo:
 
 
 def expand_checkpoints(name: str, *, every: bool) -> list[str]:
-    """The checkpoints that a word of the command line means: itself, or `every` complete one of a run by step, and its final/.
+    """Return the checkpoint itself, or with `every` all complete ones of a run by step, and its final/.
 
-    Raises UserError for what is no run where every one is asked for.
+    Raises UserError if `every` is set and `name` is not a run with checkpoints.
     """
     if not every:
         return [name]
@@ -48,7 +48,7 @@ def expand_checkpoints(name: str, *, every: bool) -> list[str]:
     found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
     found += [path for path in [run / FINAL] if path.is_dir()]
     if not found:
-        raise UserError(f"--all_checkpoints: {name} is no run with checkpoints")
+        raise UserError(f"--all_checkpoints: {name} is not a run with checkpoints")
     return [str(path) for path in found]
 
 
@@ -115,7 +115,7 @@ def open_model(checkpoint: CheckpointInfo, load: Load) -> EvaluatedModel:
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
-    """The revision of a model: a hash of its weights, configuration and tokenizer, wherever they came from."""
+    """Return the revision of a model: a hash of its weights, configuration and tokenizer."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in sorted(model.state_dict().items()):

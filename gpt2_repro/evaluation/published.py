@@ -1,11 +1,11 @@
-"""What is published of a baseline: a check of the whole setup when it is run, and a stand-in when it cannot be."""
+"""Published scores of a baseline: they check the setup if it is scored, and replace it if it cannot be loaded."""
 
 import dataclasses
 import logging
 from collections.abc import Iterable
 
 from gpt2_repro.comparison import ComparedModel
-from gpt2_repro.evaluation.scores import COMPLETION, Metric, TaskScores
+from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel, TaskScores
 
 
 logger = logging.getLogger(__name__)
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class PublishedNumber:
-    """A published number: how far a sound setup may be from it, and who measured it."""
+    """A published number, the tolerance of a sound setup, and who measured it."""
 
     task: str
     metric: str
@@ -21,7 +21,7 @@ class PublishedNumber:
     tolerance: float
     source: str
     stderr: float | None = None
-    window: int | None = None  # None where no document of the task is longer than 512 tokens
+    window: int | None = None  # None if no document of the task is longer than 512 tokens
 
 
 # Of the whole sets: another split, or a part, has other scores.
@@ -45,7 +45,7 @@ NUMBERS = {
 
 
 def published_numbers(model: str, window: int) -> list[PublishedNumber]:
-    """What is published of a Hub id at this window in tokens; LAMBADA and HellaSwag fit into any from 256 on."""
+    """Return the published numbers of a Hub id for this window in tokens. LAMBADA and HellaSwag fit into 256 and more."""
     short_enough = window >= 256
     return [
         number for number in NUMBERS.get(model, ()) if (number.window == window if number.window else short_enough)
@@ -53,7 +53,7 @@ def published_numbers(model: str, window: int) -> list[PublishedNumber]:
 
 
 def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
-    """A line for each measured number that is not the published one: then something in the setup is broken."""
+    """Return a line for each measured number that is not the published one: then the setup is broken."""
     measured = {
         (task.task, metric.name): metric.value for task in scores if _is_whole(task) for metric in task.metrics
     }
@@ -68,9 +68,7 @@ def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> li
     return lines
 
 
-def published_baseline(
-    model: str, window: int, scored: Iterable[TaskScores]
-) -> tuple[ComparedModel, list[TaskScores]] | None:
+def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
     """Return a model with its published scores of the tasks that were scored as a whole; None if there are none."""
     if model not in NUMBERS:
         return None
@@ -78,7 +76,7 @@ def published_baseline(
     numbers = [number for number in published_numbers(model, window) if number.task in whole]
     if not numbers:
         logger.warning(
-            "Nothing is published of %s for these documents in this window. The table has no baseline.", model
+            "no scores of %s are published for these documents and this window: there is no baseline", model
         )
         return None
     by_task: dict[str, list[Metric]] = {}

@@ -10,11 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.evaluation.harness import EvaluationSettings, evaluate_launched, evaluate_model, fetch_data
 from gpt2_repro.evaluation.models import EvaluatedModel
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.evaluation.scores import Metric, TaskScores, read_scores
+from gpt2_repro.evaluation.scores import Metric, ScoredModel, TaskScores, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.files import read_object, write_whole
 
@@ -35,7 +34,7 @@ def score_models(
     output: Path,
     *,
     cached: bool,
-) -> list[tuple[ComparedModel, list[TaskScores]]]:
+) -> list[ScoredModel]:
     """Score the models, and write the harness's results below `output`.
 
     Each task is cached at once, so that a second start continues with the next one. Other evaluations may run at the

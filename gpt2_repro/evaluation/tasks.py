@@ -63,14 +63,14 @@ LOCAL_TASKS = (
 
 
 def with_completion(tasks: Iterable[str]) -> list[str]:
-    """The tasks, and behind HellaSwag its other convention."""
+    """Return the tasks, with llm.c's convention after HellaSwag."""
     return [name for task in tasks for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
 
 
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
-    """The file in `local_data` of each task that has one. Raises UserError where none has."""
+    """Return the file in `local_data` of each task that has one. Raises UserError if none has."""
     if not local_data.is_dir():
-        raise UserError(f"--local_data {local_data} is no folder: name one that holds task data as jsonl files")
+        raise UserError(f"--local_data {local_data} is not a folder. Pass one with task data as jsonl files.")
     wanted = {task: LOCAL_TASKS[task].files for task in tasks if task in LOCAL_TASKS}
     paths = {task: [path for name in names if (path := local_data / name).is_file()] for task, names in wanted.items()}
     found = {task: there[0] for task, there in paths.items() if there}
@@ -88,8 +88,8 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     for task in missing:
         if task in OWN_TASKS:
             raise UserError(
-                f"the task {task} needs validation.jsonl: type --local_data DIR, the folder that prepare_data.py "
-                "wrote with --validation_text"
+                f"The task {task} needs validation.jsonl. Pass --local_data with the folder that prepare_data.py "
+                "wrote with --validation_text."
             )
     if all(task in STOCK_TASKS for task in missing):
         return
@@ -101,7 +101,7 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
 
 
 def stock_task_names() -> set[str]:
-    """Tasks, groups and tags of the installed lm-evaluation-harness, read from its files in a second.
+    """Return tasks, groups and tags of the installed lm-evaluation-harness, read from its files in a second.
 
     Its own TaskManager parses all of them as YAML, which takes ten.
     """
@@ -180,5 +180,5 @@ def _own_data(task: str, source: Path) -> bytes:
 def _stock_folder() -> Path:
     spec = importlib.util.find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("lm-evaluation-harness is not installed: type pip install -r requirements.txt")
+        raise UserError("lm-evaluation-harness is not installed. Run pip install -r requirements.txt.")
     return Path(next(iter(spec.submodule_search_locations))) / "tasks"
