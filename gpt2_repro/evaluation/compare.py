@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpt2_repro.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
-from gpt2_repro.evaluation.harness import EvaluationSettings
 from gpt2_repro.evaluation.published import find_deviations
-from gpt2_repro.evaluation.scores import Metric, ScoredModel
+from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, ScoredModel
 from gpt2_repro.evaluation.statistics import paired
 
 

@@ -1,7 +1,6 @@
 """Run one task of lm-evaluation-harness on one model: on one device, or in data parallel with one process per GPU."""
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import json
@@ -17,30 +16,13 @@ from typing import Any
 
 from gpt2_repro import hardware
 from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.evaluation.scores import EvaluationSettings
+from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS
 
 
 ROOT = Path(__file__).parents[2]
 ANSWER = "answer.pickle"
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
-# Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
-# minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
-OWN_STANDARD_ERRORS = ("lambada", "last_word")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationSettings:
-    """What a score depends on besides the model, the task and the harness. The same for all models of a table.
-
-    Args:
-        max_length: window in tokens. Longer requests lose tokens on the left.
-        limit: documents per task, None for all.
-    """
-
-    max_length: int
-    batch_size: int
-    seed: int
-    device: str
-    limit: int | None
 
 
 def choose_device(name: str | None) -> str:

@@ -27,6 +27,22 @@ NAN_SIGNATURE = (2515, 10_042)
 
 
 @dataclasses.dataclass(frozen=True)
+class EvaluationSettings:
+    """What scores depend on besides the model, the task and the harness. The same for all models of a comparison.
+
+    Args:
+        max_length: window in tokens. Longer requests lose tokens on the left.
+        limit: documents per task, None for all.
+    """
+
+    max_length: int
+    batch_size: int
+    seed: int
+    device: str
+    limit: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Metric:
     """One line of a table for one model."""
 

@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.evaluation.harness import EvaluationSettings, evaluate_launched, evaluate_model, fetch_data
+from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fetch_data
 from gpt2_repro.evaluation.models import EvaluatedModel
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.evaluation.scores import Metric, ScoredModel, TaskScores, read_scores
+from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, ScoredModel, TaskScores, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.files import read_object, write_whole
 

@@ -7,9 +7,8 @@ import pytest
 
 from gpt2_repro.comparison import ComparedModel, Comparison, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.compare import compare
-from gpt2_repro.evaluation.harness import EvaluationSettings
 from gpt2_repro.evaluation.output import comparison_markdown
-from gpt2_repro.evaluation.scores import Metric, TaskScores
+from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, TaskScores
 
 
 OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"

@@ -9,8 +9,8 @@ import pytest
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation import harness
-from gpt2_repro.evaluation.harness import EvaluationSettings, evaluate_launched, evaluate_model, launch_command
-from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, launch_command
+from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
 

@@ -12,8 +12,8 @@ import torch
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.documents import NUM_PASSAGES, cut_passages, documents_to_score, evenly
-from gpt2_repro.evaluation.harness import EvaluationSettings, evaluate_model
-from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation.harness import evaluate_model
+from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
 from gpt2_repro.evaluation.tasks import (
     check_tasks,
     find_local_files,
