@@ -91,7 +91,7 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     for task in missing:
         if task in OWN_TASKS:
             raise UserError(
-                f"The task {task} needs validation.jsonl. Pass --local_data with the folder that prepare_data.py "
+                f"The task {task} needs validation.jsonl. Pass --local_data DIR, the folder that prepare_data.py "
                 "wrote with --validation_text."
             )
     if all(task in STOCK_TASKS for task in missing):
