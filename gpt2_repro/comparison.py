@@ -1,7 +1,9 @@
-"""Render comparison.json and the tables of diagnosis.json, for the screen, Markdown, the report and the model card."""
+"""The scores of several models, their differences and verdicts, and the tables of comparison.json and diagnosis.json."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args, get_origin
 
 
 # Two models are called equal if they differ by less than this: in points of 1 for accuracies, otherwise as a fraction of
@@ -14,6 +16,7 @@ MARGINS = {
     "byte_perplexity": 0.01,
 }
 KINDS = {"better": "better", "worse": "worse", "matches": "even", "inconclusive": "even"}
+ARROWS = {True: " ↑", False: " ↓", None: ""}
 MOST_COLUMNS = 4  # models; a table of more has one row per model
 DIAGNOSIS_TABLES = {
     "domains": "Loss by domain",
@@ -36,55 +39,188 @@ class Cell(NamedTuple):
     kind: str = ""
 
 
-def comparison_table(
-    comparison: Mapping[str, Any], names: Mapping[str, str] | None = None
-) -> tuple[list[str], list[list[Cell]]]:
-    """Return the headers and rows of a comparison.json.
+class Table(NamedTuple):
+    """Headers and rows of cells."""
+
+    headers: list[str]
+    rows: list[list[Cell]]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown, right-aligned from the first column of numbers on."""
+        first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
+        rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
+        texts = [[cell.text for cell in row] for row in self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (self.headers, rule, *texts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A model's value of a metric, and its standard error over the documents."""
+
+    value: float | None
+    stderr: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A model's value minus the baseline's."""
+
+    value: float
+    stderr: float | None = None  # paired; None if the two were not scored on the same documents
+    low: float | None = None  # the 95 % interval
+    high: float | None = None
+    verdict: str | None = None  # better, worse, matches, inconclusive; None if there is none to give
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedModel:
+    """A column of the table."""
+
+    name: str
+    source: str = ""  # a folder, a Hub id or "untrained"
+    parameters: int | None = None
+    tokens_trained: int | None = None  # None if unknown
+    revision: str | None = None  # None if the numbers are published and were not measured
+    published_by: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskDetails:
+    """The version of a task, its number of documents (None for a group of tasks) and the source of its data."""
+
+    version: Any
+    documents: int | None
+    data: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonRow:
+    """One metric of one task: values and differences by the name of the model.
+
+    `higher_is_better` is None if lm-eval does not define it, as for some groups of tasks.
+    """
+
+    task: str
+    metric: str
+    higher_is_better: bool | None
+    values: dict[str, Score]
+    difference: dict[str, Difference]
+
+    @property
+    def heading(self) -> str:
+        """The metric, with an arrow that points to better values."""
+        return self.metric + ARROWS[self.higher_is_better]
+
+    def score(self, model: str) -> str:
+        """Return the value ± its standard error; "-" if there is none."""
+        score = self.values.get(model, Score(None))
+        return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
+
+    def change(self, model: str) -> Cell:
+        """Return the difference to the baseline with its verdict."""
+        if (difference := self.difference.get(model)) is None:
+            return Cell("-")
+        shown = self._with_stderr(difference.value, difference.stderr, sign="+")
+        return Cell(f"{shown} {difference.verdict}", KINDS[difference.verdict]) if difference.verdict else Cell(shown)
+
+    def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
+        """Format a number with the decimals that fit the largest value of the row."""
+        scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
+        decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
+        error = "" if stderr is None else f" ± {stderr:.{decimals}f}"
+        return (f"{value:{sign},.{decimals}f}" + error).replace("-", "−")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What comparison.json holds: models, a row per metric, and the settings that were the same for all models.
 
     Args:
-        names: the models to show, with their headings. None shows all by name.
+        tasks: of the rows, with subtasks and groups.
+        limit: documents per task of a smoke test, in which nothing is judged.
+        baseline: the name of a model, or None.
     """
-    names = names or {model["name"]: model["name"] for model in comparison["models"]}
-    if len(names) > MOST_COLUMNS:
-        return _trend(comparison)
-    baseline = comparison.get("baseline")
-    compared = [name for name in names if baseline in names and name != baseline]
-    headers = ["task", "metric", *names.values()]
-    headers += [f"{names[name]} − {baseline}" if len(compared) > 1 else "difference" for name in compared]
-    rows = []
-    for row in comparison["rows"]:
-        cells = [Cell(row["task"]), Cell(f"{row['metric']}{_arrow(row)}")]
-        cells += [Cell(_with_stderr(row, name), "number") for name in names]
-        rows.append([*cells, *(_difference(row, name) for name in compared)])
-    return headers, rows
+
+    max_length: int = 0
+    batch_size: int = 0
+    seed: int = 0
+    device: str = ""
+    date: str = ""
+    command: str = ""
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    tasks: list[str] = dataclasses.field(default_factory=list)
+    task_details: dict[str, TaskDetails] = dataclasses.field(default_factory=dict)
+    limit: int | None = None
+    dtype: str = "float32"
+    baseline: str | None = None
+    models: list[ComparedModel] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    rows: list[ComparisonRow]
+
+    @classmethod
+    def from_json(cls, text: str) -> "Comparison":
+        """Read what `to_json` returned. Raises ValueError for anything else; only `rows` must be there."""
+        try:
+            return _from_json(cls, json.loads(text))
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not a comparison: {error}") from None
+
+    def to_json(self) -> str:
+        """Return the content of comparison.json."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    def table(self, names: Mapping[str, str] | None = None) -> Table:
+        """Return the table for screen, Markdown, report and model card.
+
+        Args:
+            names: the models to show, with their headings. None shows all by name.
+        """
+        names = names or {model.name: model.name for model in self.models}
+        if len(names) > MOST_COLUMNS:
+            return self._trend()
+        compared = [name for name in names if self.baseline in names and name != self.baseline]
+        headers = ["task", "metric", *names.values()]
+        headers += [f"{names[name]} − {self.baseline}" if len(compared) > 1 else "difference" for name in compared]
+        rows = []
+        for row in self.rows:
+            scores = [Cell(row.score(name), "number") for name in names]
+            rows.append([Cell(row.task), Cell(row.heading), *scores, *map(row.change, compared)])
+        return Table(headers, rows)
+
+    def _trend(self) -> Table:
+        """One row per model, for many checkpoints of a run by the tokens they were trained on."""
+        rows = []
+        for model in self.models:
+            tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
+            cells = [Cell(model.name), Cell(tokens, "number")]
+            for row in self.rows:
+                difference = row.difference.get(model.name)
+                verdict = difference.verdict if difference else None
+                shown = row.score(model.name) + (f" ({verdict})" if verdict else "")
+                cells.append(Cell(shown, KINDS[verdict] if verdict else "number"))
+            rows.append(cells)
+        return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)
 
 
-def _trend(comparison: Mapping[str, Any]) -> tuple[list[str], list[list[Cell]]]:
-    """One row per model, for many checkpoints of a run by the tokens they were trained on."""
-    columns = [f"{row['task']} {row['metric']}{_arrow(row)}" for row in comparison["rows"]]
-    rows = []
-    for model in comparison["models"]:
-        name, tokens = model["name"], model["tokens_trained"]
-        cells = [Cell(name), Cell("-" if tokens is None else f"{tokens:,}", "number")]
-        for row in comparison["rows"]:
-            verdict = row["difference"].get(name, {}).get("verdict")
-            shown = _with_stderr(row, name) + (f" ({verdict})" if verdict else "")
-            cells.append(Cell(shown, KINDS.get(verdict, "number")))
-        rows.append(cells)
-    return ["model", "tokens trained", *columns], rows
+def _from_json(kind: Any, value: Any) -> Any:
+    """Return a JSON value as a dataclass, or as a list or dictionary of them. Other keys are ignored."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        fields = {field.name: field.type for field in dataclasses.fields(kind) if field.name in value}
+        return kind(**{name: _from_json(its, value[name]) for name, its in fields.items()})
+    if get_origin(kind) is list:
+        return [_from_json(get_args(kind)[0], item) for item in value]
+    if get_origin(kind) is dict:
+        return {key: _from_json(get_args(kind)[1], item) for key, item in value.items()}
+    return value
 
 
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int = 1) -> str:
-    """Return a Markdown table whose columns are right-aligned from column `numbers_from` on."""
-    rule = ["---:" if column >= numbers_from else "---" for column in range(len(headers))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, rule, *rows))
-
-
-def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, tuple[list[str], list[list[Cell]]]]:
-    """Return the headers and rows of each table of a diagnosis.json by its title."""
+def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
+    """Return the tables of a diagnosis.json by their titles."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
-    return {title: (headers, [_bucket(bucket) for bucket in buckets]) for title, buckets in tables.items() if buckets}
+    return {
+        title: Table(headers, [_bucket(bucket) for bucket in buckets]) for title, buckets in tables.items() if buckets
+    }
 
 
 def _bucket(bucket: Mapping[str, Any]) -> list[Cell]:
@@ -92,108 +228,3 @@ def _bucket(bucket: Mapping[str, Any]) -> list[Cell]:
     shown = f"{difference:+.3f}" + ("" if error is None else f" ± {error:.3f}")
     texts = [f"{bucket['tokens']:,}", f"{bucket['ours']:.3f}", f"{bucket['theirs']:.3f}", shown]
     return [Cell(bucket["label"]), *(Cell(text.replace("-", "−"), "number") for text in texts)]
-
-
-def comparison_markdown(comparison: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
-    """Return the table of a comparison.json as Markdown. Args: see `comparison_table`."""
-    headers, rows = comparison_table(comparison, names)
-    texts = [[cell.text for cell in row] for row in rows]
-    return markdown_table(headers, texts, numbers_from=1 if headers[0] == "model" else 2)
-
-
-def to_markdown(comparison: Mapping[str, Any]) -> str:
-    """Return the table with its warnings, and notes on how to trust and repeat it."""
-    parts = [f"**{warning}**" for warning in comparison["warnings"]]
-    table = comparison_markdown(comparison)
-    if comparison["limit"] is not None:
-        warning = (
-            f"**A smoke test, not benchmark numbers: --limit {comparison['limit']} scored only the first documents of "
-            "each task, and nothing is judged.**"
-        )
-        parts += [warning, table, warning]
-    else:
-        parts.append(table)
-    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in _notes(comparison))]) + "\n"
-
-
-def _notes(comparison: Mapping[str, Any]) -> list[str]:
-    tasks = [
-        f"{task}: "
-        + (details["data"] if details["version"] is None else f"version {details['version']}, ")
-        + (f"{details['documents']} documents of {details['data']}" if details["documents"] else "")
-        for task, details in comparison["task_details"].items()
-    ]
-    versions = ", ".join(f"{name} {version}" for name, version in comparison["versions"].items())
-    return [
-        f"Window {comparison['max_length']:,} tokens, {comparison['dtype']}, batches of {comparison['batch_size']}, seed "
-        f"{comparison['seed']}, {comparison['device']} for every model; ± one standard error",
-        *(_describe(model) for model in comparison["models"]),
-        *tasks,
-        *_conventions(comparison),
-        f"{versions}; {comparison['date']}: `{comparison['command']}`",
-        "One seed is one checkpoint, not a recipe: runs that differ only in their seed differ too",
-    ]
-
-
-def _describe(model: Mapping[str, Any]) -> str:
-    if model["revision"] is None:
-        return f"{model['name']}: not measured here, published by {'; '.join(model['published_by'])}"
-    tokens = model["tokens_trained"]
-    words = [
-        f"{model['parameters']:,} parameters",
-        "tokens trained not known" if tokens is None else f"{tokens:,} tokens trained",
-        *([] if model["source"] == model["name"] else [f"from {model['source']}"]),
-        f"revision {model['revision'][:12]}",
-    ]
-    return f"{model['name']}: {', '.join(words)}"
-
-
-def _conventions(comparison: Mapping[str, Any]) -> list[str]:
-    lines = []
-    if any(its["verdict"] for row in comparison["rows"] for its in row["difference"].values()):
-        shown = {row["metric"] for row in comparison["rows"]}
-        margins = ", ".join(
-            f"{metric} {margin:g}" if "acc" in metric or metric == "completion" else f"{metric} {margin:.1%}"
-            for metric, margin in MARGINS.items()
-            if metric in shown
-        )
-        lines.append(
-            "Differences have paired standard errors, on the same documents. matches: the 95 % interval lies within the "
-            f"margin ({margins}); better, worse: the interval excludes 0; inconclusive: neither"
-        )
-    if "hellaswag" in comparison["tasks"]:
-        lines.append(
-            "HellaSwag is three numbers: acc by the sum of an ending's log-probabilities and acc_norm per character, both on "
-            "lm-eval's rewritten text; completion per token on the original text, as llm.c and build-nanogpt score it"
-        )
-    return lines
-
-
-def _arrow(row: Mapping[str, Any]) -> str:
-    return {True: " ↑", False: " ↓", None: ""}[row["higher_is_better"]]
-
-
-def _with_stderr(row: Mapping[str, Any], name: str) -> str:
-    entry = row["values"].get(name) or {}
-    if entry.get("value") is None:
-        return "-"
-    shown = _number(entry["value"], row)
-    return shown if entry["stderr"] is None else f"{shown} ± {_number(entry['stderr'], row)}"
-
-
-def _difference(row: Mapping[str, Any], name: str) -> Cell:
-    difference = row["difference"].get(name)
-    if difference is None:
-        return Cell("-")
-    shown = _number(difference["value"], row, sign="+")
-    if difference["stderr"] is not None:
-        shown += f" ± {_number(difference['stderr'], row)}"
-    verdict = difference["verdict"]
-    return Cell(f"{shown} {verdict}", KINDS[verdict]) if verdict else Cell(shown)
-
-
-def _number(value: float, row: Mapping[str, Any], *, sign: str = "") -> str:
-    """Format a number with the decimals that fit the largest value of its row."""
-    scale = max((abs(entry["value"]) for entry in row["values"].values() if entry["value"] is not None), default=0)
-    decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
-    return f"{value:{sign},.{decimals}f}".replace("-", "−")

@@ -20,20 +20,25 @@ from gpt2_repro import cli
 from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.cli import CommandParser
-from gpt2_repro.comparison import diagnosis_tables, markdown_table
+from gpt2_repro.comparison import diagnosis_tables
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.arguments import EvaluationArguments
+from gpt2_repro.evaluation.arguments import arguments_of_run
 from gpt2_repro.evaluation.diagnosis.measure import measure
-from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain, Ids, of_rows, read_task, rows_to_score
+from gpt2_repro.evaluation.diagnosis.texts import (
+    TASKS,
+    Domain,
+    Ids,
+    domain_of_rows,
+    read_task,
+    rows_to_score,
+    score_rows,
+)
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
-from gpt2_repro.evaluation.loaded_model import open_model
-from gpt2_repro.evaluation.provenance import default_output_dir
-from gpt2_repro.evaluation.run_metadata import run_metadata
+from gpt2_repro.evaluation.models import open_model
+from gpt2_repro.evaluation.output import command_metadata, default_output_dir, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
-from gpt2_repro.files import write_whole
-from gpt2_repro.recipe import load_sections, read_section
-from gpt2_repro.run_record.layout import RECIPE
+from gpt2_repro.run_record import RunRecord
 
 
 HOME = "validation text"
@@ -46,41 +51,41 @@ logger = logging.getLogger("gpt2_repro.diagnose")
 def main(argv: list[str]) -> None:
     """Score two models on the same tokens, write tables and a conclusion."""
     options = _parse(argv)
-    from gpt2_repro.evaluation.diagnosis.scoring import score_rows
     from gpt2_repro.model.export import load_pair, load_tokenizer
 
-    known = resolve_checkpoint(options.run)
-    recipe = known.run / RECIPE if known.run else None
-    against = resolve_checkpoint(options.baseline or _baseline_of(recipe))
-    tokenizer = load_tokenizer(known.source)
-    _check_vocabulary(load_tokenizer(against.source), tokenizer, f"--baseline {against.name}")
-    own_data = load_sections(recipe).get("data", {}).get("dataset_dir") if recipe else None
-    dataset_dir = options.dataset_dir or (Path(own_data) if own_data and Path(own_data).is_dir() else None)
+    checkpoint = resolve_checkpoint(options.run)
+    baseline = resolve_checkpoint(options.baseline or _baseline_of(checkpoint.run))
+    tokenizer = load_tokenizer(checkpoint.source)
+    _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
+    recipe = RunRecord(checkpoint.run).recipe() if checkpoint.run else {}
+    own_data = Path(name) if (name := recipe.get("data", {}).get("dataset_dir")) else None
+    dataset_dir = options.dataset_dir or (own_data if own_data and own_data.is_dir() else None)
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
 
     device = choose_device(options.device)
-    models = [open_model(one, functools.partial(load_pair, one.source)) for one in (known, against)]
-    window = min(options.max_length, *(one.positions for one in models))
-    parts = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
+    models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
+    window = min(options.max_length, *(model.positions for model in models))
+    rows = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
-        "models": [{"name": one.name, "source": one.known.source, "revision": one.revision} for one in models],
+        "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,
         "tokens_per_domain": options.tokens,
         "dtype": "float32",
         "device": device,
         "frequencies_of": "these texts" if counts is None else "the training text",
         **measure(
-            parts,
-            [score_rows(one.load()[0], parts, device=device, name=one.name) for one in models],
+            rows,
+            [score_rows(model.load()[0], rows, device=device, name=model.name) for model in models],
             names=[domain.name for domain in domains],
             window=window,
             separator=tokenizer.eos_token_id,
-            home=HOME if own_data and dataset_dir == Path(own_data) else None,
+            home=HOME if own_data and dataset_dir == own_data else None,
             counts=counts,
         ),
-        **run_metadata("python -m gpt2_repro.diagnose", argv),
+        **command_metadata("python -m gpt2_repro.diagnose", argv),
     }
-    _write(diagnosis, options.output_dir or default_output_dir(known) / "diagnosis")
+    output = options.output_dir or default_output_dir(checkpoint) / "diagnosis"
+    print(write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", diagnosis_markdown(diagnosis)))
 
 
 def _parse(argv: list[str]) -> Namespace:
@@ -109,12 +114,12 @@ def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
         )
 
 
-def _baseline_of(recipe: Path | None) -> str:
-    """Return the recipe's baseline. Raises UserError if it is not a model."""
-    section = read_section(recipe, "evaluation", EvaluationArguments) if recipe else EvaluationArguments()
-    if section.baseline in ("none", "untrained"):
-        raise UserError(f"the baseline of {recipe} is {section.baseline}: pass --baseline with a folder or a Hub id")
-    return section.baseline
+def _baseline_of(run: Path | None) -> str:
+    """Return the baseline of the run's recipe. Raises UserError if it is not a model."""
+    baseline = arguments_of_run(run).baseline
+    if baseline in ("none", "untrained"):
+        raise UserError(f"The baseline of {run} is {baseline}. Pass --baseline with a folder or a Hub id.")
+    return baseline
 
 
 def _read_texts(
@@ -149,7 +154,7 @@ def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Doma
     _check_vocabulary(load_tokenizer(str(folder / "tokenizer")), tokenizer, f"--dataset_dir {folder}")
     separator = None if manifest["request"]["separator"] == "none" else tokenizer.eos_token_id
     domains = [
-        of_rows(f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator)
+        domain_of_rows(f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator)
         for name, rows in open_validation(str(folder), manifest).items()
     ]
     ids = np.concatenate(_spread(open_split(str(folder), "train", manifest), COUNTED_TOKENS))
@@ -162,12 +167,12 @@ def _spread(rows: Any, tokens: int) -> list[Ids]:
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
 
-def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
-    """Write diagnosis.json and diagnosis.md, and print the latter."""
+def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
+    """Return the content of diagnosis.md: the conclusion, the tables and notes."""
     name, baseline = (model["name"] for model in diagnosis["models"])
     parts = [f"# {name} compared with {baseline}", diagnosis["conclusion"]]
-    for title, (headers, rows) in diagnosis_tables(diagnosis).items():
-        parts += [f"## {title}", markdown_table(headers, [[cell.text for cell in row] for row in rows])]
+    for title, table in diagnosis_tables(diagnosis).items():
+        parts += [f"## {title}", table.markdown()]
     versions = ", ".join(f"{library} {version}" for library, version in diagnosis["versions"].items())
     notes = [
         f"Nats; ± one standard error, by documents, of the difference on the same tokens; window {diagnosis['window']:,} "
@@ -177,10 +182,7 @@ def _write(diagnosis: Mapping[str, Any], output: Path) -> None:
         f"{versions}; {diagnosis['date']}: `{diagnosis['command']}`",
         *(f"By domain and frequency: positions before {jump['position']:,} only" for jump in diagnosis["jump"]),
     ]
-    table = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
-    write_whole(output / "diagnosis.json", json.dumps(diagnosis, indent=2) + "\n")
-    write_whole(output / "diagnosis.md", table)
-    print(f"\n{table}\nWritten: {output}/ (diagnosis.md, diagnosis.json)")
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from typing import Any
 from gpt2_repro import cli
 from gpt2_repro.checkpoint import Checkpoint, resolve_checkpoint
 from gpt2_repro.cli import CommandParser
+from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.evaluation.cache import fingerprint
-from gpt2_repro.files import read_object, readable
+from gpt2_repro.evaluation.models import fingerprint
+from gpt2_repro.files import readable
 from gpt2_repro.model_card import model_card
 from gpt2_repro.run_record.layout import COMPARISON
 
@@ -78,13 +79,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _results(checkpoint: Checkpoint, revision: str) -> tuple[Any, str | None]:
-    """Return the comparison of the run that has these very weights, and their column's name."""
-    comparison = read_object(Path(checkpoint.source).parent / COMPARISON)
-    for model in comparison.get("models", []):
-        if model["revision"] == revision:
-            return comparison, model["name"]
-    return None, None
+def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
+    """Return the run's comparison that has these very weights, and their column; None if it is missing or damaged."""
+    try:
+        comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text())
+    except (OSError, ValueError):
+        return None, None
+    return next(((comparison, model.name) for model in comparison.models if model.revision == revision), (None, None))
 
 
 def require_same(written: Any, again: Any) -> None:

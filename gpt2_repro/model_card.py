@@ -1,5 +1,6 @@
 """Write the model card: architecture, data, recipe, evaluation, use and limits."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import yaml
 
 from gpt2_repro.checkpoint import Checkpoint
-from gpt2_repro.comparison import comparison_markdown, markdown_table
+from gpt2_repro.comparison import Cell, Comparison, ComparisonRow, Table
 from gpt2_repro.files import write_whole
 from gpt2_repro.run_record.checkpoints import training_record
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -30,12 +31,12 @@ SETTINGS = (
 
 
 def model_card(
-    name: str, record: TrainingRecord, comparison: Mapping[str, Any] | None = None, column: str | None = None
+    name: str, record: TrainingRecord, comparison: Comparison | None = None, column: str | None = None
 ) -> str:
     """Return the model card as Markdown with the Hub's header.
 
     Args:
-        comparison: a comparison.json whose `column` is this model. Results of a smoke test are left out.
+        comparison: whose `column` is this model. Results of a smoke test are left out.
     """
     environment, window = record.environment, record.environment.plan.sequence_length
     run_identity, data = environment.run_identity, environment.data
@@ -46,7 +47,7 @@ def model_card(
     origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
     rows = _rows(comparison, column)
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if rows:
+    if rows and column:
         header["model-index"] = [{"name": name, "results": _results(rows, column)}]
     sets = {key: "" if key == "eval_loss" else f", {key[5:-5]}" for key in record.losses}
     facts = {
@@ -85,48 +86,48 @@ def model_card(
     return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", "\n\n".join(parts) + "\n")
 
 
-def add_results(checkpoint: Checkpoint, comparison: Mapping[str, Any]) -> None:
+def add_results(checkpoint: Checkpoint, comparison: Comparison) -> None:
     """Write the results of a final/ into its card. Results of a smoke test are not.
 
     If the run has replaced the weights since they were scored, the card stays as it is.
     """
     folder, record = Path(checkpoint.source), checkpoint.record
-    if comparison["limit"] is None and checkpoint.form == "final" and record and training_record(folder) == record:
+    if comparison.limit is None and checkpoint.form == "final" and record and training_record(folder) == record:
         card = model_card(folder.resolve().parent.name, record, comparison, checkpoint.name)
         write_whole(folder / "README.md", card)
 
 
-def _rows(comparison: Mapping[str, Any] | None, column: str | None) -> list[Mapping[str, Any]]:
-    if comparison is None or comparison["limit"] is not None:
+def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonRow]:
+    if comparison is None or column is None or comparison.limit is not None:
         return []
-    return [row for row in comparison["rows"] if (row["values"].get(column) or {}).get("value") is not None]
+    return [row for row in comparison.rows if (score := row.values.get(column)) and score.value is not None]
 
 
-def _results(rows: list[Mapping[str, Any]], column: str | None) -> list[dict[str, Any]]:
+def _results(rows: list[ComparisonRow], column: str) -> list[dict[str, Any]]:
     """Evaluation results in the Hub's form."""
     results = []
-    for task in dict.fromkeys(row["task"] for row in rows):
+    for task in dict.fromkeys(row.task for row in rows):
         title, dataset, split = DATASETS.get(task, (task, task, "test"))
         metrics = [
-            {"type": row["metric"], "name": row["metric"], "value": round(row["values"][column]["value"], 4)}
+            {"type": row.metric, "name": row.metric, "value": round(value, 4)}
             for row in rows
-            if row["task"] == task
+            if row.task == task and (value := row.values[column].value) is not None
         ]
         of = {"name": title, "type": dataset, "split": split}
         results.append({"task": {"type": "text-generation"}, "dataset": of, "metrics": metrics})
     return results
 
 
-def _evaluation(rows: list[Mapping[str, Any]], comparison: Mapping[str, Any] | None, column: str | None) -> list[str]:
+def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column: str | None) -> list[str]:
     if not rows or comparison is None:
         return []
     names = {str(column): "this model"}
-    if (baseline := comparison["baseline"]) not in (None, column):
-        names[baseline] = baseline
-    table = comparison_markdown({**comparison, "rows": rows}, names)
+    if comparison.baseline not in (None, column):
+        names[str(comparison.baseline)] = str(comparison.baseline)
+    table = dataclasses.replace(comparison, rows=rows).table(names).markdown()
     note = (
-        f"lm-evaluation-harness {comparison['versions']['lm_eval']}, window {comparison['max_length']:,} tokens, "
-        f"{comparison['dtype']}; `{comparison['command']}`, {comparison['date'][:10]}."
+        f"lm-evaluation-harness {comparison.versions['lm_eval']}, window {comparison.max_length:,} tokens, "
+        f"{comparison.dtype}; `{comparison.command}`, {comparison.date[:10]}."
     )
     return [f"## Evaluation\n\n{table}\n\n{note}"]
 
@@ -146,8 +147,8 @@ def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
     if not found:
         return [f"In what is learned it does not deviate from {default}."]
     shown = [its for its in found if its["field"] != "data.data_files"]  # paths of one machine
-    rows = [[its[key].replace("|", "/") for key in ("field", "run", "recipe")] for its in shown]
-    return [f"## Deviations from {default}\n\n{markdown_table(['field', 'here', 'there'], rows, numbers_from=3)}"]
+    rows = [[Cell(its[key].replace("|", "/")) for key in ("field", "run", "recipe")] for its in shown]
+    return [f"## Deviations from {default}\n\n{Table(['field', 'here', 'there'], rows).markdown()}"]
 
 
 def _table(facts: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gpt2_repro.comparison import Comparison, ComparisonRow, Difference, Score
 from gpt2_repro.errors import UserError
 from gpt2_repro.export import main
 from gpt2_repro.model.export import load_model
@@ -102,17 +103,15 @@ def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Pa
 
 
 OPENAI = "openai-community/gpt2"
-COMPARISON = {
-    **{"limit": None, "baseline": OPENAI, "max_length": 1024, "dtype": "float32", "date": "2026-12-01T00:00:00+00:00"},
-    **{"command": "bash evaluate.sh /home/me/runs/x --local_data '/home/me/d'", "versions": {"lm_eval": "0.4.13"}},
-    "rows": [
-        {
-            **{"task": "lambada_openai", "metric": "acc", "higher_is_better": True},
-            "values": {"me": {"value": 0.31, "stderr": 0.0065}, OPENAI: {"value": 0.3256, "stderr": 0.0065}},
-            "difference": {"me": {"value": -0.0156, "stderr": 0.005, "verdict": "worse"}},
-        }
-    ],
-}
+VALUES = {"me": Score(0.31, 0.0065), OPENAI: Score(0.3256, 0.0065)}
+COMPARISON = Comparison(
+    baseline=OPENAI,
+    max_length=1024,
+    date="2026-12-01T00:00:00+00:00",
+    command="bash evaluate.sh /home/me/runs/x --local_data '/home/me/d'",
+    versions={"lm_eval": "0.4.13"},
+    rows=[ComparisonRow("lambada_openai", "acc", True, VALUES, {"me": Difference(-0.0156, 0.005, verdict="worse")})],
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +136,7 @@ def test_results_stand_in_the_card_in_the_hubs_form(record: TrainingRecord) -> N
     assert (result.dataset_type, result.dataset_split) == ("EleutherAI/lambada_openai", "test")
     assert (result.metric_type, result.metric_value) == ("acc", 0.31)
     assert "| lambada_openai | acc ↑ | 0.3100 ± 0.0065 | 0.3256 ± 0.0065 | −0.0156 ± 0.0050 worse |" in card
-    assert "lambada" not in model_card("me", record, COMPARISON | {"limit": 5}, "me")
+    assert "lambada" not in model_card("me", record, dataclasses.replace(COMPARISON, limit=5), "me")
 
 
 def test_the_card_lists_how_the_run_deviates(record: TrainingRecord) -> None:

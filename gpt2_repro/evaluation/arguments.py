@@ -9,11 +9,13 @@ from transformers.hf_argparser import HfArg
 
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
+from gpt2_repro.recipe import read_section
+from gpt2_repro.run_record.layout import RECIPE
 
 
 @dataclasses.dataclass
 class EvaluationArguments:
-    """Which tasks, beside which model, in which window."""
+    """The tasks, the model to compare with, and the window."""
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
@@ -30,7 +32,7 @@ class EvaluationArguments:
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
-    """The command line. The fields of EvaluationArguments are None where they were not typed.
+    """Return the command line. Fields of EvaluationArguments that were not passed are None.
 
     Raises UserError for unknown options and impossible values.
     """
@@ -56,30 +58,31 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files: no network.")
     parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each named run.")
     parser.add_argument("--no_cache", action="store_true", help="Score again what is in .cache/evaluation.")
-    parser.add_argument(
-        "--limit", type=_count, metavar="N", help="Documents per task, to try a command; never a score."
-    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="Documents per task, to try a command. No result.")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation or evaluations/NAME.")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: the first GPU if there is one.")
-    parser.add_argument(
-        "--batch_size", type=_count, metavar="N", help="Rows per pass. Default: 32 on a GPU, 4 on a CPU."
-    )
+    parser.add_argument("--batch_size", type=_count, metavar="N", help="Rows per pass. Default: GPU 32, CPU 4.")
     options = parser.parse(argv)
     if not options.checkpoints:
-        raise UserError("no checkpoint is named: type one first, as in bash evaluate.sh runs/gpt2_124m")
+        raise UserError("No checkpoint. Pass one first, as in bash evaluate.sh runs/gpt2_124m.")
     if options.tasks is not None:
         options.tasks = [task for word in options.tasks for task in word.split(",") if task]
     return options
 
 
-def with_options(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
-    """The section with what was typed in place of what the recipe says."""
+def arguments_of_run(run: Path | None) -> EvaluationArguments:
+    """Return the section of a run's recipe, or the defaults without a run."""
+    return read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
+
+
+def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
+    """Return the section with the options that were passed in place of its values."""
     names = [field.name for field in dataclasses.fields(EvaluationArguments)]
-    typed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    settings = dataclasses.replace(section, **typed)
-    if not settings.tasks or settings.max_length < 1:
+    passed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    arguments = dataclasses.replace(section, **passed)
+    if not arguments.tasks or arguments.max_length < 1:
         raise UserError("evaluation needs at least one task and a max_length of at least 1 token")
-    return dataclasses.replace(settings, tasks=list(dict.fromkeys(settings.tasks)))
+    return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))
 
 
 def _count(text: str) -> int:

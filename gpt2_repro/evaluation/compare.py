@@ -1,99 +1,76 @@
-"""The table that compares models: pure functions from their scores to one dictionary."""
+"""Compare the scores of several models: a pure function from their scores to a Comparison."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpt2_repro.evaluation.scores import Metric, TaskScores
-from gpt2_repro.evaluation.statistics import Difference, paired
+from gpt2_repro.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
+from gpt2_repro.evaluation.published import find_deviations
+from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, ScoredModel
+from gpt2_repro.evaluation.statistics import paired
 
 
-@dataclasses.dataclass(frozen=True)
-class ComparedModel:
-    """A column of the table."""
-
-    name: str
-    source: str  # a folder, a Hub id or "untrained"
-    parameters: int | None
-    tokens_trained: int | None  # None where unknown
-    revision: str | None = None  # None of numbers that are published and were not measured
-    published_by: list[str] = dataclasses.field(default_factory=list)
+Found = tuple[list[str], Metric]  # hashes of the documents, and the metric
 
 
 def compare(
-    scores: Mapping[str, Sequence[TaskScores]],
-    baseline: str | None,
-    *,
-    models: Sequence[ComparedModel],
-    limit: int | None,
-    warnings: Sequence[str] = (),
-    **settings: Any,
-) -> dict[str, Any]:
-    """What comparison.json holds.
+    scored: Sequence[ScoredModel],
+    baseline: ComparedModel | None,
+    settings: EvaluationSettings,
+    metadata: Mapping[str, Any],
+) -> Comparison:
+    """Return the scores of all models, and their differences to the baseline.
 
-    `difference` is a model's value minus the baseline's, paired where both were scored here on the same documents.
-    `higher_is_better` is None where the harness does not say, as for some groups of tasks.
+    A difference is paired if both models were scored here on the same documents. With a limit nothing is judged.
 
     Args:
-        scores: by the model's name.
-        baseline: a name among them, or None.
-        limit: documents of each task; where it is given nothing is judged.
-        settings: what else was the same for all models: window, date, command, versions.
+        scored: models with their scores. The first one's tasks and metrics make the rows.
+        baseline: one of the models, or None.
+        metadata: what `command_metadata` returns.
     """
-    by_model = {name: {task.task: task for task in tasks} for name, tasks in scores.items()}
-    first = next(iter(scores.values()))
-    rows = [
-        _row(task.task, metric, by_model, baseline, judged=limit is None) for task in first for metric in task.metrics
-    ]
-    return {
-        **settings,
-        "tasks": [task.task for task in first],
-        "task_details": {
-            task.task: {"version": task.version, "documents": task.num_documents, "data": task.data} for task in first
-        },
-        "limit": limit,
-        "dtype": "float32",
-        "baseline": baseline,
-        "models": [dataclasses.asdict(model) for model in models],
-        "warnings": list(warnings),
-        "rows": rows,
+    found = {
+        model.name: {(task.task, metric.name): (task.documents, metric) for task in tasks for metric in task.metrics}
+        for model, tasks in scored
     }
+    first, judged, name = scored[0][1], settings.limit is None, baseline.name if baseline else None
+    return Comparison(
+        **dataclasses.asdict(settings),
+        **metadata,
+        tasks=[task.task for task in first],
+        task_details={task.task: TaskDetails(task.version, task.num_documents, task.data) for task in first},
+        baseline=name,
+        models=[model for model, _ in scored],
+        warnings=[
+            line
+            for model, tasks in (scored if judged else ())
+            for line in find_deviations(model.source, settings.max_length, tasks)
+        ],
+        rows=[_row(task.task, metric, found, name, judged=judged) for task in first for metric in task.metrics],
+    )
 
 
 def _row(
-    task: str, metric: Metric, by_model: Mapping[str, Mapping[str, TaskScores]], baseline: str | None, *, judged: bool
-) -> dict[str, Any]:
-    found = {name: _find(tasks.get(task), metric.name) for name, tasks in by_model.items()}
-    values = {name: {"value": its and its.value, "stderr": its and its.stderr} for name, (_, its) in found.items()}
+    task: str, metric: Metric, found: Mapping[str, Mapping[Any, Found]], baseline: str | None, *, judged: bool
+) -> ComparisonRow:
+    scores = {name: metrics.get((task, metric.name)) for name, metrics in found.items()}
     differences = {}
-    for name in found if baseline is not None else ():
-        difference = _difference(found[name], found[baseline]) if baseline else None
-        if name != baseline and difference is not None:
-            verdict = difference.verdict if judged else None
-            differences[name] = dataclasses.asdict(dataclasses.replace(difference, verdict=verdict))
-    return {
-        "task": task,
-        "metric": metric.name,
-        "higher_is_better": metric.higher_is_better,
-        "values": values,
-        "difference": differences,
-    }
+    for name in scores if baseline else ():
+        if name != baseline and (difference := _difference(scores[name], scores[baseline or ""])):
+            differences[name] = difference if judged else dataclasses.replace(difference, verdict=None)
+    values = {name: Score(its[1].value, its[1].stderr) if its else Score(None) for name, its in scores.items()}
+    return ComparisonRow(task, metric.name, metric.higher_is_better, values, differences)
 
 
-def _find(task: TaskScores | None, metric: str) -> tuple[TaskScores | None, Metric | None]:
-    return task, next((its for its in task.metrics if its.name == metric), None) if task else None
-
-
-def _difference(
-    ours: tuple[TaskScores | None, Metric | None], theirs: tuple[TaskScores | None, Metric | None]
-) -> Difference | None:
-    (our_task, our), (their_task, their) = ours, theirs
-    if our is None or their is None or our.value is None or their.value is None:
+def _difference(ours: Found | None, theirs: Found | None) -> Difference | None:
+    if ours is None or theirs is None:
         return None
-    same = our_task is not None and their_task is not None and our_task.documents == their_task.documents
-    if not same or our.aggregation is None or len(our.values) != len(their.values) or len(our.values) < 2:
-        return Difference(our.value - their.value)
+    (our_documents, our), (their_documents, their) = ours, theirs
+    if our.value is None or their.value is None:
+        return None
+    unpaired = Difference(our.value - their.value)
+    if our_documents != their_documents or our.aggregation is None or not len(our.values) == len(their.values) > 1:
+        return unpaired
     mine, base = our.array(), their.array()
     if mine.ndim > 1 and not (mine[:, 1] == base[:, 1]).all():
-        return Difference(our.value - their.value)  # per token, of two tokenizers
+        return unpaired  # per token, of two tokenizers
     return paired(our.name, our.aggregation, mine, base, higher_is_better=our.higher_is_better)

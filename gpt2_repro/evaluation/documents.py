@@ -1,7 +1,7 @@
 """The data of the project's own two tasks: whole documents, and passages in LAMBADA's form, scored on the last word.
 
-In LAMBADA the last word stands in the passage before in 84 % of the cases, so a model can find it by reading; here it
-always does. Of the words that qualify near a passage's end the longest is taken: the first would mostly be "the".
+In LAMBADA 84 % of the last words occur earlier in the passage, so that a model can find them by reading. Here all do.
+Of the words that qualify near a passage's end the longest is taken: the first would mostly be "the".
 """
 
 import string
@@ -23,13 +23,13 @@ Item = TypeVar("Item")
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """`count` items spread over the sequence, in order; all of them where there are no more."""
+    """Return `count` items spread over the sequence, in order, or all if there are fewer."""
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
 
 def read_documents(path: Path, column: str = "text") -> list[str]:
-    """The documents of a file of {"text": document} lines, or another column; blank lines and documents are left out."""
+    """Return the documents of a file of {"text": document} lines, or another column, without blank ones."""
     documents = []
     for number, row in read_json_lines(path):
         if not isinstance(row, dict) or not isinstance(text := row.get(column), str):
@@ -42,13 +42,13 @@ def read_documents(path: Path, column: str = "text") -> list[str]:
 
 
 def documents_to_score(documents: Sequence[str]) -> list[str]:
-    """As many of the documents, spread evenly, as make about MAX_BYTES of text."""
+    """Return documents, spread evenly, of about MAX_BYTES of text."""
     num_bytes = sum(len(document.encode()) for document in documents)
     return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
 
 
 def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
-    """Up to `count` passages, spread over the documents. The same documents give the same passages.
+    """Return up to `count` passages, spread over the documents. The same documents give the same passages.
 
     Every document gives its first passage before any gives its second.
     """
@@ -63,7 +63,7 @@ def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[st
 
 
 def passages_of(document: str) -> Iterator[str]:
-    """The passages of one document, one after another: 40 to 60 words that end in one of the words before it."""
+    """Yield the passages of one document: 40 to 60 words, the last of which occurs before."""
     words = document.split()
     start = 0
     while start + SHORTEST <= len(words):
@@ -74,7 +74,7 @@ def passages_of(document: str) -> Iterator[str]:
 
 
 def _passage_end(window: Sequence[str]) -> int | None:
-    """How many words of the window make a passage, None if no word can be its last."""
+    """Return how many words of the window make a passage, or None if no word can be its last."""
     bare = [word.strip(string.punctuation) for word in window]
     candidates = [
         end

@@ -1,38 +1,29 @@
-"""Run one task of lm-evaluation-harness on one model, on one device or as one of several processes."""
+"""Run one task of lm-evaluation-harness on one model: on one device, or in data parallel with one process per GPU."""
 
 import contextlib
-import dataclasses
+import datetime
 import functools
 import json
 import logging
+import os
+import pickle
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.evaluation.scores import EvaluationSettings
+from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS
+from gpt2_repro.launchers import LAUNCHERS
 
 
-# Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
-# minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
-OWN_STANDARD_ERRORS = ("lambada", "last_word")
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a score depends on besides the model, the task and the harness. The same for all models of a table.
-
-    Args:
-        max_length: window in tokens. Longer requests lose tokens on the left.
-        limit: documents per task, None for all.
-    """
-
-    max_length: int
-    batch_size: int
-    seed: int
-    device: str
-    limit: int | None
+ROOT = Path(__file__).parents[2]
+ANSWER = "answer.pickle"
+SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
 def choose_device(name: str | None) -> str:
@@ -51,7 +42,12 @@ def choose_device(name: str | None) -> str:
 
 
 def evaluate_model(
-    model: Any, tokenizer: Any, task: str, settings: Settings, task_folder: Path | None, accelerator: Any = None
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    settings: EvaluationSettings,
+    task_folder: Path | None,
+    accelerator: Any = None,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Score a model in fp32 and return the harness's results as plain JSON values, and its samples by task.
 
@@ -67,26 +63,27 @@ def evaluate_model(
 
     for name in ("lm_eval", "transformers.tokenization_utils_base"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    scorer = _scorer_class()(
+        pretrained=model.float().to(accelerator.device if accelerator else settings.device),
+        tokenizer=tokenizer,
+        max_length=settings.max_length,
+        batch_size=settings.batch_size,
+    )
+    if accelerator:
+        # HFLM (lm_eval 0.4.13) shares documents between processes only if it loads the model itself, and only on GPUs.
+        scorer.accelerator = accelerator
+        scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
     # The harness prints progress; stdout belongs to the table.
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
         found = simple_evaluate(
-            model=_scorer_class()(
-                accelerator,
-                pretrained=model.float().to(accelerator.device if accelerator else settings.device),
-                tokenizer=tokenizer,
-                max_length=settings.max_length,
-                batch_size=settings.batch_size,
-            ),
+            model=scorer,
             tasks=[task],
             task_manager=_task_manager(task_folder, task),
             batch_size=settings.batch_size,
             device=settings.device,
             limit=settings.limit,
             bootstrap_iters=0 if task.startswith(OWN_STANDARD_ERRORS) else 100_000,
-            random_seed=settings.seed,
-            numpy_random_seed=settings.seed,
-            torch_random_seed=settings.seed,
-            fewshot_random_seed=settings.seed,
+            **dict.fromkeys(SEEDS, settings.seed),
         )
     model.to("cpu")  # the next model gets the whole device
     if found is None:
@@ -114,33 +111,21 @@ def _missing_data_as_user_error() -> Iterator[None]:
 
 @functools.cache
 def _scorer_class() -> Any:
-    """HFLM with data parallelism for a loaded model, and one progress bar for the windows of whole documents.
-
-    HFLM (lm_eval 0.4.13) shares documents between processes only if it loads the model itself, and only on GPUs. It
-    draws one progress bar per batch of rolling windows.
-    """
+    """HFLM with one progress bar for the windows of whole documents. HFLM (lm_eval 0.4.13) draws one per batch."""
     from lm_eval.models.huggingface import HFLM
     from tqdm import tqdm
 
     class Scorer(HFLM):
-        def __init__(self, accelerator: Any, **options: Any) -> None:
-            super().__init__(**options)
-            if accelerator is not None:
-                self.accelerator = accelerator
-                self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
-
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             hidden = disable_tqdm or self.rank > 0
             with tqdm(desc="Running rolling loglikelihood", unit=" windows", disable=hidden) as self.windows:
                 return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
-        def _loglikelihood_tokens(
-            self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
-        ) -> list[tuple[float, bool]]:
-            if override_bs is not None:  # only rolling windows come in batches of their own
+        def _loglikelihood_tokens(self, requests: Any, **options: Any) -> list[tuple[float, bool]]:
+            if options.get("override_bs") is not None:  # only rolling windows come in batches of their own
                 self.windows.update(len(requests))
-                disable_tqdm = True
-            return super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+                options["disable_tqdm"] = True
+            return super()._loglikelihood_tokens(requests, **options)
 
     return Scorer
 
@@ -156,3 +141,50 @@ def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=str(task_folder) if task_folder else None, include_defaults=with_stock_tasks)
+
+
+def launch_command(job: Path, num_processes: int) -> list[str]:
+    """Return the command that starts `main`. Every launcher setting comes from this project, none from the user."""
+    launcher = [*LAUNCHERS["ddp"].command(num_processes), "--main_process_port", "0"]
+    return [*launcher, "-m", "gpt2_repro.evaluation.harness", str(job)]
+
+
+def evaluate_launched(
+    model: Path, task: str, settings: EvaluationSettings, task_folder: Path, *, num_processes: int
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return what `harness.evaluate_model` returns, for the plain folder `model`, from several processes.
+
+    Raises RunFailed if they fail. They have written the reason to stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
+        job = Path(scratch, "job.pickle")
+        job.write_bytes(pickle.dumps((str(model), task, settings, task_folder)))
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+        command = launch_command(job, num_processes)
+        code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
+        answer = job.with_name(ANSWER)
+        if code or not answer.is_file():
+            raise RunFailed(f"Scoring {task} failed with exit code {code}. Start the same command again.")
+        return pickle.loads(answer.read_bytes())
+
+
+def main(job: Path) -> None:
+    """Score this process's share of the documents. Rank 0 writes the scores of all next to `job`."""
+    import torch
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, task, settings, task_folder = pickle.loads(job.read_bytes())
+    # Rank 0 aggregates while the others wait, longer than the default of 10 minutes for some tasks.
+    accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(days=1))])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found = evaluate_model(model, tokenizer, task, settings, task_folder, accelerator)
+    if accelerator.is_main_process:
+        job.with_name(ANSWER).write_bytes(pickle.dumps(found))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

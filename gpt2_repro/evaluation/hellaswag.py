@@ -1,8 +1,8 @@
-"""HellaSwag while a model trains, as llm.c scores it (dev/data/hellaswag.py): completion style, by the loss per token.
+"""HellaSwag during training, as llm.c scores it (dev/data/hellaswag.py): completion style, by the loss per token.
 
-An item is a context and four endings. The answer is the ending of the lowest mean loss over its own tokens. The text
-stands as it is; context and endings are tokenized apart, with a space before an ending. evaluate.sh has this score as
-`hellaswag_completion`; the harness's own `hellaswag` rewrites the text and has other numbers.
+An item is a context and four endings. The answer is the ending with the lowest mean loss over its own tokens. The text
+is not changed; context and endings are tokenized separately, with a space before an ending. evaluate.sh has this score
+as `hellaswag_completion`; the harness's own `hellaswag` rewrites the text and has other numbers.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 HUB_ID = "Rowan/hellaswag"
 ENDINGS = 4
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies, text in others
-SKIP = "or type --hellaswag_steps 0"
+SKIP = "or pass --hellaswag_steps 0"
 
 
 class Item(NamedTuple):
@@ -35,22 +36,24 @@ class Item(NamedTuple):
 
 
 def read_items(source: str) -> list[Item]:
-    """The items of a local file of JSON lines, .gz or not, or of the validation split of a dataset of the Hub.
+    """Return the items of a local file of JSON lines, .gz or not, or of the validation split of a Hub dataset.
 
-    Raises UserError for a file that is not there or whose lines are none of HellaSwag's, and for a dataset that the Hub
-    does not have; RunFailed where the Hub is out of reach.
+    Raises UserError for a missing file, for lines that are not HellaSwag's, and for a dataset that the Hub does not have;
+    RunFailed if the Hub cannot be reached.
     """
-    if source.endswith((".jsonl", ".json", ".gz")) and not Path(source).is_file():
-        raise UserError(f"there is no --hellaswag_data {source}: name a file of HellaSwag's lines, a Hub id, {SKIP}")
-    items = [_item(row, f"{source}, item {number}") for number, row in enumerate(_rows(source), start=1)]
+    if not source.endswith((".jsonl", ".json", ".gz")):
+        rows = _load_from_hub(source)
+    elif Path(source).is_file():
+        rows = (row for _, row in read_json_lines(Path(source)))
+    else:
+        raise UserError(f"There is no --hellaswag_data {source}. Pass a file of HellaSwag's lines, a Hub id, {SKIP}.")
+    items = [_item(row, f"{source}, item {number}") for number, row in enumerate(rows, start=1)]
     if not items:
-        raise UserError(f"{source} is empty: name HellaSwag's validation split, {SKIP}")
+        raise UserError(f"{source} is empty. Pass HellaSwag's validation split, {SKIP}.")
     return items
 
 
-def _rows(source: str) -> Iterable[Any]:
-    if source.endswith((".jsonl", ".json", ".gz")):
-        return (row for _, row in read_json_lines(Path(source)))
+def _load_from_hub(source: str) -> Iterable[Any]:
     import datasets
 
     try:
@@ -58,8 +61,8 @@ def _rows(source: str) -> Iterable[Any]:
     except Exception as error:  # of a network, a Hub, a cache and a builder there is nothing narrower
         kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
         raise kind(
-            f"HellaSwag ({source}) does not come from the Hub ({type(error).__name__}: {' '.join(str(error).split())[:200]}): "
-            f"name a local file by --hellaswag_data, {SKIP}"
+            f"HellaSwag ({source}) cannot be loaded from the Hub ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}). Pass a local file as --hellaswag_data, {SKIP}."
         ) from None
 
 
@@ -87,13 +90,13 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 
 
 class HellaSwag:
-    """The items as rows of ids, an ending each, and what a model says of them.
+    """The items as rows of ids, one per ending, and their losses under a model.
 
     Args:
         tokenizer: of the model.
-        window: positions of the model; of a longer row the beginning is left out.
+        window: positions of the model. A longer row loses its beginning.
 
-    Raises UserError where the tokenizer cannot encode an item.
+    Raises UserError if the tokenizer cannot encode an item.
     """
 
     def __init__(self, items: Sequence[Item], tokenizer: Any, *, window: int) -> None:
@@ -120,19 +123,19 @@ class HellaSwag:
         goes_on: Callable[[], bool] = lambda: True,
         after_batch: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """The mean loss of each ending [items, 4] in nats per token, on the device; 0 for the rows of other processes.
+        """Return the mean loss of each ending [items, 4] in nats per token, on the device; 0 for rows of other processes.
 
         Args:
-            losses_of: ids and labels [rows, T], -100 where there is no target, to the loss of each target [targets].
+            losses_of: maps ids and labels [rows, T], -100 without a target, to the loss of each target [targets].
             positions: of one pass at most.
-            goes_on: asked before each pass; where it says no, the rest stays 0.
+            goes_on: called before each pass. If it returns false, the rest stays 0.
         """
         means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
         batches = self.batches(positions)
         for first in range(0, len(batches), processes):
             if not goes_on():
                 break
-            # All processes make as many passes, which sharded weights ask for: who has no batch left makes the last one's.
+            # Sharded weights need as many passes on all ranks. Idle ranks repeat the last batch.
             own = first + process < len(batches)
             numbers = batches[first + process if own else -1]
             ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
@@ -144,20 +147,21 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows by their numbers: ids and labels [rows, T], padded on the right, behind all that a row's own positions see; each target's row."""
-        width = max(len(self.rows[number][0]) for number in numbers) - 1
-        ids = torch.zeros(len(numbers), width, dtype=torch.int64)
+        """Return ids and labels [rows, T] of rows by their numbers, and the row of each target.
+
+        Padding is on the right, after everything that a position of the row attends to.
+        """
+        rows = [self.rows[number] for number in numbers]
+        ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
         labels = torch.full_like(ids, IGNORED)
-        for line, number in enumerate(numbers):
-            row, targets = self.rows[number]
-            ids[line, : len(row) - 1] = torch.tensor(row[:-1])
+        for line, (row, targets) in enumerate(rows):
             labels[line, len(row) - 1 - targets : len(row) - 1] = torch.tensor(row[-targets:])
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
     def score(self, losses: Tensor) -> dict[str, float]:
-        """`hellaswag_acc` and `hellaswag_items` from the losses of all endings [items, 4]; {} where one is not finite.
+        """Return `hellaswag_acc` and `hellaswag_items` from the losses of all endings [items, 4]; {} if one is not finite.
 
-        A model that computes NaN would take the first ending each time, and be right a quarter of the time.
+        With NaN the first ending would win each time, and be right a quarter of the time.
         """
         if not losses.isfinite().all():
             logger.warning("HellaSwag is not scored: the loss of an ending is not finite")
@@ -170,7 +174,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     try:
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
-        raise UserError(f"HellaSwag cannot be encoded by this tokenizer ({error}): type --hellaswag_steps 0") from None
+        raise UserError(f"HellaSwag cannot be encoded by this tokenizer ({error}): pass --hellaswag_steps 0") from None
     if not all(encoded):
-        raise UserError("this tokenizer makes no token of some of HellaSwag's texts: type --hellaswag_steps 0")
+        raise UserError("this tokenizer makes no token of some of HellaSwag's texts: pass --hellaswag_steps 0")
     return encoded

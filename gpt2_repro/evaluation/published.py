@@ -1,14 +1,19 @@
-"""What is published of a baseline: a check of the whole setup when it is run, and a stand-in when it cannot be."""
+"""Published scores of a baseline: they check the setup if it is scored, and replace it if it cannot be loaded."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 
-from gpt2_repro.evaluation.scores import COMPLETION, Metric, TaskScores
+from gpt2_repro.comparison import ComparedModel
+from gpt2_repro.evaluation.scores import COMPLETION, Metric, ScoredModel, TaskScores
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
-    """A published number: how far a sound setup may be from it, and who measured it."""
+class PublishedNumber:
+    """A published number, the tolerance of a sound setup, and who measured it."""
 
     task: str
     metric: str
@@ -16,7 +21,7 @@ class Published:
     tolerance: float
     source: str
     stderr: float | None = None
-    window: int | None = None  # None where no document of the task is longer than 512 tokens
+    window: int | None = None  # None if no document of the task is longer than 512 tokens
 
 
 # Of the whole sets: another split, or a part, has other scores.
@@ -27,33 +32,33 @@ BLOG = "suzyahyah.github.io, July 2025: lm-evaluation-harness at 512 tokens"
 # LAMBADA's longest passage has 224 tokens and HellaSwag's longest request 151: their scores do not depend on the window.
 NUMBERS = {
     "openai-community/gpt2": (
-        Published("lambada_openai", "perplexity", 40.0554, 0.2, LM_EVAL, stderr=1.4787),
-        Published("lambada_openai", "acc", 0.3256, 0.003, LM_EVAL, stderr=0.0065),
-        Published("hellaswag", "acc", 0.2892, 0.003, HELLASWAG, stderr=0.0045),
-        Published("hellaswag", "acc_norm", 0.3114, 0.003, HELLASWAG, stderr=0.0046),
-        Published(COMPLETION, "completion", 0.2955, 0.003, HELLASWAG),
-        Published("wikitext", "word_perplexity", 37.3698, 0.1, LM_EVAL, window=1024),
-        Published("wikitext", "bits_per_byte", 0.9769, 0.001, LM_EVAL, window=1024),
-        Published("wikitext", "word_perplexity", 42.5, 0.3, BLOG, window=512),
+        PublishedNumber("lambada_openai", "perplexity", 40.0554, 0.2, LM_EVAL, stderr=1.4787),
+        PublishedNumber("lambada_openai", "acc", 0.3256, 0.003, LM_EVAL, stderr=0.0065),
+        PublishedNumber("hellaswag", "acc", 0.2892, 0.003, HELLASWAG, stderr=0.0045),
+        PublishedNumber("hellaswag", "acc_norm", 0.3114, 0.003, HELLASWAG, stderr=0.0046),
+        PublishedNumber(COMPLETION, "completion", 0.2955, 0.003, HELLASWAG),
+        PublishedNumber("wikitext", "word_perplexity", 37.3698, 0.1, LM_EVAL, window=1024),
+        PublishedNumber("wikitext", "bits_per_byte", 0.9769, 0.001, LM_EVAL, window=1024),
+        PublishedNumber("wikitext", "word_perplexity", 42.5, 0.3, BLOG, window=512),
     )
 }
 
 
-def numbers_of(model: str, window: int) -> list[Published]:
-    """What is published of a Hub id at this window in tokens; LAMBADA and HellaSwag fit into any from 256 on."""
+def published_numbers(model: str, window: int) -> list[PublishedNumber]:
+    """Return the published numbers of a Hub id for this window in tokens. LAMBADA and HellaSwag fit into 256 and more."""
     short_enough = window >= 256
     return [
         number for number in NUMBERS.get(model, ()) if (number.window == window if number.window else short_enough)
     ]
 
 
-def check(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
-    """A line for each measured number that is not the published one: then something in the setup is broken."""
+def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
+    """Return a line for each measured number that is not the published one: then the setup is broken."""
     measured = {
         (task.task, metric.name): metric.value for task in scores if _is_whole(task) for metric in task.metrics
     }
     lines = []
-    for number in numbers_of(model, window):
+    for number in published_numbers(model, window):
         value = measured.get((number.task, number.metric))
         if value is not None and abs(value - number.value) > number.tolerance:
             lines.append(
@@ -63,16 +68,24 @@ def check(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
     return lines
 
 
-def stand_in(model: str, window: int, scored: Iterable[TaskScores]) -> tuple[list[TaskScores], list[str]]:
-    """Return published numbers of the whole sets that were scored, in place of measured ones, and their sources."""
+def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
+    """Return a model with its published scores of the tasks that were scored as a whole; None if there are none."""
+    if model not in NUMBERS:
+        return None
     whole = [task.task for task in scored if _is_whole(task)]
-    numbers = [number for number in numbers_of(model, window) if number.task in whole]
+    numbers = [number for number in published_numbers(model, window) if number.task in whole]
+    if not numbers:
+        logger.warning(
+            "no scores of %s are published for these documents and this window: there is no baseline", model
+        )
+        return None
     by_task: dict[str, list[Metric]] = {}
     for number in numbers:
         higher = number.metric not in ("perplexity", "word_perplexity", "bits_per_byte")
         by_task.setdefault(number.task, []).append(Metric(number.metric, number.value, number.stderr, higher))
     tasks = [TaskScores(task, None, "published", [], None, metrics) for task, metrics in by_task.items()]
-    return tasks, list(dict.fromkeys(number.source for number in numbers))
+    sources = list(dict.fromkeys(number.source for number in numbers))
+    return ComparedModel(f"{model} (published)", model, published_by=sources), tasks
 
 
 def _is_whole(task: TaskScores) -> bool:

@@ -1,4 +1,4 @@
-"""What one model scored on one task: the harness's numbers, and what each document gave, which pairs two models."""
+"""The scores of a model on a task: the harness's numbers, and the value of each document, which pairs two models."""
 
 import dataclasses
 import math
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.statistics import (
     BITS_PER_BYTE,
@@ -26,6 +27,22 @@ NAN_SIGNATURE = (2515, 10_042)
 
 
 @dataclasses.dataclass(frozen=True)
+class EvaluationSettings:
+    """What scores depend on besides the model, the task and the harness. The same for all models of a comparison.
+
+    Args:
+        max_length: window in tokens. Longer requests lose tokens on the left.
+        limit: documents per task, None for all.
+    """
+
+    max_length: int
+    batch_size: int
+    seed: int
+    device: str
+    limit: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Metric:
     """One line of a table for one model."""
 
@@ -33,11 +50,11 @@ class Metric:
     value: float | None
     stderr: float | None
     higher_is_better: bool | None
-    aggregation: str | None = None  # None where the harness's way is none of PAIRED
-    values: list[Any] = dataclasses.field(default_factory=list)  # of each document; with its weight where it has one
+    aggregation: str | None = None  # None if it is not one of PAIRED
+    values: list[Any] = dataclasses.field(default_factory=list)  # of each document, with its weight if it has one
 
     def array(self) -> NDArray[np.float64]:
-        """`values` [documents] or [documents, 2]."""
+        """Return `values` as [documents] or [documents, 2]."""
         return np.asarray(self.values, dtype=np.float64)
 
 
@@ -49,15 +66,18 @@ class TaskScores:
     version: Any
     data: str | None
     documents: list[str]  # a hash of each, in the order of the values
-    num_documents: int | None  # those scored; None of a group of tasks
+    num_documents: int | None  # that were scored; None for a group of tasks
     metrics: list[Metric]
 
 
+ScoredModel = tuple[ComparedModel, list[TaskScores]]
+
+
 def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]], tokenizer: Any) -> list[TaskScores]:
-    """The scores of every task, subtask and group of the harness's `results` (lm-eval 0.4.13) and logged `samples`.
+    """Return the scores of every task, subtask and group from lm-eval's `results` (0.4.13) and logged `samples`.
 
     Args:
-        tokenizer: the model's, which nats per token and a completion's tokens are counted by.
+        tokenizer: the model's, to count tokens for nats per token and for a completion.
 
     Raises RunFailed for log-probabilities that are not finite.
     """
@@ -86,14 +106,14 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
 
 
 def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RunFailed where a document has a log-probability that is not finite."""
+    """Raise RunFailed if a document has a log-probability that is not finite."""
     for sample in samples:
         for answer in sample["filtered_resps"]:
             number = answer[0] if isinstance(answer, list | tuple) else answer
             if isinstance(number, int | float) and not math.isfinite(number):
                 raise RunFailed(
-                    f"{task}: document {sample['doc_id']} has the log-probability {number}: the model computes what is no "
-                    "number; look for updates that were not finite in the run's metrics"
+                    f"{task}: document {sample['doc_id']} has the log-probability {number}. Look for updates that were "
+                    "not finite in the run's metrics."
                 )
 
 
@@ -104,13 +124,13 @@ def _refuse_nan_signature(scores: TaskScores, samples: Sequence[Mapping[str, Any
             continue
         if metric.values == [float(str(sample["target"]) == "0") for sample in samples]:
             raise RunFailed(
-                f"{scores.task} {metric.name} is {right}/{number}, the share of first endings that are right: the model tells "
-                "no ending from another, as one does whose weights are NaN"
+                f"{scores.task} {metric.name} is {right}/{number}, the share of first endings that are right. The model scores all "
+                "endings alike, as with weights that are NaN."
             )
 
 
 def _is_metric(key: str, value: Any) -> bool:
-    """Metrics are named `<metric>,<filter>`; alias, sample_len and the standard errors stand beside them."""
+    """Metrics are named `<metric>,<filter>`; alias, sample_len and standard errors have other keys."""
     return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
 
 
@@ -140,13 +160,13 @@ def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
 
 
 def _finite(value: Any) -> float | None:
-    """None for the harness's "N/A", and for what JSON cannot hold."""
+    """Return None for the harness's "N/A" and for values that JSON cannot hold."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """The loss of whole documents by the model's own tokens, as training logs it."""
-    # BITS_PER_BYTE divides by ln 2: what is multiplied by it before comes out in nats.
+    """Return the loss of whole documents per token of the model, as training logs it."""
+    # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     values = [
         [
             sample["word_perplexity"][0] * math.log(2),
@@ -160,7 +180,7 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
 
 
 def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """llm.c's score of HellaSwag: the ending of the highest mean log-probability per token (dev/data/hellaswag.py)."""
+    """Return llm.c's score of HellaSwag: the ending of the highest mean log-probability per token (dev/data/hellaswag.py)."""
     right = []
     for sample in samples:
         means = []

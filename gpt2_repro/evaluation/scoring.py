@@ -1,77 +1,132 @@
-"""Score every task of a model once: from the cache, on one device, or on all GPUs."""
+"""Score every task of every model once: from the cache, on one device, or on all GPUs."""
 
 import dataclasses
+import hashlib
 import json
 import logging
 import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.evaluation.cache import Cache, Entry
-from gpt2_repro.evaluation.harness import Settings, evaluate_model, fetch_data
-from gpt2_repro.evaluation.launch import evaluate_launched
-from gpt2_repro.evaluation.loaded_model import LoadedModel
-from gpt2_repro.evaluation.provenance import file_name
-from gpt2_repro.evaluation.scores import TaskScores, read_scores
-from gpt2_repro.files import write_whole
+from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fetch_data
+from gpt2_repro.evaluation.models import EvaluatedModel
+from gpt2_repro.evaluation.output import file_name
+from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, ScoredModel, TaskScores, read_scores
+from gpt2_repro.evaluation.tasks import write_task_files
+from gpt2_repro.files import read_object, write_whole
 
 
 logger = logging.getLogger(__name__)
 
+CACHE = Path(".cache/evaluation")
+READING = 1  # raised whenever scores.py reads something else from the same samples
+# The harness's own results of a task, and the scores that were read from them and its samples.
+Results = tuple[dict[str, Any], list[TaskScores]]
 
-@dataclasses.dataclass(frozen=True)
-class Benchmark:
-    """Tasks, and the settings that are the same for all models of a table.
+
+def score_models(
+    models: Sequence[EvaluatedModel],
+    tasks: list[str],
+    local: Mapping[str, Path],
+    settings: EvaluationSettings,
+    output: Path,
+    *,
+    cached: bool,
+) -> list[ScoredModel]:
+    """Score the models, and write the harness's results below `output`.
+
+    Each task is cached at once, so that a second start continues with the next one. Other evaluations may run at the
+    same time: task files are private.
 
     Args:
-        definitions: a hash per task of `task_folder`, which also covers the data.
+        local: the data files of tasks that do not read from the Hub.
     """
-
-    tasks: list[str]
-    task_folder: Path
-    definitions: dict[str, str]
-    settings: Settings
-
-
-def score(candidate: LoadedModel, benchmark: Benchmark, cache: Cache | None, output: Path) -> list[TaskScores]:
-    """Score a model on all tasks. Each task is cached at once, so that a second start continues with the next one."""
-    scores: list[TaskScores] = []
-    loaded: tuple[Any, Any] | None = None
+    scored = []
     with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
-        for task in benchmark.tasks:
-            definition = benchmark.definitions.get(task, "stock")
-            entry = cache.read(candidate.revision, task, definition) if cache else None
-            if entry is None:
-                logger.info("%s: %s on %s", candidate.name, task, benchmark.settings.device)
-                loaded = loaded or candidate.load()
-                entry = _evaluate(candidate, loaded, task, benchmark, Path(scratch))
-                if cache:
-                    cache.write(candidate.revision, task, definition, entry)
-            else:
-                logger.info("%s: %s is in the cache", candidate.name, task)
-            write_whole(
-                output / file_name(candidate.name) / f"{task}.json", json.dumps(entry.results, indent=2) + "\n"
-            )
-            scores += entry.scores
-    return scores
+        task_folder = Path(scratch, "tasks")
+        definitions = write_task_files(local, task_folder, tasks)
+        for model in models:
+            scores: list[TaskScores] = []
+            loaded: tuple[Any, Any] | None = None
+            for task in tasks:
+                key = _cache_key(settings, model.column.revision, task, definitions.get(task, "stock"))
+                found = _read_cache(key) if cached else None
+                logger.info("%s: %s %s", model.name, task, "is in the cache" if found else f"on {settings.device}")
+                if found is None:
+                    loaded = loaded or model.load()
+                    model_folder = Path(scratch, str(model.column.revision))
+                    found = _evaluate(*loaded, task, settings, task_folder, model_folder)
+                    if cached:
+                        _write_cache(key, found)
+                results, of_task = found
+                write_whole(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
+                scores += of_task
+            scored.append((model.column, scores))
+    return scored
 
 
 def _evaluate(
-    candidate: LoadedModel, loaded: tuple[Any, Any], task: str, benchmark: Benchmark, scratch: Path
-) -> Entry:
-    num_processes = count_processes(benchmark.settings)
+    model: Any, tokenizer: Any, task: str, settings: EvaluationSettings, task_folder: Path, model_folder: Path
+) -> Results:
+    num_processes = count_processes(settings)
     if num_processes > 1:
-        fetch_data(task, benchmark.task_folder)
-        model = candidate.folder(scratch)
-        found = evaluate_launched(model, task, benchmark.settings, benchmark.task_folder, num_processes=num_processes)
+        fetch_data(task, task_folder)
+        if not model_folder.exists():
+            model.save_pretrained(model_folder)
+            tokenizer.save_pretrained(model_folder)
+        found = evaluate_launched(model_folder, task, settings, task_folder, num_processes=num_processes)
     else:
-        found = evaluate_model(*loaded, task, benchmark.settings, benchmark.task_folder)
-    return Entry(found[0], read_scores(*found, tokenizer=loaded[1]))
+        found = evaluate_model(model, tokenizer, task, settings, task_folder)
+    return found[0], read_scores(*found, tokenizer=tokenizer)
 
 
-def count_processes(settings: Settings) -> int:
+def count_processes(settings: EvaluationSettings) -> int:
     """Return the number of processes: one per GPU if the device is "cuda", otherwise one."""
     import torch
 
     found = torch.cuda.device_count() if settings.device == "cuda" else 1
     return min(found, settings.limit or found)  # the harness needs a document per process
+
+
+def _cache_key(settings: EvaluationSettings, revision: str | None, task: str, definition: str) -> dict[str, Any]:
+    """Return what scores depend on. `definition` tells a task from others of its name."""
+    of_model = {"model": revision, "task": task, "definition": definition}
+    return dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | of_model
+
+
+def _cache_file(key: dict[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
+    return CACHE / f"{key['task']}-{digest}.json"
+
+
+def _read_cache(key: dict[str, Any]) -> Results | None:
+    if not _cache_file(key).is_file():
+        _warn_of_other_versions(key)
+        return None
+    stored = read_object(_cache_file(key))
+    if stored.get("key") != key:  # damaged
+        return None
+    scores = [
+        TaskScores(**scores | {"metrics": [Metric(**metric) for metric in scores["metrics"]]})
+        for scores in stored["scores"]
+    ]
+    return stored["results"], scores
+
+
+def _write_cache(key: dict[str, Any], found: Results) -> None:
+    results, scores = found
+    stored = {"key": key, "results": results, "scores": [dataclasses.asdict(its) for its in scores]}
+    write_whole(_cache_file(key), json.dumps(stored))
+
+
+def _warn_of_other_versions(key: dict[str, Any]) -> None:
+    """Name scores by another version of the harness: they are not compared with new ones."""
+    for path in sorted(CACHE.glob(f"{key['task']}-*.json")):
+        stored = read_object(path).get("key", {})
+        if stored | {"harness": key["harness"]} == key:
+            logger.warning(
+                "%s was scored by lm_eval %s. It is scored again with %s: scores of two versions do not compare.",
+                *(key["task"], stored["harness"], key["harness"]),
+            )

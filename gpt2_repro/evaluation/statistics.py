@@ -1,10 +1,9 @@
-"""What a score is worth: standard errors, and the difference of two models on the same documents.
+"""Standard errors of scores, and of the difference of two models on the same documents.
 
-Two models that read the same documents mostly stumble over the same ones, so their difference is known better than
-each score: the standard errors here are those of the differences, document by document.
+Two models mostly fail on the same documents, so the standard error of their difference, document by document, is
+smaller than those of the scores.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,29 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2_repro.comparison import MARGINS
+from gpt2_repro.comparison import MARGINS, Difference
 
 
 RESAMPLES = 10_000
 FEWEST = 30  # documents, below which an interval is too narrow to judge by
 Z95 = 1.959964  # standard errors on each side of a 95 % interval
-# How the harness makes one number of a metric's values for each document (lm_eval/api/metrics.py, 0.4.13).
+# How the harness aggregates a metric's values of the documents (lm_eval/api/metrics.py, 0.4.13).
 MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A model's value minus the baseline's."""
-
-    value: float
-    stderr: float | None = None  # paired; None where the two were not scored on the same documents
-    low: float | None = None  # the 95 % interval
-    high: float | None = None
-    verdict: str | None = None  # better, worse, matches, inconclusive; None where there is none to give
-
-
 def aggregate(aggregation: str, values: NDArray[np.float64]) -> float:
-    """One number of the values [documents] or, with their weights, [documents, 2], as the harness makes it."""
+    """Return one number from the values [documents] or, with their weights, [documents, 2], as the harness does."""
     if aggregation == MEAN:
         return float(values.mean())
     if aggregation == PERPLEXITY:
@@ -51,7 +39,7 @@ def paired(
     *,
     higher_is_better: bool | None,
 ) -> Difference:
-    """The difference of two models' values of the same documents in the same order.
+    """Return the difference of two models' values of the same documents in the same order.
 
     Means (accuracies) have the standard error of the differences, which for answers that are right or wrong is McNemar's;
     perplexities per document that of the log-probabilities; what is weighted by length (few, long documents) is
@@ -60,7 +48,7 @@ def paired(
     value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
     if aggregation == MEAN:
         stderr = _mean_stderr(ours - theirs)
-        # Where hardly a document differs the error is hardly known: the rule of three bounds it.
+        # If hardly any document differs, the error is hardly known: the rule of three bounds it.
         half = max(Z95 * stderr, 3 / len(ours))
         low, high = value - half, value + half
     elif aggregation == PERPLEXITY:
@@ -125,7 +113,7 @@ def _mean_stderr(values: NDArray[np.float64]) -> float:
 
 
 def _bootstrapped(aggregation: str, *of_models: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """RESAMPLES aggregates of each model's values: the same documents for all, so that they stay paired."""
+    """Return RESAMPLES aggregates of each model's values, from the same documents for all, so that they stay paired."""
     source, count = np.random.default_rng(0), len(of_models[0])
     piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples at once, for the memory
     drawn: list[list[NDArray[np.float64]]] = [[] for _ in of_models]
@@ -138,7 +126,7 @@ def _bootstrapped(aggregation: str, *of_models: NDArray[np.float64]) -> list[NDA
 
 
 def _is_significant(ours: NDArray[np.float64], theirs: NDArray[np.float64], aggregation: str) -> bool:
-    """Whether so few documents can tell at all: of answers right or wrong McNemar's exact test, else their number."""
+    """Return whether the documents suffice: by McNemar's exact test for right or wrong answers, else by their number."""
     if aggregation != MEAN or not np.isin([*ours, *theirs], (0, 1)).all():
         return len(ours) >= FEWEST
     only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())

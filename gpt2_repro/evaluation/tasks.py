@@ -26,47 +26,54 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LocalTask:
-    """A task that can run from a local file."""
+    """A task that can run from a local file.
 
-    stock: str  # the file of lm_eval/tasks that it includes
+    Args:
+        stock: the file of lm_eval/tasks that it includes.
+        files: what --local_data may hold for it. The first that is there is used.
+        changes: keys of the stock task that it replaces.
+    """
+
+    stock: str
     split: str
-    files: tuple[str, ...]  # what --local_data may hold for it; the first that is there is used
+    files: tuple[str, ...]
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+LAMBADA, WIKITEXT, HELLASWAG = "lambada/lambada_openai.yaml", "wikitext/wikitext.yaml", "hellaswag/hellaswag.yaml"
+HELLASWAG_FILES = ("hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl", "hellaswag/hellaswag_val.jsonl.gz")
+WIKITEXT_FILES = ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wikitext/wikitext2_validation_pages.jsonl")
 DOCUMENT_FILES = ("validation.jsonl", "text/validation.jsonl")
 STOCK_TASKS = {
-    "lambada_openai": LocalTask(
-        "lambada/lambada_openai.yaml", "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl")
-    ),
-    "hellaswag": LocalTask(
-        "hellaswag/hellaswag.yaml",
-        "validation",
-        ("hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl", "hellaswag/hellaswag_val.jsonl.gz"),
-    ),
-    "wikitext": LocalTask(
-        "wikitext/wikitext.yaml",
-        "test",
-        ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wikitext/wikitext2_validation_pages.jsonl"),
-    ),
+    "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl")),
+    "hellaswag": LocalTask(HELLASWAG, "validation", HELLASWAG_FILES),
+    "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES),
 }
-# Made from the documents of validation.jsonl, {"text": document} a line, which prepare_data.py writes.
+# Made from the documents of validation.jsonl, {"text": document} a line, which prepare_data.py writes. Stock wikitext
+# counts the words and bytes of `page` and undoes WikiText's tokenization for the model.
 OWN_TASKS = {
-    "last_word": LocalTask("lambada/lambada_openai.yaml", "test", DOCUMENT_FILES),
-    "document_perplexity": LocalTask("wikitext/wikitext.yaml", "test", DOCUMENT_FILES),
+    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, {"tag": None}),
+    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, {"doc_to_target": "page"}),
 }
-# llm.c's and build-nanogpt's HellaSwag: the text as it stands, which the stock task rewrites.
-LOCAL_TASKS = STOCK_TASKS | OWN_TASKS | {COMPLETION: STOCK_TASKS["hellaswag"]}
+# llm.c's and build-nanogpt's HellaSwag: the original text, which the stock task rewrites.
+ORIGINAL_TEXT = {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
+LOCAL_TASKS = (
+    STOCK_TASKS | OWN_TASKS | {COMPLETION: LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_TEXT)}
+)
+# Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
+# minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
+OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 
 def with_completion(tasks: Iterable[str]) -> list[str]:
-    """The tasks, and behind HellaSwag its other convention."""
+    """Return the tasks, with llm.c's convention after HellaSwag."""
     return [name for task in tasks for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
 
 
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
-    """The file in `local_data` of each task that has one. Raises UserError where none has."""
+    """Return the file in `local_data` of each task that has one. Raises UserError if none has."""
     if not local_data.is_dir():
-        raise UserError(f"--local_data {local_data} is no folder: name one that holds task data as jsonl files")
+        raise UserError(f"--local_data {local_data} is not a folder. Pass one with task data as jsonl files.")
     wanted = {task: LOCAL_TASKS[task].files for task in tasks if task in LOCAL_TASKS}
     paths = {task: [path for name in names if (path := local_data / name).is_file()] for task, names in wanted.items()}
     found = {task: there[0] for task, there in paths.items() if there}
@@ -84,8 +91,8 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     for task in missing:
         if task in OWN_TASKS:
             raise UserError(
-                f"the task {task} needs validation.jsonl: type --local_data DIR, the folder that prepare_data.py "
-                "wrote with --validation_text"
+                f"The task {task} needs validation.jsonl. Pass --local_data DIR, the folder that prepare_data.py "
+                "wrote with --validation_text."
             )
     if all(task in STOCK_TASKS for task in missing):
         return
@@ -97,7 +104,7 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
 
 
 def stock_task_names() -> set[str]:
-    """Tasks, groups and tags of the installed lm-evaluation-harness, read from its files in a second.
+    """Return tasks, groups and tags of the installed lm-evaluation-harness, read from its files in a second.
 
     Its own TaskManager parses all of them as YAML, which takes ten.
     """
@@ -123,40 +130,35 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
     """
     output.mkdir(parents=True, exist_ok=True)
     hashes = {}
-    for task in [task for task in tasks if task in LOCAL_TASKS]:
-        stock, split = LOCAL_TASKS[task].stock, LOCAL_TASKS[task].split
-        definition: dict[str, Any] = {"include": str(_stock_folder() / stock), "task": task}
-        if task == COMPLETION:
-            definition |= {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
-        ours = {key: value for key, value in definition.items() if key != "include"}  # a path of this machine
-        digest = hashlib.sha256(f"{stock} {sorted(ours.items())}".encode())
-        if source := local.get(task):
-            logger.info("%s reads %s", task, source)
-            content = _own_data(task, source) if task in OWN_TASKS else source.read_bytes()
+    for name, task in [(name, LOCAL_TASKS[name]) for name in tasks if name in LOCAL_TASKS]:
+        changes = {"task": name, **task.changes}
+        digest = hashlib.sha256(f"{task.stock} {sorted(changes.items())}".encode())
+        definition: dict[str, Any] = {"include": str(_stock_folder() / task.stock), **changes}
+        if source := local.get(name):
+            logger.info("%s reads %s", name, source)
+            content = _own_data(name, source) if name in OWN_TASKS else source.read_bytes()
             digest.update(content)
             suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else ".jsonl"
-            data = output / f"{task}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
+            data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
             data.write_bytes(content)
             definition |= {
                 "dataset_path": "json",
                 "dataset_name": None,
                 "dataset_kwargs": {
-                    "data_files": {split: str(data.resolve())},
+                    "data_files": {task.split: str(data.resolve())},
                     "cache_dir": str(output.resolve() / "datasets"),
                 },
                 # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
-                "training_split": None,
-                "validation_split": None,
-                "test_split": None,
-                f"{split}_split": split,
+                **dict.fromkeys(("training_split", "validation_split", "test_split")),
+                f"{task.split}_split": task.split,
                 # The copy is gone after the evaluation; results name the user's file.
-                "metadata": {"version": 1.0 if task in OWN_TASKS else _stock_version(stock), "source": str(source)},
+                "metadata": {
+                    "version": 1.0 if name in OWN_TASKS else _stock_version(task.stock),
+                    "source": str(source),
+                },
             }
-        if task in OWN_TASKS:
-            # Stock wikitext counts the words and bytes of `page` and undoes WikiText's tokenization for the model.
-            definition |= {"tag": None} if task == "last_word" else {"doc_to_target": "page"}
-        (output / f"{task}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
-        hashes[task] = digest.hexdigest()
+        (output / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
+        hashes[name] = digest.hexdigest()
     return hashes
 
 
@@ -181,5 +183,5 @@ def _own_data(task: str, source: Path) -> bytes:
 def _stock_folder() -> Path:
     spec = importlib.util.find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("lm-evaluation-harness is not installed: type pip install -r requirements.txt")
+        raise UserError("lm-evaluation-harness is not installed. Run pip install -r requirements.txt.")
     return Path(next(iter(spec.submodule_search_locations))) / "tasks"

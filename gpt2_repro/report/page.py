@@ -77,9 +77,9 @@ def summary(run: Run, page: Path) -> list[str]:
     lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in facts.key_numbers(run)]
     price = run.environment.usd_per_hour
     lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=price)]
-    if run.comparison.get("rows"):
+    if run.comparison and run.comparison.rows:
         lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run))), ""]
-    if limit := run.comparison.get("limit"):
+    if limit := run.comparison and run.comparison.limit:
         lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
     return lines + [f"  {name:<11}{path}" for name, path in (facts.where_things_are(run) | {"report": page}).items()]

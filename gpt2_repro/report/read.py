@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
@@ -32,7 +33,7 @@ class Run:
     training: list[Row]  # one per step, in order
     validation: list[Row]
     samples: list[Row]
-    comparison: dict[str, Any]
+    comparison: Comparison | None
     diagnosis: dict[str, Any]
     broken_lines: int  # of the metrics, without a last one cut short by a kill
 
@@ -103,7 +104,7 @@ def read_run(path: Path) -> Run:
         training=training,
         validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
         samples=_samples(events.read(record.samples)[0]),
-        comparison=_read_object(path / COMPARISON),
+        comparison=_read_comparison(path / COMPARISON),
         diagnosis=_read_object(path / DIAGNOSIS),
         broken_lines=broken_lines,
     )
@@ -149,6 +150,11 @@ def reading(path: Path) -> Iterator[None]:
 def _read_object(path: Path) -> dict[str, Any]:
     with reading(path):
         return mapping(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _read_comparison(path: Path) -> Comparison | None:
+    with reading(path):
+        return Comparison.from_json(path.read_text()) if path.is_file() else None
 
 
 def _samples(rows: Iterable[Row]) -> list[Row]:

@@ -2,19 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpt2_repro import comparison
-from gpt2_repro.comparison import Cell
+from gpt2_repro.comparison import Cell, Table
 from gpt2_repro.report.facts import key_numbers
 from gpt2_repro.report.read import Row, Run, mapping, reading
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS
 from gpt2_repro.time_breakdown import breakdown
-
-
-class Table(NamedTuple):
-    headers: list[str]
-    rows: list[list[Cell]]
 
 
 def count_table(manifest: Mapping[str, Any]) -> Table:
@@ -26,7 +21,7 @@ def count_table(manifest: Mapping[str, Any]) -> Table:
 def evaluation_table(run: Run) -> Table:
     """Return the scores of the evaluation. Raises UserError if comparison.json is damaged."""
     with reading(run.path / COMPARISON):
-        return Table(*comparison.comparison_table(run.comparison))
+        return run.comparison.table() if run.comparison else Table([], [])
 
 
 def diagnosis_tables(run: Run) -> dict[str, Table]:

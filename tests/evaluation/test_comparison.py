@@ -1,19 +1,22 @@
 """The table from scores of two models, against numbers worked out by hand."""
 
-import json
+import dataclasses
 
 import numpy as np
 import pytest
 
-from gpt2_repro.comparison import comparison_table, to_markdown
-from gpt2_repro.evaluation.compare import ComparedModel, compare
-from gpt2_repro.evaluation.scores import Metric, TaskScores
+from gpt2_repro.comparison import ComparedModel, Comparison, Difference, Score, TaskDetails
+from gpt2_repro.evaluation.compare import compare
+from gpt2_repro.evaluation.output import comparison_markdown
+from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, TaskScores
 
 
 OURS, GPT2 = "final (runs/demo)", "openai-community/gpt2"
-SETTINGS = {
-    **{"date": "2026-12-01", "command": "bash evaluate.sh runs/demo", "max_length": 1024, "batch_size": 32},
-    **{"seed": 1234, "device": "cuda", "limit": None, "versions": {"lm_eval": "0.4.13"}},
+SETTINGS = EvaluationSettings(max_length=1024, batch_size=32, seed=1234, device="cuda", limit=None)
+METADATA = {"date": "2026-12-01", "command": "bash evaluate.sh runs/demo", "versions": {"lm_eval": "0.4.13"}}
+MODELS = {
+    OURS: ComparedModel(OURS, "runs/demo/final", 3_538_944, 9_890_693_120, "0123456789abcdef"),
+    GPT2: ComparedModel(GPT2, GPT2, 124_439_808, None, "fedcba9876543210"),
 }
 RIGHT = np.random.default_rng(0).random(2000) < 0.3
 
@@ -44,46 +47,39 @@ def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> l
     ]
 
 
-def comparison(baseline: str | None = GPT2, theirs: list[TaskScores] | None = None, **options) -> dict:
+def comparison(theirs: list[TaskScores] | None = None, limit: int | None = None) -> Comparison:
     worse = RIGHT.copy()
     worse[:200] = False
-    return compare(
-        {OURS: scores(worse, 52.1), GPT2: theirs or scores(RIGHT, 37.3698)},
-        baseline,
-        models=[
-            ComparedModel(OURS, "runs/demo/final", 3_538_944, 9_890_693_120, "0123456789abcdef"),
-            ComparedModel(GPT2, GPT2, 124_439_808, None, "fedcba9876543210"),
-        ],
-        **SETTINGS | options,
-    )
+    scored = [(MODELS[OURS], scores(worse, 52.1)), (MODELS[GPT2], theirs or scores(RIGHT, 37.3698))]
+    return compare(scored, MODELS[GPT2], dataclasses.replace(SETTINGS, limit=limit), METADATA)
 
 
 def test_rows_hold_values_errors_and_paired_differences() -> None:
-    accuracy, perplexity, grouped = comparison()["rows"]
+    accuracy, perplexity, grouped = comparison().rows
     lost = int(RIGHT[:200].sum())
-    assert accuracy["values"][GPT2] == {"value": float(RIGHT.mean()), "stderr": 0.0102}
-    difference = accuracy["difference"][OURS]
-    assert difference["value"] == pytest.approx(-lost / 2000)
-    assert difference["stderr"] == pytest.approx(np.sqrt((lost / 2000 - (lost / 2000) ** 2) / 1999))
-    assert difference["low"] < difference["value"] < difference["high"] < 0 and difference["verdict"] == "worse"
-    assert perplexity["difference"][OURS]["verdict"] == "worse" and perplexity["values"][OURS]["stderr"] is None
-    assert grouped["difference"][OURS] == dict.fromkeys(("stderr", "low", "high", "verdict")) | {"value": 0.0}
+    assert accuracy.values[GPT2] == Score(float(RIGHT.mean()), 0.0102)
+    difference = accuracy.difference[OURS]
+    assert difference.value == pytest.approx(-lost / 2000)
+    assert difference.stderr == pytest.approx(np.sqrt((lost / 2000 - (lost / 2000) ** 2) / 1999))
+    assert difference.low < difference.value < difference.high < 0 and difference.verdict == "worse"
+    assert perplexity.difference[OURS].verdict == "worse" and perplexity.values[OURS].stderr is None
+    assert grouped.difference[OURS] == Difference(0.0)
 
 
 def test_only_the_same_documents_and_tokens_are_paired() -> None:
     theirs = scores(RIGHT, 37.0, documents="other")
     pages = [[value, weight * 1.2] for value, weight in theirs[1].metrics[0].values]  # tokens of another tokenizer
     theirs[1].metrics[0] = Metric("word_perplexity", 37.0, None, False, "weighted_perplexity", pages)
-    accuracy, perplexity, _ = (row["difference"][OURS] for row in comparison(theirs=theirs)["rows"])
-    assert accuracy["value"] < 0 and perplexity["value"] == pytest.approx(52.1 - 37.0)
-    assert accuracy["stderr"] is accuracy["verdict"] is perplexity["stderr"] is perplexity["verdict"] is None
+    accuracy, perplexity, _ = (row.difference[OURS] for row in comparison(theirs).rows)
+    assert accuracy.value < 0 and perplexity.value == pytest.approx(52.1 - 37.0)
+    assert accuracy.stderr is accuracy.verdict is perplexity.stderr is perplexity.verdict is None
 
 
 def test_the_table_has_values_differences_and_verdicts() -> None:
     result = comparison()
-    headers, rows = comparison_table(result)
+    headers, rows = result.table()
     assert headers == ["task", "metric", OURS, GPT2, "difference"]
-    own, base = (row["value"] for row in result["rows"][0]["values"].values())
+    own, base = (score.value for score in result.rows[0].values.values())
     accuracy, perplexity, grouped = rows
     assert [cell.text for cell in accuracy[:4]] == [
         *("hellaswag", "acc ↑", f"{own:.4f} ± 0.0102", f"{base:.4f} ± 0.0102")
@@ -92,15 +88,15 @@ def test_the_table_has_values_differences_and_verdicts() -> None:
     assert [cell.kind for cell in accuracy] == ["", "", "number", "number", "worse"]
     assert [cell.text for cell in perplexity[1:4]] == ["word_perplexity ↓", "52.10", "37.37"]
     assert [cell.text for cell in grouped] == ["wikitext", "grouped", "0.5000", "0.5000", "+0.0000"]
-    headers, rows = comparison_table(result, {OURS: "this model"})
+    headers, rows = result.table({OURS: "this model"})
     assert headers == ["task", "metric", "this model"] and len(rows[0]) == 3
 
 
 def test_json_and_markdown_hold_what_a_reader_needs() -> None:
-    result = comparison(warnings=["BROKEN SETUP: x"])
-    assert json.loads(json.dumps(result, allow_nan=False)) == result and result["tasks"] == ["hellaswag", "wikitext"]
-    assert result["task_details"]["wikitext"] == {"version": 2.0, "documents": 31, "data": "/d/pages.jsonl"}
-    warning, _, head, rule, *rows = to_markdown(result).splitlines()
+    result = dataclasses.replace(comparison(), warnings=["BROKEN SETUP: x"])
+    assert Comparison.from_json(result.to_json()) == result and result.tasks == ["hellaswag", "wikitext"]
+    assert result.task_details["wikitext"] == TaskDetails(2.0, 31, "/d/pages.jsonl")
+    warning, _, head, rule, *rows = comparison_markdown(result).splitlines()
     assert "BROKEN SETUP: x" in warning and rule == "| --- | --- | ---: | ---: | ---: |"
     assert head == f"| task | metric | {OURS} | {GPT2} | difference |"
     notes = "\n".join(rows[3:])
@@ -110,21 +106,18 @@ def test_json_and_markdown_hold_what_a_reader_needs() -> None:
 
 def test_limit_is_loud_and_judges_nothing() -> None:
     result = comparison(limit=20)
-    assert all(its["verdict"] is None for row in result["rows"] for its in row["difference"].values())
-    lines = to_markdown(result).splitlines()
+    assert all(its.verdict is None for row in result.rows for its in row.difference.values())
+    lines = comparison_markdown(result).splitlines()
     assert "--limit 20" in lines[0] and lines[0] in lines[1:], "above and below the table"
     assert "worse" not in "".join(lines)
 
 
 def test_many_models_are_a_trend_over_tokens() -> None:
     names = [f"checkpoint-{step} (runs/demo)" for step in range(100, 600, 100)]
-    result = compare(
-        {name: scores(RIGHT, 60.0 - index) for index, name in enumerate(names)},
-        None,
-        models=[ComparedModel(name, name, 1, 1000 * index, "r" * 12) for index, name in enumerate(names)],
-        **SETTINGS,
-    )
-    header, _, first, *_, last = [line for line in to_markdown(result).splitlines() if line.startswith("|")]
+    models = [ComparedModel(name, name, 1, 1000 * index, "r" * 12) for index, name in enumerate(names)]
+    scored = [(model, scores(RIGHT, 60.0 - index)) for index, model in enumerate(models)]
+    result = compare(scored, None, SETTINGS, METADATA)
+    header, _, first, *_, last = [line for line in comparison_markdown(result).splitlines() if line.startswith("|")]
     assert header.startswith("| model | tokens trained | hellaswag acc ↑ | wikitext word_perplexity ↓ |")
     assert first.startswith("| checkpoint-100 (runs/demo) | 0 |") and "| 60.00 |" in first
     assert last.startswith("| checkpoint-500 (runs/demo) | 4,000 |") and "| 56.00 |" in last

@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation import launch
-from gpt2_repro.evaluation.harness import Settings, evaluate_model
-from gpt2_repro.evaluation.launch import evaluate_launched, launch_command
-from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation import harness
+from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, launch_command
+from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 
 
 pytestmark = pytest.mark.slow
 TASKS = ["last_word", "document_perplexity"]
-SETTINGS = Settings(max_length=64, batch_size=4, seed=1234, device="cpu", limit=None)
+SETTINGS = EvaluationSettings(max_length=64, batch_size=4, seed=1234, device="cpu", limit=None)
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", *worker]
 
     assert {"--num_processes", "--main_process_port"} < set(launch_command(folder, 2))  # no setting is the user's
-    monkeypatch.setattr(launch, "launch_command", on_two_processes)
+    monkeypatch.setattr(harness, "launch_command", on_two_processes)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     task = "document_perplexity"
@@ -75,6 +74,6 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
 
 
 def test_processes_that_fail_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "launch_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(harness, "launch_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(RunFailed):
         evaluate_launched(folder / "model", TASKS[0], SETTINGS, folder / "tasks", num_processes=2)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,13 +15,14 @@ from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import scoring
 from gpt2_repro.evaluation.__main__ import main
-from gpt2_repro.evaluation.arguments import EvaluationArguments, parse_options, with_options
-from gpt2_repro.evaluation.provenance import common_window, default_output_dir
-from gpt2_repro.evaluation.published import DOCUMENTS, Published
+from gpt2_repro.evaluation.arguments import EvaluationArguments, override_arguments, parse_options
+from gpt2_repro.evaluation.models import common_window
+from gpt2_repro.evaluation.output import default_output_dir
+from gpt2_repro.evaluation.published import DOCUMENTS, PublishedNumber
 from gpt2_repro.run_record.checkpoints import seal
 
 
-PUBLISHED = Published("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01)
+PUBLISHED = PublishedNumber("last_word", "acc", 0.3, 0.001, "somebody", stderr=0.01)
 GPT2 = "openai-community/gpt2"
 NAME = "final (runs/tiny)"
 
@@ -29,7 +31,7 @@ NAME = "final (runs/tiny)"
 def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
     """runs/tiny with final/ and checkpoint-3/, and data/tiny with the validation documents, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpt2_repro.evaluation.__main__.add_results", lambda *_: None)  # tests/test_end_to_end.py
+    monkeypatch.setattr("gpt2_repro.evaluation.output.add_results", lambda *_: None)  # tests/test_end_to_end.py
     run = Path("runs/tiny")
     for name in ("final", "checkpoint-3"):
         model.save_pretrained(run / name)
@@ -109,7 +111,7 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
     Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines[1:]))
     evaluate()
     assert len(scored) == 5 and "0.4.99" not in caplog.text
-    monkeypatch.setattr("gpt2_repro.evaluation.cache.version", lambda _: "0.4.99")
+    monkeypatch.setattr("gpt2_repro.evaluation.scoring.version", lambda _: "0.4.99")
     evaluate()
     assert len(scored) == 6 and "0.4.99" in caplog.text
 
@@ -189,7 +191,7 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
 @pytest.mark.parametrize("published", ["these documents", "other documents", "nothing"])
 def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, monkeypatch, caplog, published):
     if published != "nothing":
-        monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda *_: [PUBLISHED])
+        monkeypatch.setattr("gpt2_repro.evaluation.published.published_numbers", lambda *_: [PUBLISHED])
     if published == "other documents":
         monkeypatch.setitem(DOCUMENTS, "last_word", 5153)
     comparison = evaluate(f"--baseline {GPT2}", tasks="last_word")
@@ -206,7 +208,7 @@ def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, mo
 
 def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeypatch, caplog):
     known = {"runs/tiny/final": [PUBLISHED]}
-    monkeypatch.setattr("gpt2_repro.evaluation.published.numbers_of", lambda model, _: known.get(model, []))
+    monkeypatch.setattr("gpt2_repro.evaluation.published.published_numbers", lambda model, _: known.get(model, []))
     (warning,) = evaluate(tasks="last_word")["warnings"]
     assert "runs/tiny/final" in warning and "0.3000 ± 0.001" in warning and warning in caplog.text
     assert evaluate("--baseline none --limit 2", tasks="last_word")["warnings"] == []
@@ -214,8 +216,8 @@ def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeyp
 
 def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
     options = parse_options(["x", "--tasks", "a,b", "c", "a", "--max_length", "7"], description=None)
-    settings = with_options(EvaluationArguments(baseline="none", max_length=3), options)
-    assert settings == EvaluationArguments(tasks=["a", "b", "c"], baseline="none", max_length=7)
+    arguments = override_arguments(EvaluationArguments(baseline="none", max_length=3), options)
+    assert arguments == EvaluationArguments(tasks=["a", "b", "c"], baseline="none", max_length=7)
 
 
 @pytest.mark.parametrize(
@@ -271,10 +273,13 @@ def test_evaluate_sh_ends_a_mistake_with_one_line_and_code_2(type_command):
 
 
 def test_window_is_what_every_model_was_trained_on(caplog):
-    positions = {"a": 1024, "b": 1024}
-    assert common_window(1024, {"a": 1024, "b": 2048}, positions, insist=False) == 1024
-    assert common_window(1024, {"a": 1024, "b": 512}, positions, insist=False) == 512
-    assert "1024: b" in caplog.text
-    assert common_window(1024, {"a": 1024, "b": 512}, positions, insist=True) == 1024
-    assert common_window(1024, {"a": 1024, "b": 512}, positions | {"b": 512}, insist=True) == 512
+    whole, short, b = (
+        SimpleNamespace(name=str(width), trained_window=width, positions=positions)
+        for width, positions in ((1024, 1024), (512, 1024), (512, 512))
+    )
+    assert common_window([whole], 1024, explicit=False) == 1024
+    assert common_window([whole, short], 1024, explicit=False) == 512
+    assert "1024: 512" in caplog.text
+    assert common_window([whole, short], 1024, explicit=True) == 1024
+    assert common_window([whole, b], 1024, explicit=True) == 512
     assert default_output_dir(resolve_checkpoint(GPT2)) == Path("evaluations/openai-community-gpt2")

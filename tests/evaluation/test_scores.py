@@ -81,7 +81,7 @@ def test_published_numbers_check_what_is_measured() -> None:
         (gpt2, 1024, measured("wikitext", "word_perplexity", 42.5), True),
         ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),
     ):
-        assert len(lines := published.check(model, window, scores)) == broken, (model, window, scores)
+        assert len(lines := published.find_deviations(model, window, scores)) == broken, (model, window, scores)
         assert all(model in line for line in lines)
 
 
@@ -89,9 +89,10 @@ def test_published_numbers_stand_in() -> None:
     def scored(*tasks: str) -> list[TaskScores]:
         return [TaskScores(task, 1.0, "d", [], published.DOCUMENTS[task], []) for task in tasks]
 
-    tasks, _ = published.stand_in("openai-community/gpt2", 1024, scored("lambada_openai", "wikitext"))
+    gpt2 = "openai-community/gpt2"
+    _, tasks = published.published_baseline(gpt2, 1024, scored("lambada_openai", "wikitext"))
     assert {(task.task, its.name): its.value for task in tasks for its in task.metrics} == {
         **{("lambada_openai", "perplexity"): 40.0554, ("lambada_openai", "acc"): 0.3256},
         **{("wikitext", "word_perplexity"): 37.3698, ("wikitext", "bits_per_byte"): 0.9769},
     }
-    assert published.stand_in("openai-community/gpt2", 512, scored("wikitext"))[1] == [published.BLOG]
+    assert published.published_baseline(gpt2, 512, scored("wikitext"))[0].published_by == [published.BLOG]

@@ -12,8 +12,8 @@ import torch
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.documents import NUM_PASSAGES, cut_passages, documents_to_score, evenly
-from gpt2_repro.evaluation.harness import Settings, evaluate_model
-from gpt2_repro.evaluation.scores import read_scores
+from gpt2_repro.evaluation.harness import evaluate_model
+from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
 from gpt2_repro.evaluation.tasks import (
     check_tasks,
     find_local_files,
@@ -33,7 +33,7 @@ def write_documents(folder: Path, documents: list[str]) -> Path:
 
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
     """The harness's results and samples of each task."""
-    settings = Settings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
+    settings = EvaluationSettings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
     return {task: evaluate_model(model, tokenizer, task, settings, folder) for task in tasks}
 
 

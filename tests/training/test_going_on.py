@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gpt2_repro.checkpoint import resolve_checkpoint
+from gpt2_repro.comparison import Comparison
 from gpt2_repro.model_card import add_results
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.training.optimization import learning_rate_factor
@@ -110,7 +111,7 @@ def test_the_record_of_final_is_its_own(finished: Path, typed) -> None:
     assert resolve_checkpoint(str(finished / "checkpoint-12")).tokens_trained == 12 * 256
     checkpoint = resolve_checkpoint(str(final))
     for scored in (checkpoint, dataclasses.replace(checkpoint, record=TrainingRecord(sha256="of other weights"))):
-        add_results(scored, {"limit": None, "baseline": None, "rows": []})
+        add_results(scored, Comparison(rows=[]))
         assert (final / "README.md").read_text() == before
 
 

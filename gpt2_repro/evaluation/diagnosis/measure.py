@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,8 @@ class Cause:
 
 
 def measure(
-    parts: Mapping[str, Sequence[Row]],
-    losses: Sequence[Mapping[str, Losses]],
+    rows: Sequence[Row],
+    losses: Sequence[Losses],
     *,
     names: Sequence[str],
     window: int,
@@ -48,13 +48,14 @@ def measure(
     """Return what diagnosis.json has besides settings.
 
     Args:
-        losses: of both models, by part.
+        losses: of each row, by both models.
         names: of the domains.
         separator: the id between documents of training rows.
         home: the domain that the model was trained on, if it is among them.
         counts: of each id in the training text [vocabulary]; None counts the sample.
     """
-    targets = profiles.join(parts["text"], (its["text"] for its in losses), separator=separator)
+    everything = profiles.join(rows, losses, separator=separator)
+    targets = everything[everything.part == "text"]
     edges = profiles.position_edges(window)
     full = targets[np.bincount(targets.row)[targets.row] == window]
     jump = profiles.find_jump(full, edges)
@@ -63,8 +64,8 @@ def measure(
     sound = targets[targets.position < trained]
     tables = {
         "positions": profiles.by_place(full, full.position, edges),
-        **profiles.document_edges(parts, losses),
-        **profiles.last_words(parts["words"], (its["words"] for its in losses), names=names, longest=trained),
+        **profiles.document_edges(everything),
+        **profiles.last_words(rows, losses, names=names, longest=trained),
     }
     reference = _reference(profiles.buckets(sound, sound.domain, names), home)
     # The model does not expect a separator where the baseline does, beyond what it lacks everywhere.

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,10 +70,11 @@ def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None
     `position` is that of the id before the target. `spoiled` is true after the first separator of a row.
     """
 
-    def flat(of_rows: Iterable[NDArray[Any]], dtype: type = np.int64) -> NDArray[Any]:
+    def flat(of_rows: Iterable[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
         return np.concatenate([np.empty(0, dtype), *of_rows], dtype=dtype)
 
     return records(
+        part=flat((np.full(len(row.ids) - 1, row.part) for row in rows), np.dtype("U6")),
         domain=flat(np.full(len(row.ids) - 1, row.domain) for row in rows),
         row=flat(np.full(len(row.ids) - 1, number) for number, row in enumerate(rows)),
         document=flat(np.full(len(row.ids) - 1, row.document) for row in rows),
@@ -120,11 +121,9 @@ def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
     return buckets(targets, group, [f"{PER_MILLION[0]:,} and more", *between, "under 1"])
 
 
-def document_edges(
-    parts: Mapping[str, Sequence[Row]], losses: Sequence[Mapping[str, Losses]]
-) -> dict[str, list[Bucket]]:
+def document_edges(targets: Any) -> dict[str, list[Bucket]]:
     """Return the losses on the separator, on a document's first ids after a start token and without it."""
-    ends, starts, bare = (join(parts[name], (its[name] for its in losses)) for name in ("ends", "starts", "bare"))
+    ends, starts, bare = (targets[targets.part == part] for part in ("ends", "starts", "bare"))
     ends = ends[ends.position == ends.position.max(initial=0)]
     count = starts.position.max(initial=0) + 1
     edges = [*(2**power for power in range(EDGE_TOKENS.bit_length()) if 2**power <= count), count + 1]
@@ -143,12 +142,11 @@ def last_words(
     rows: Sequence[Row], losses: Iterable[Losses], *, names: Sequence[str], longest: int
 ) -> dict[str, list[Bucket]]:
     """Return the log-probabilities of last words, of the passages that end before the position `longest`."""
-    words = np.array(
-        [[-of_row[-row.targets :].sum() for row, of_row in zip(rows, its, strict=True)] for its in losses]
-    )
-    kept = np.array([len(row.ids) - 1 <= longest for row in rows[::2]], np.bool_)
+    numbers = [number for number, row in enumerate(rows) if row.part == "words"]
+    words = np.array([[-of_model[number][-rows[number].targets :].sum() for number in numbers] for of_model in losses])
+    kept = np.array([len(rows[number].ids) - 1 <= longest for number in numbers[::2]], np.bool_)
     whole, sentence = words[:, ::2][:, kept], words[:, 1::2][:, kept]
-    domain = np.array([row.domain for row in rows[::2]])[kept]
+    domain = np.array([rows[number].domain for number in numbers[::2]])[kept]
     tables = {}
     for name, (ours, theirs) in {"whole": whole, "sentence": sentence, "gain": whole - sentence}.items():
         pairs = records(ours=ours, theirs=theirs, document=np.arange(len(domain)))

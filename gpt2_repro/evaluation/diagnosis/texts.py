@@ -1,4 +1,4 @@
-"""The rows of ids that both models of a diagnosis are scored on."""
+"""The rows of ids that both models of a diagnosis are scored on, and their losses."""
 
 import dataclasses
 import itertools
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
@@ -19,7 +20,9 @@ Losses = list[NDArray[np.float32]]  # of each row's ids after the first, in nats
 EDGE_TOKENS = 64  # scored after the start and before the end of a document
 MAX_EDGES = 500  # documents per domain
 MAX_PASSAGES = 1000  # per domain
+POSITIONS = 4096  # of one forward pass, padding included; logits of GPT-2's vocabulary and their softmax take 1.6 GB
 PASSAGE_TOKENS = 100  # of a passage, and of its last sentence once more, about
+PARTS = ("text", "starts", "bare", "ends", "words")  # what rows are scored for
 # A full stop, closing quotes or brackets, and a space.
 SENTENCE_END = re.compile(r"[.?!…][\"'”’`)\]]*\s+")
 # Name in the tables, Hub id, configuration, split and column of the harness's tasks (lm-eval 0.4.13).
@@ -52,12 +55,14 @@ class Row(NamedTuple):
 
     Args:
         document: what a row of text was cut from. Rows of one document are not independent evidence.
+        part: one of PARTS.
     """
 
     ids: Ids
     targets: int
     domain: int
     document: int = 0
+    part: str = "text"
 
 
 def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
@@ -89,7 +94,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     return Domain(name, documents, documents, ends)
 
 
-def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
+def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
     """Return the domain of packed rows with `separator` between documents; None if nothing stands there."""
     pieces, starts, ends = [], [], []
     for row in rows:
@@ -103,8 +108,8 @@ def of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | 
     return Domain(name, rows, starts, ends, cut_passages(whole_words, MAX_PASSAGES))
 
 
-def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> dict[str, list[Row]]:
-    """Return all rows to score by what they are for.
+def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> list[Row]:
+    """Return all rows to score, in the order of PARTS.
 
     - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
       targets gives several rows; each begins with the id that the one before ended with.
@@ -114,7 +119,7 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
-    parts: dict[str, list[Row]] = {name: [] for name in ("text", "starts", "bare", "ends", "words")}
+    rows: list[Row] = []
     documents = itertools.count()
     for number, domain in enumerate(domains):
         cut = [
@@ -123,22 +128,19 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
             for at in range(0, len(ids) - 1, window)
         ]
         if targets := sum(row.targets for row in cut):
-            parts["text"] += evenly(cut, -(-len(cut) * tokens // targets))
+            rows += evenly(cut, -(-len(cut) * tokens // targets))
         count = min(EDGE_TOKENS, window - 1)
         starts = [ids[:count] for ids in domain.starts if len(ids) >= count and start is not None]
-        parts["bare"] += [Row(ids, count - 1, number, next(documents)) for ids in evenly(starts, edges)]
+        for ids, document in zip(evenly(starts, edges), documents, strict=False):
+            rows.append(Row(ids, count - 1, number, document, "bare"))
+            rows.append(Row(np.insert(ids, 0, start), count, number, document, "starts"))
         count = min(EDGE_TOKENS, window)
         ends = [ids[-count:] for ids in domain.ends if len(ids) >= count]
-        parts["ends"] += [Row(ids, 1, number, next(documents)) for ids in evenly(ends, edges)]
+        rows += [Row(ids, 1, number, next(documents), "ends") for ids in evenly(ends, edges)]
         for earlier, sentence, word in filter(None, map(split_passage, evenly(domain.passages, passages))):
-            parts["words"] += [
-                Row(*encode_word(context, word, tokenizer, window), number)
-                for context in (earlier + sentence, sentence)
-            ]
-    parts["starts"] = [
-        Row(np.insert(row.ids, 0, start), len(row.ids), row.domain, row.document) for row in parts["bare"]
-    ]
-    return parts
+            for context in (earlier + sentence, sentence):
+                rows.append(Row(*encode_word(context, word, tokenizer, window), number, part="words"))
+    return sorted(rows, key=lambda row: PARTS.index(row.part))
 
 
 def split_passage(text: str) -> tuple[str, str, str] | None:
@@ -156,3 +158,25 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
     ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
     targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))
     return np.array(ids[-window - 1 :], np.int64), max(1, targets)
+
+
+def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
+    """Return the losses of each row. The model is moved to `device`, and then to the CPU."""
+    import torch
+
+    from gpt2_repro.evaluation.hellaswag import batches_by_length
+
+    model = model.float().to(device).eval()
+    losses: Losses = [np.empty(0, np.float32)] * len(rows)
+    with torch.inference_mode():
+        for numbers in tqdm(batches_by_length([len(row.ids) for row in rows], POSITIONS), desc=name):
+            # Padding is on the right, so that no position of a row sees it.
+            ids = [torch.from_numpy(rows[number].ids.astype(np.int64)) for number in numbers]
+            batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
+            wanted = batch[:, 1:]
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits.float()
+            flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+            for number, of_row in zip(numbers, flat.view(wanted.shape).cpu().numpy(), strict=True):
+                losses[number] = of_row[: len(rows[number].ids) - 1]
+    model.to("cpu")
+    return losses

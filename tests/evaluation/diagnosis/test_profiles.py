@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.evaluation.diagnosis import scoring
+from gpt2_repro.evaluation.diagnosis import texts
 from gpt2_repro.evaluation.diagnosis.profiles import (
     buckets,
     by_frequency,
@@ -20,23 +20,20 @@ from gpt2_repro.evaluation.diagnosis.profiles import (
     join,
     position_edges,
 )
-from gpt2_repro.evaluation.diagnosis.texts import Domain, Row, of_rows, read_task, rows_to_score, split_passage
+from gpt2_repro.evaluation.diagnosis.texts import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
 
 
 def text_rows(*lengths: list[int], window: int, tokens: int, tokenizer: Any) -> list[Row]:
     domains = [Domain(str(number), [np.arange(length) for length in its]) for number, its in enumerate(lengths)]
-    return rows_to_score(domains, tokenizer, window=window, tokens=tokens)["text"]
+    return [row for row in rows_to_score(domains, tokenizer, window=window, tokens=tokens) if row.part == "text"]
 
 
 def test_scores_equal_a_loop_over_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "POSITIONS", 500)  # several batches
+    monkeypatch.setattr(texts, "POSITIONS", 500)  # several batches
     source = np.random.default_rng(0)
     lengths = [2, 129, 3, 128, 40, 2, 77, *[100] * 9]
     rows = [Row(source.integers(0, model.config.vocab_size, length).astype(np.uint16), 1, 0) for length in lengths]
-    parts = {"one": rows[:5], "none": [], "other": rows[5:]}
-    found = scoring.score_rows(model, parts, device="cpu", name="")
-    assert {name: len(its) for name, its in found.items()} == {"one": 5, "none": 0, "other": 11}
-    for row, losses in zip(rows, found["one"] + found["other"], strict=True):
+    for row, losses in zip(rows, texts.score_rows(model, rows, device="cpu", name=""), strict=True):
         ids = torch.tensor(row.ids.astype(np.int64))
         with torch.no_grad():
             logits = model(ids[None, :-1]).logits[0]
@@ -55,10 +52,10 @@ def test_a_sample_has_each_target_once_and_about_as_many_as_asked(tokenizer: Pre
 
 def test_packed_rows_give_whole_starts_and_ends(tokenizer: PreTrainedTokenizerBase) -> None:
     end = tokenizer.eos_token_id
-    found = of_rows("", [np.array([7, 8, end, 1, 2, end, 3]), np.array([end, 4, 5])], tokenizer, separator=end)
+    found = domain_of_rows("", [np.array([7, 8, end, 1, 2, end, 3]), np.array([end, 4, 5])], tokenizer, separator=end)
     assert [ids.tolist() for ids in found.starts] == [[1, 2], [3], [4, 5]]
     assert [ids.tolist() for ids in found.ends if len(ids) > 1] == [[7, 8, end], [end, 1, 2, end]]
-    assert of_rows("", [np.array([7, end, 8])], tokenizer, separator=None).starts == []
+    assert domain_of_rows("", [np.array([7, end, 8])], tokenizer, separator=None).starts == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +78,8 @@ def test_words_are_encoded_as_the_harness_does(
 
     scorer = HFLM(pretrained=model, tokenizer=gpt2_tokenizer, device="cpu")
     domain = read_task("lambada_openai", real_data / "lambada" / "lambada_test.jsonl", gpt2_tokenizer)
-    rows = rows_to_score([domain], gpt2_tokenizer, window=1024, tokens=20_000)["words"]
+    rows = rows_to_score([domain], gpt2_tokenizer, window=1024, tokens=20_000)
+    rows = [row for row in rows if row.part == "words"]
     passages = [parts for text in domain.passages if (parts := split_passage(text))]
     assert len(rows) > 300
     for whole, alone in zip(rows[::2], rows[1::2], strict=True):

@@ -1,0 +1,131 @@
+"""The files that an evaluation writes: their folder and names, and comparison.json with its Markdown."""
+
+import logging
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.checkpoint import Checkpoint
+from gpt2_repro.comparison import MARGINS, ComparedModel, Comparison
+from gpt2_repro.errors import UserError
+from gpt2_repro.evaluation.models import EvaluatedModel
+from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.formatting import now
+from gpt2_repro.model_card import add_results
+
+
+logger = logging.getLogger(__name__)
+
+LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
+
+
+def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
+    """Return RUN/evaluation of the first checkpoint, or a folder in evaluations/; a smoke test has its own."""
+    folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
+    return folder / "smoke_test" if smoke_test else folder
+
+
+def file_name(name: str) -> str:
+    """Return a model's name as a file name."""
+    return re.sub(r"[^\w.]+", "-", name).strip("-.")
+
+
+def command_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
+    """Return the command, the time and the versions of libraries. `command` is what a user types before `argv`."""
+    return {
+        "date": now(),
+        "command": f"{command} {shlex.join(argv)}",
+        "versions": {library: version(library) for library in LIBRARIES},
+    }
+
+
+def check_output(folder: Path) -> None:
+    """Raise UserError if `folder` holds a comparison.json or comparison.md that evaluate.sh did not write."""
+    names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
+    if names and "rows" not in read_object(folder / "comparison.json"):
+        raise UserError(
+            f"{folder / names[0]} is damaged or was not written by evaluate.sh. Delete it or pass another --output_dir."
+        )
+
+
+def write_comparison(comparison: Comparison, folder: Path, models: Iterable[EvaluatedModel]) -> str:
+    """Write the comparison, and add the results to the model cards of final models. Returns what to print."""
+    shown = write_results(folder, "comparison", comparison.to_json(), comparison_markdown(comparison))
+    for line in comparison.warnings:
+        logger.error(line)
+    for model in models:
+        add_results(model.checkpoint, comparison)
+    return shown
+
+
+def write_results(folder: Path, name: str, data: str, table: str) -> str:
+    """Write `name`.json and `name`.md. Returns the table and the paths, for the screen."""
+    write_whole(folder / f"{name}.json", data)
+    write_whole(folder / f"{name}.md", table)
+    return f"\n{table}\nWritten: {folder / name}.md, {folder / name}.json"
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Return the table with its warnings, and notes on how to trust and repeat it."""
+    warnings, table = [f"**{warning}**" for warning in comparison.warnings], comparison.table().markdown()
+    notes = "\n".join(f"- {note}" for note in _notes(comparison))
+    if comparison.limit is None:
+        return "\n\n".join([*warnings, table, notes]) + "\n"
+    smoke_test = (
+        f"**A smoke test, not benchmark numbers: --limit {comparison.limit} scored only the first documents of "
+        "each task, and nothing is judged.**"
+    )
+    return "\n\n".join([*warnings, smoke_test, table, smoke_test, notes]) + "\n"
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    tasks = [
+        f"{task}: "
+        + (details.data or "" if details.version is None else f"version {details.version}, ")
+        + (f"{details.documents} documents of {details.data}" if details.documents else "")
+        for task, details in comparison.task_details.items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
+    return [
+        f"Window {comparison.max_length:,} tokens, {comparison.dtype}, batches of {comparison.batch_size}, seed "
+        f"{comparison.seed}, {comparison.device} for every model; ± one standard error",
+        *map(_describe, comparison.models),
+        *tasks,
+        *_conventions(comparison),
+        f"{versions}; {comparison.date}: `{comparison.command}`",
+        "One seed is one checkpoint, not a recipe: runs that differ only in their seed differ too",
+    ]
+
+
+def _describe(model: ComparedModel) -> str:
+    if model.revision is None:
+        return f"{model.name}: not measured here, published by {'; '.join(model.published_by)}"
+    trained = (
+        "tokens trained not known" if model.tokens_trained is None else f"{model.tokens_trained:,} tokens trained"
+    )
+    source = "" if model.source == model.name else f"from {model.source}, "
+    return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}revision {model.revision[:12]}"
+
+
+def _conventions(comparison: Comparison) -> list[str]:
+    lines = []
+    if any(difference.verdict for row in comparison.rows for difference in row.difference.values()):
+        shown = {row.metric for row in comparison.rows}
+        margins = ", ".join(
+            f"{metric} {margin:g}" if "acc" in metric or metric == "completion" else f"{metric} {margin:.1%}"
+            for metric, margin in MARGINS.items()
+            if metric in shown
+        )
+        lines.append(
+            "Differences have paired standard errors, on the same documents. matches: the 95 % interval lies within the "
+            f"margin ({margins}); better, worse: the interval excludes 0; inconclusive: neither"
+        )
+    if "hellaswag" in comparison.tasks:
+        lines.append(
+            "HellaSwag is three numbers: acc by the sum of an ending's log-probabilities and acc_norm per character, both on "
+            "lm-eval's rewritten text; completion per token on the original text, as llm.c and build-nanogpt score it"
+        )
+    return lines
