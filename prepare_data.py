@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.export import export_llmc
+from gpt2_repro.data.llmc import export_llmc
 from gpt2_repro.data.manifest import MANIFEST, read_manifest
 from gpt2_repro.data.overlap import check_files, check_overlap
 from gpt2_repro.data.preparation.prepare import prepare

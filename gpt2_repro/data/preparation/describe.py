@@ -10,9 +10,9 @@ from typing import Any
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.manifest import MANIFEST, request_of
-from gpt2_repro.data.ngram import MAX_TOKENS, reference_losses
 from gpt2_repro.data.preparation.splits import Group
-from gpt2_repro.data.preparation.staged import EXAMPLES
+from gpt2_repro.data.preparation.tokenizing import EXAMPLES
+from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.shards import WrittenRows
 from gpt2_repro.data.sources.opening import Source

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpt2_repro.data.sources.files import SourceFile
+from gpt2_repro.data.sources.base import SourceFile
 from gpt2_repro.data.sources.hub import HubFile
 from gpt2_repro.data.sources.presets import peak_bytes
 from gpt2_repro.data.sources.token_files import TokenFile

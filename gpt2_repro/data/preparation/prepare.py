@@ -22,8 +22,8 @@ from gpt2_repro.data.preparation.describe import Opened, describe, write_validat
 from gpt2_repro.data.preparation.disk import check_disk, expected_peak
 from gpt2_repro.data.preparation.order import count
 from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of, validation_sets
-from gpt2_repro.data.preparation.staged import DamagedTokens, is_held_out
-from gpt2_repro.data.preparation.staging import STREAMS, stage
+from gpt2_repro.data.preparation.tokenizing import DamagedTokens, is_held_out
+from gpt2_repro.data.preparation.workers import STREAMS, stage
 from gpt2_repro.data.shards import WrittenRows
 from gpt2_repro.data.sources.opening import Source, SourceOpener
 from gpt2_repro.data.sources.text_files import TextForm

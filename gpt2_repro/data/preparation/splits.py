@@ -9,8 +9,8 @@ import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.order import DocumentSpan, runs
-from gpt2_repro.data.preparation.staged import StagedPart
-from gpt2_repro.data.preparation.staging import Stream
+from gpt2_repro.data.preparation.tokenizing import StagedPart
+from gpt2_repro.data.preparation.workers import Stream
 from gpt2_repro.data.sources.opening import Source, documents_of
 from gpt2_repro.errors import UserError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.sources.files import Part, SourceFile
+from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
 from gpt2_repro.data.sources.token_files import read_header
 from gpt2_repro.errors import UserError

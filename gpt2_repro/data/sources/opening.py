@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.sources.base import SourceFile
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
-from gpt2_repro.data.sources.files import SourceFile
 from gpt2_repro.data.sources.hub import HubFile, Repository
 from gpt2_repro.data.sources.presets import PRESETS
 from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
-from gpt2_repro.data.sources.files import Batch
+from gpt2_repro.data.sources.base import Batch
 from gpt2_repro.errors import UserError
 
 

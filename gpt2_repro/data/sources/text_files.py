@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from gpt2_repro.data.sources.files import Batch, Part, SourceFile, in_batches
+from gpt2_repro.data.sources.base import Batch, Part, SourceFile, in_batches
 from gpt2_repro.data.sources.parquet_files import read_row_groups, stretches
 from gpt2_repro.errors import UserError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2_repro.data.sources.files import Batch, Part, SourceFile
+from gpt2_repro.data.sources.base import Batch, Part, SourceFile
 from gpt2_repro.errors import UserError
 
 

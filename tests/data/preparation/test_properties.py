@@ -13,7 +13,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import cutting
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.preparation.staged import is_held_out
+from gpt2_repro.data.preparation.tokenizing import is_held_out
 from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources import text_files
 from gpt2_repro.data.tokenizer import train_tokenizer

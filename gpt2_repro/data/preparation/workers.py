@@ -21,8 +21,8 @@ from typing import Any
 from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.staged import StagedPart, stage_part, too_many_bad
-from gpt2_repro.data.sources.files import Part, SourceFile
+from gpt2_repro.data.preparation.tokenizing import StagedPart, stage_part, too_many_bad
+from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 

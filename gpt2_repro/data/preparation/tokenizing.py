@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder, Engine
-from gpt2_repro.data.sources.files import Part
+from gpt2_repro.data.sources.base import Part
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
