@@ -77,7 +77,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     """
     sys.path.insert(0, str(ROOT))
     from gpt2_repro.data.arguments import DataArguments
-    from gpt2_repro.data.prepared import open_dataset
+    from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.arguments import ModelArguments
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
@@ -90,9 +90,11 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     environment = json.loads(Path(run, "environment.json").read_text())
     plan, device = environment["plan"], environment["accelerator"]["kind"]
 
-    rows, _, tokenizer = open_dataset(data, environment["data"], eval_tokens=asked["eval_tokens"])
+    prepared = PreparedData.read(data.dataset_dir)
+    prepared.lock()
+    rows, tokenizer = prepared.rows("train"), prepared.tokenizer
     length = data.sequence_length
-    vocabulary = {"vocab_size": environment["data"]["vocab_size"], "tokenizer": tokenizer}
+    vocabulary = {"vocab_size": prepared.manifest.vocab_size, "tokenizer": tokenizer}
     config = build_config(ModelArguments(**shape), sequence_length=length, **vocabulary)
     attention = environment["attention"].split()[0]
     compiled = environment["engine"]["compiled"]

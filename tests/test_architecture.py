@@ -16,7 +16,7 @@ ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_
 SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
 PURE = [
     *("errors", "batch_plan", "comparison", "time_breakdown", "references"),
-    *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
+    *("formatting", "model_card", "manifest", "data/packing", "data/preparation/order", "data/sources/presets"),
     "evaluation/compare",
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")

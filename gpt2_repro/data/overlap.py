@@ -18,10 +18,11 @@ import numpy as np
 from tqdm import tqdm
 
 from gpt2_repro.data.encoder import Encoder
-from gpt2_repro.data.manifest import MANIFEST
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Block, open_rows
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_json_lines, sha256_of, write_whole
+from gpt2_repro.manifest import MANIFEST, FileOverlap
 
 
 N = 13  # tokens
@@ -76,15 +77,15 @@ def check_files(paths: Sequence[str]) -> None:
             raise UserError(f"{path} holds no item: leave it out")
 
 
-def check_overlap(dataset_dir: str, manifest: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Look for the n-grams of evaluation files in the training rows, and complete the folder's manifest by `overlap`."""
-    encoder = Encoder(Path(dataset_dir, "tokenizer"), separator="none")
+def check_overlap(data: PreparedData, paths: Sequence[str]) -> PreparedData:
+    """Look for the n-grams of evaluation files in the training rows, and write the result into the manifest."""
+    encoder = Encoder(data.path / "tokenizer", separator="none")
     known = EvaluationNgrams([Path(path) for path in paths], encoder.encode_each)
-    blocks = tqdm(list(open_rows(Path(dataset_dir, "train")).blocks()), desc="overlap", unit="block")
-    found = known.found_in(blocks, row_length=manifest["request"]["sequence_length"] + 1)
-    manifest = manifest | {"overlap": found}
-    write_whole(Path(dataset_dir, MANIFEST), json.dumps(manifest, indent=2) + "\n")
-    return manifest
+    blocks = tqdm(list(open_rows(data.path / "train").blocks()), desc="overlap", unit="block")
+    found = known.found_in(blocks, row_length=data.manifest.form.sequence_length + 1)
+    manifest = dataclasses.replace(data.manifest, overlap=found)
+    write_whole(data.path / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
+    return PreparedData(data.path, manifest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,7 @@ class EvaluationNgrams:
         self._table = np.zeros(2 ** (64 - int(self._shift)), np.uint8)
         np.bitwise_or.at(self._table, self._place(self._known), self._mask(self._known))
 
-    def found_in(self, blocks: Iterable[Block], *, row_length: int) -> list[dict[str, Any]]:
+    def found_in(self, blocks: Iterable[Block], *, row_length: int) -> list[FileOverlap]:
         """How many items and different n-grams of each file the rows of a split hold, as a manifest records it.
 
         A row is read on into the next one where it is full and its last id is the first id there, for that is the same
@@ -216,17 +217,17 @@ def _read(path: Path, encode: Callable[[list[str]], list[np.ndarray]]) -> _File:
     return _File(path.name, sha256_of(path), np.array(numbers), np.concatenate(items), np.concatenate(hashes))
 
 
-def _describe(file: _File, found: np.ndarray) -> dict[str, Any]:
+def _describe(file: _File, found: np.ndarray) -> FileOverlap:
     hits = np.isin(file.hashes, found)
     overlapping = file.numbers[np.unique(file.items[hits])]
-    return {
-        "file": file.name,
-        "sha256": file.sha256,
-        "n": N,
-        "items": len(file.numbers),
-        "items_too_short": len(file.numbers) - len(np.unique(file.items)),
-        "items_with_overlap": len(overlapping),
-        "first_items_with_overlap": overlapping[:SHOWN_ITEMS].tolist(),
-        "ngrams": len(np.unique(file.hashes)),
-        "ngrams_found": len(np.unique(file.hashes[hits])),
-    }
+    return FileOverlap(
+        file=file.name,
+        sha256=file.sha256,
+        n=N,
+        items=len(file.numbers),
+        items_too_short=len(file.numbers) - len(np.unique(file.items)),
+        items_with_overlap=len(overlapping),
+        first_items_with_overlap=overlapping[:SHOWN_ITEMS].tolist(),
+        ngrams=len(np.unique(file.hashes)),
+        ngrams_found=len(np.unique(file.hashes[hits])),
+    )

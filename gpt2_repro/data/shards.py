@@ -1,4 +1,4 @@
-"""Write rows as a `datasets` folder, shard by shard, and verify a prepared folder."""
+"""Write rows as a `datasets` folder, shard by shard."""
 
 import dataclasses
 import hashlib
@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
 from gpt2_repro.data.rows import Block
-from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of, sync, write_whole
+from gpt2_repro.manifest import Shard
 
 
 BLOCK_IDS = 2**25  # of a record batch: 64 MiB at 2 bytes
@@ -24,18 +23,6 @@ SHARD_BLOCKS = 4  # 2**17 rows of 1,025 ids
 def rows_per_block(sequence_length: int) -> int:
     """Rows of every record batch but a split's last: a function of the recipe, so that the bytes are one too."""
     return max(1, BLOCK_IDS // sequence_length)
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """One finished file of a split."""
-
-    name: str
-    rows: int
-    targets: int  # ids but the first of each row
-    largest_id: int
-    bytes: int
-    sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,32 +104,3 @@ def _write_shard(folder: Path, number: int, blocks: Iterable[Block], schema: pa.
             writer.write_batch(pa.record_batch([column.cast(field.type)], schema=schema))
     sync(path)
     return Shard(path.name, rows, targets, largest, path.stat().st_size, sha256_of(path))
-
-
-def verify(dataset_dir: str, manifest: dict[str, Any]) -> None:
-    """Read every byte again and compare it with the manifest. Raises UserError where they differ."""
-    for split, shards in manifest["shards"].items():
-        check_shards(dataset_dir, split, manifest)
-        for shard in tqdm(shards, desc=f"verify {split}", unit="file"):
-            path = Path(dataset_dir, split, shard["name"])
-            if sha256_of(path) != shard["sha256"]:
-                raise UserError(f"{path} does not hold what its manifest says: {_MEND}")
-    for name, sha256 in manifest["files"].items():
-        path = Path(dataset_dir, name)
-        if not path.is_file() or sha256_of(path) != sha256:
-            raise UserError(f"{path} is missing or not what its manifest says: {_MEND}")
-
-
-_MEND = "copy or prepare it anew"
-
-
-def check_shards(dataset_dir: str, split: str, manifest: dict[str, Any]) -> None:
-    """Raise UserError where a split's files are not those of the manifest, by name and size: at once, reading none."""
-    folder = Path(dataset_dir, split)
-    here = {path.name: path.stat().st_size for path in folder.glob("*.arrow")}
-    expected = {shard["name"]: shard["bytes"] for shard in manifest["shards"][split]}
-    for name in sorted(here.keys() | expected.keys()):
-        if here.get(name) != expected.get(name):
-            wants = f"{expected[name]:,} bytes" if name in expected else "no such file"
-            found = f"{here[name]:,}" if name in here else "none"
-            raise UserError(f"{folder / name} has {found} and its manifest says {wants}: {_MEND}")

@@ -79,10 +79,10 @@ def test_equal_to_naive_sets(
     different = set().union(*of_items)
     (found,) = EvaluationNgrams([path], to_ids).found_in(blocks, row_length=length + 1)
     assert 0 < len(different & trained) < len(different)
-    assert (found["ngrams"], found["ngrams_found"]) == (len(different), len(different & trained))
-    assert (found["items"], found["items_with_overlap"]) == (len(items), len(overlapping))
-    assert found["items_too_short"] == sum(not ngrams for ngrams in of_items)
-    assert found["first_items_with_overlap"] == overlapping[:10]
+    assert (found.ngrams, found.ngrams_found) == (len(different), len(different & trained))
+    assert (found.items, found.items_with_overlap) == (len(items), len(overlapping))
+    assert found.items_too_short == sum(not ngrams for ngrams in of_items)
+    assert found.first_items_with_overlap == overlapping[:10]
 
 
 def test_files_are_counted_apart(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_files_are_counted_apart(tmp_path: Path) -> None:
     ngrams = EvaluationNgrams([tmp_path / "a.txt", tmp_path / "b.jsonl.gz"], to_ids)
     keys = ("file", "items", "items_too_short", "first_items_with_overlap", "ngrams", "ngrams_found")
     found = ngrams.found_in([(trained, np.array([30]))], row_length=30)
-    assert [[of[key] for key in keys] for of in found] == [
+    assert [[getattr(of, key) for key in keys] for of in found] == [
         ["a.txt", 1, 0, [1], 2, 2],
         ["b.jsonl.gz", 3, 1, [3], 28 + 2, 2],
     ]
-    assert found[0]["sha256"] != found[1]["sha256"] and len(found[0]["sha256"]) == 64
-    assert [of["ngrams_found"] for of in ngrams.found_in([], row_length=30)] == [0, 0]
+    assert found[0].sha256 != found[1].sha256 and len(found[0].sha256) == 64
+    assert [of.ngrams_found for of in ngrams.found_in([], row_length=30)] == [0, 0]
 
 
 def test_hashes_are_spread() -> None:

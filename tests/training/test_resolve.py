@@ -1,11 +1,13 @@
 """What a recipe becomes on this machine."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
+from gpt2_repro.manifest import RowForm
 from gpt2_repro.recipe import parse_recipe
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.resolve import _list_price, resolve_arguments
@@ -13,7 +15,7 @@ from gpt2_repro.training.resolve import _list_price, resolve_arguments
 
 @pytest.fixture
 def resolve(tiny_recipe: Path, tmp_path: Path):
-    def run(*options: str, manifest: dict | None = None):
+    def run(*options: str, manifest: object = None):
         words = [str(tiny_recipe), "--output_dir", str(tmp_path / "run"), *options]
         asked = parse_recipe(words, sections={"training": PretrainingArguments}, options=("training",)).values
         return resolve_arguments(asked["training"], sequence_length=32, stem="tiny", manifest=manifest)
@@ -32,7 +34,8 @@ def test_accumulation_and_steps_are_derived(resolve, monkeypatch: pytest.MonkeyP
 
 
 def test_rows_by_length_are_not_compiled(resolve) -> None:
-    wrap = {"request": {"packing": "wrap", "min_length": 8}, "counts": {"train": {"row_tokens": 4096}}}
+    form, counts = RowForm("wrap", 32, 8, "before"), {"train": SimpleNamespace(row_tokens=4096)}
+    wrap = SimpleNamespace(form=form, counts=counts)
     by_length = ("--train_sampling_strategy", "group_by_length", "--tokens_per_step")
     args, plan = resolve(*by_length, "2048", manifest=wrap)
     assert not args.compile_loss and plan.by_length and not args.accelerator_config.even_batches

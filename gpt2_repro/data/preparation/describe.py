@@ -9,9 +9,9 @@ from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.encoder import Encoder
-from gpt2_repro.data.manifest import MANIFEST, request_of
 from gpt2_repro.data.preparation.splits import Group
 from gpt2_repro.data.preparation.tokenizing import EXAMPLES
+from gpt2_repro.data.prepared import request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.shards import WrittenRows
@@ -19,6 +19,7 @@ from gpt2_repro.data.sources.opening import Source
 from gpt2_repro.data.sources.text_files import TextFile
 from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.files import sha256_of
+from gpt2_repro.manifest import MANIFEST, Manifest, ReadCounts, SplitCounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +46,9 @@ def describe(
     opened: Opened,
     groups: Sequence[Group],
     encoder: Encoder,
-    counts: dict[str, dict[str, Any]],
+    counts: dict[str, SplitCounts],
     written: dict[str, WrittenRows],
-) -> dict[str, Any]:
+) -> Manifest:
     """The manifest of a folder whose rows are written."""
     facts = [part.facts for group in groups for parts in group.streams for part in parts]
     described = opened.described()
@@ -56,31 +57,32 @@ def describe(
         source = {"name": args.source, "sources": described["sources"]}
     packages = {"datasets", "pyarrow", "numpy", "tokenizers", encoder.engine}
     kept = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
-    manifest = {
-        "request": request_of(args),
-        "source": source,
-        "validation_sets": described["validation_sets"],
-        "tokenizer_sha256": sha256_of(folder / "tokenizer" / "tokenizer.json"),
-        "vocab_size": encoder.vocab_size,
-        "largest_id": max(rows.largest_id for rows in written.values()),
-        "bytes_per_token": encoder.dtype.itemsize,
-        "counts": counts,
-        "read": {  # of the files, whatever split it went to
-            "documents": sum(of["documents"] for of in facts),
-            "text_bytes": sum(of["text_bytes"] for of in facts),
-            "longest_document_tokens": max(of["longest"] for of in facts),
-            "bad_documents": sum(of["bad"] for of in facts),
-            "bad_examples": [line for of in facts for line in of["bad_examples"]][:EXAMPLES],
-        },
-        "sha256": {split: rows.sha256 for split, rows in written.items()},
-        "shards": {split: [dataclasses.asdict(shard) for shard in rows.shards] for split, rows in written.items()},
-        "files": {str(path.relative_to(folder)): sha256_of(path) for path in sorted(kept) if path.name != MANIFEST},
-        "versions": {name: version(name) for name in sorted(packages)},
-    }
-    if counts["train"]["tokens"] <= MAX_TOKENS:
+    losses = None
+    if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
-        manifest["reference_losses"] = reference_losses(train, validation, encoder.vocab_size)
-    return manifest
+        losses = reference_losses(train, validation, encoder.vocab_size)
+    return Manifest(
+        request=request_of(args),
+        source=source,
+        validation_sets=described["validation_sets"],
+        tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
+        vocab_size=encoder.vocab_size,
+        largest_id=max(rows.largest_id for rows in written.values()),
+        bytes_per_token=encoder.dtype.itemsize,
+        counts=counts,
+        read=ReadCounts(
+            documents=sum(of["documents"] for of in facts),
+            text_bytes=sum(of["text_bytes"] for of in facts),
+            longest_document_tokens=max(of["longest"] for of in facts),
+            bad_documents=sum(of["bad"] for of in facts),
+            bad_examples=[line for of in facts for line in of["bad_examples"]][:EXAMPLES],
+        ),
+        sha256={split: rows.sha256 for split, rows in written.items()},
+        shards={split: rows.shards for split, rows in written.items()},
+        files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(kept) if path.name != MANIFEST},
+        versions={name: version(name) for name in sorted(packages)},
+        reference_losses=losses,
+    )
 
 
 def write_validation_text(folder: Path, groups: Sequence[Group]) -> None:

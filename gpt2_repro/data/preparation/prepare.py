@@ -15,8 +15,6 @@ from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.encoder import Encoder
-from gpt2_repro.data.locks import exclusive_lock, staging_lock
-from gpt2_repro.data.manifest import MANIFEST, first_difference, not_prepared, request_of
 from gpt2_repro.data.preparation.cutting import cut_split
 from gpt2_repro.data.preparation.describe import Opened, describe, write_validation_text
 from gpt2_repro.data.preparation.disk import check_disk, expected_peak
@@ -24,6 +22,7 @@ from gpt2_repro.data.preparation.order import count
 from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of, validation_sets
 from gpt2_repro.data.preparation.tokenizing import DamagedTokens, is_held_out
 from gpt2_repro.data.preparation.workers import STREAMS, stage
+from gpt2_repro.data.prepared import PreparedData, exclusive_lock, first_difference, request_of
 from gpt2_repro.data.shards import WrittenRows
 from gpt2_repro.data.sources.opening import Source, SourceOpener
 from gpt2_repro.data.sources.text_files import TextForm
@@ -31,6 +30,7 @@ from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, sync_folder, write_whole
+from gpt2_repro.manifest import MANIFEST, SplitCounts
 
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ REQUEST = "request.json"
 PUBLISHED = "published.json"  # its name once the prepared folder is finished: nothing is left to resume
 
 
-def prepare(args: DataArguments, options: PreparationOptions | None = None) -> dict[str, Any]:
-    """Prepare `args.dataset_dir`, or find it finished; return its manifest.
+def prepare(args: DataArguments, options: PreparationOptions | None = None) -> PreparedData:
+    """Prepare `args.dataset_dir`, or find it finished.
 
     Unfinished work is kept in `<dataset_dir>.staging`; a later call with the same arguments resumes it.
     Raises UserError for a folder prepared with other arguments, a folder that is not ours, an unknown source, an empty
@@ -54,17 +54,22 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
         raise UserError(f"--dataset_dir {args.dataset_dir} has no name of its own: name a folder, as in data/books")
     staging = target.with_name(target.name + ".staging")
     if target.exists() and not options.overwrite:
-        manifest = _finished(target, request)
-        _warn_of_changes(target, manifest, args)
+        data = PreparedData.read(target)
+        if difference := first_difference(data.manifest.request, request):
+            key, holds, value = difference
+            raise UserError(
+                f"{target} was prepared with {key} {holds}, not {value}: pass --overwrite or another --dataset_dir"
+            )
+        logger.info("%s is already prepared", target)
+        _warn_of_changes(data, args)
         _clear_away(target, staging)
-        return manifest
-    with exclusive_lock(target), staging_lock(staging):
+        return data
+    with _replacement_lock(target), _staging_lock(staging):
         _claim(staging, request)
         try:
             if not (staging / "folder" / MANIFEST).is_file():
                 _build(target, staging, args, options, request)
-            manifest = json.loads((staging / "folder" / MANIFEST).read_text())
-            _check_request(staging, manifest["request"], request)
+            _check_request(staging, read_object(staging / "folder" / MANIFEST)["request"], request)
             if (staging / REQUEST).is_file():
                 (staging / REQUEST).replace(staging / PUBLISHED)
             _publish(staging / "folder", target)
@@ -73,7 +78,32 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> d
                 raise
             raise UserError(f"the disk of {target} is full: make space and start the same command again") from None
         remove_folder(staging, PUBLISHED)
-    return manifest
+    return PreparedData.read(target)
+
+
+@contextlib.contextmanager
+def _replacement_lock(target: Path) -> Iterator[None]:
+    """Lock a prepared folder that will be replaced. Raises UserError if it is not ours, or something reads it."""
+    if not target.exists():
+        yield
+        return
+    if "request" not in read_object(target / MANIFEST):
+        PreparedData.read(target)  # raises
+    with exclusive_lock(
+        target, f"{target} is open in a training: wait for it or end it, or name another --dataset_dir"
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _staging_lock(staging: Path) -> Iterator[None]:
+    """Create the staging folder for this process alone. Raises UserError if another process has it, or on failure."""
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{staging} cannot be made ({error.strerror}): name another --dataset_dir") from None
+    with exclusive_lock(staging, f"another process is preparing {staging.with_suffix('')}: wait for it or end it"):
+        yield
 
 
 def _claim(staging: Path, request: dict[str, Any]) -> None:
@@ -98,7 +128,7 @@ def _check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any])
 def _clear_away(target: Path, staging: Path) -> None:
     """Remove the staging folder of a process that was killed after it had renamed the finished folder into place."""
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
-        with contextlib.suppress(UserError), staging_lock(staging):  # unless another process starts there
+        with contextlib.suppress(UserError), _staging_lock(staging):  # unless another process starts there
             remove_folder(staging, PUBLISHED)
 
 
@@ -111,26 +141,13 @@ def _publish(folder: Path, target: Path) -> None:
     folder.rename(target)
 
 
-def _finished(target: Path, request: dict[str, Any]) -> dict[str, Any]:
-    manifest = read_object(target / MANIFEST)
-    if "request" not in manifest:
-        raise UserError(not_prepared(target))
-    if difference := first_difference(manifest["request"], request):
-        key, holds, value = difference
-        raise UserError(
-            f"{target} was prepared with {key} {holds}, not {value}: pass --overwrite or another --dataset_dir"
-        )
-    logger.info("%s is already prepared", target)
-    return manifest
-
-
-def _warn_of_changes(target: Path, manifest: dict[str, Any], args: DataArguments) -> None:
+def _warn_of_changes(data: PreparedData, args: DataArguments) -> None:
     """Local files that came or changed after the preparation are not in the folder; those that went are."""
     paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
-    known = {(file["path"], file["bytes"]) for file in manifest["source"].get("files", []) if args.data_files}
+    known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", []) if args.data_files}
     changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
     if changed:
-        logger.warning("%s does not hold %s as it is now: --overwrite prepares it anew", target, changed[0])
+        logger.warning("%s does not hold %s as it is now: --overwrite prepares it anew", data.path, changed[0])
 
 
 def _build(
@@ -234,37 +251,39 @@ def _write_folder(
         shutil.rmtree(folder)  # of a pass that was interrupted
     folder.mkdir()
     written: dict[str, WrittenRows] = {}
-    counts: dict[str, dict[str, Any]] = {}
-    for group in groups:
-        counted = count(group.found())
-        for split in group.splits:
-            of_split = [counted.get((split, number), _NOTHING) for number in range(len(group.streams))]
-            counts[split] = {key: sum(of_stream[key] for of_stream in of_split) for key in _NOTHING}
-            if len(group.names) > 1:
-                counts[split]["sources"] = dict(zip(group.names, of_split, strict=True))
-        if not sum(counts[split]["tokens"] for split in group.splits):
+    counts: dict[str, SplitCounts] = {}
+    counted = [count(group.found()) for group in groups]
+    for group, of_streams in zip(groups, counted, strict=True):
+        if not sum(of_stream["tokens"] for of_stream in of_streams.values()):
             raise UserError(f"the source {', '.join(group.names)} holds no text: an empty corpus cannot be prepared")
-    for group in groups:
+    for group, of_streams in zip(groups, counted, strict=True):
         for split in group.splits:
+            of_split = [of_streams.get((split, number), _NOTHING) for number in range(len(group.streams))]
+            total = {key: sum(of_stream[key] for of_stream in of_split) for key in _NOTHING}
             runs = (run for run in group.found() if run.split == split)
-            tokens = counts[split]["tokens"]
+            tokens = total["tokens"]
             rows = cut_split(folder / split, runs, group.streams, args, tokens=tokens, dtype=encoder.dtype)
             if not rows.rows:
                 raise UserError(_no_rows(split, tokens, args))
             if rows.largest_id >= encoder.vocab_size:
                 raise UserError(f"{split} holds the id {rows.largest_id} of another tokenizer: pass its --tokenizer")
             written[split] = rows
-            # What is cut is the whole split or each document; the first id of it is no target.
-            streams = 1 if args.packing == "concat" else counts[split]["documents"]
-            counts[split] |= {"rows": rows.rows, "row_tokens": rows.targets}
-            counts[split]["dropped_tokens"] = tokens - streams - rows.targets
+            # The whole split is cut, or each document; its first id is no target.
+            firsts = 1 if args.packing == "concat" else total["documents"]
+            counts[split] = SplitCounts(
+                **total,
+                sources=dict(zip(group.names, of_split, strict=True)) if len(group.names) > 1 else None,
+                rows=rows.rows,
+                row_tokens=rows.targets,
+                dropped_tokens=tokens - firsts - rows.targets,
+            )
     if args.validation_text:
         write_validation_text(folder / "text", groups)
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
         shutil.copyfile(path, folder / "tokenizer" / path.name)
     manifest = describe(folder, args, opened, groups, encoder, counts, written)
-    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
     sync_folder(folder)
 
 

@@ -14,7 +14,6 @@ from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import cutting
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.tokenizing import is_held_out
-from gpt2_repro.data.shards import verify
 from gpt2_repro.data.sources import text_files
 from gpt2_repro.data.tokenizer import train_tokenizer
 
@@ -83,22 +82,22 @@ def test_a_preparation_equals_the_naive_one(
     form |= {"split": source.choice(["head", "hash"]), "max_tokens": source.choice([0, 350]), "validation_tokens": 100}
     text = {"data_files": [], "source": ",".join(names), "validation_text": True}
     args = arguments(**form, **text, tokenizer=str(tokenizer))
-    manifest = prepare(args)
-    verify(args.dataset_dir, manifest)
-    assert json.loads(Path(args.dataset_dir, "manifest.json").read_text()) == json.loads(json.dumps(manifest))
+    data = prepare(args)
+    data.verify()
+    assert Path(args.dataset_dir, "manifest.json").read_text() == json.dumps(data.manifest.to_json(), indent=2) + "\n"
     assert not Path(args.dataset_dir + ".staging").exists()
     shares = [weight / sum(weights) for weight in weights]
     wanted = naive(streams, shares, args, Encoder(tokenizer, separator=separator))
     for split, (texts, rows, tokens) in wanted.items():
         table = load_from_disk(f"{args.dataset_dir}/{split}")
         assert table["input_ids"][:] == rows and table.features["input_ids"].feature.dtype == "uint16"
-        counts = manifest["counts"][split]
+        counts = data.manifest.counts[split]
         targets = sum(len(row) - 1 for row in rows)
-        firsts = 1 if packing == "concat" else counts["documents"]
-        assert (counts["documents"], counts["empty_documents"]) == (len(texts) - texts.count(""), texts.count(""))
-        assert (counts["rows"], counts["row_tokens"], counts["tokens"]) == (len(rows), targets, tokens)
-        assert tokens == firsts + targets + counts["dropped_tokens"]
-        assert tokens == sum(of["tokens"] for of in counts.get("sources", {"": counts}).values())
+        firsts = 1 if packing == "concat" else counts.documents
+        assert (counts.documents, counts.empty_documents) == (len(texts) - texts.count(""), texts.count(""))
+        assert (counts.rows, counts.row_tokens, counts.tokens) == (len(rows), targets, tokens)
+        assert tokens == firsts + targets + counts.dropped_tokens
+        assert tokens == sum(of["tokens"] for of in (counts.sources or {"": {"tokens": tokens}}).values())
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == wanted["validation"][0]
 

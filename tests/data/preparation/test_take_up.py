@@ -1,7 +1,6 @@
 """What an interrupted preparation leaves behind is taken up, refused or cleared away, and never taken for another one."""
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,8 +38,8 @@ def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest
     monkeypatch.setattr(text_files, "PART_BYTES", 2000)
     monkeypatch.setattr(shards, "BLOCK_IDS", 400)
     form = {"split": "hash", "validation_fraction": 0.1}
-    alone, args = prepare(arguments("alone", **form)), arguments("cut", **form)
-    for shard in (2, sum(map(len, alone["shards"].values()))):
+    alone, args = prepare(arguments("alone", **form)).manifest, arguments("cut", **form)
+    for shard in (2, sum(map(len, alone.shards.values()))):
         killed_at(monkeypatch, shards, "_write_shard", shard, lambda: prepare(args))
     staged = Path(args.dataset_dir + ".staging", "streams")
     kept = {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
@@ -49,7 +48,7 @@ def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest
     killed_at(monkeypatch, module, "describe", 1, lambda: prepare(args))
     assert kept == {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
     assert not partial.exists()
-    assert prepare(args) == json.loads(json.dumps(alone))
+    assert prepare(args).manifest == alone
 
 
 def test_a_file_that_was_mended_is_staged_again(
@@ -60,7 +59,7 @@ def test_a_file_that_was_mended_is_staged_again(
     args = arguments("cut", data_files=[str(source)])
     killed_at(monkeypatch, shards, "_write_shard", 1, lambda: prepare(args))
     source.write_text(corpus[0].read_text().replace("a", "b"))  # as many bytes
-    assert prepare(args)["sha256"] == prepare(arguments("alone", data_files=[str(source)]))["sha256"]
+    assert prepare(args).manifest.sha256 == prepare(arguments("alone", data_files=[str(source)])).manifest.sha256
 
 
 @pytest.mark.parametrize("killed", [(shards, "_write_shard"), (module, "_publish")])
@@ -71,7 +70,7 @@ def test_unfinished_work_is_kept_from_another_request(arguments, monkeypatch: py
     with pytest.raises(UserError, match="sequence_length 32, not 16"):
         prepare(arguments("cut", sequence_length=16))
     assert sorted(Path(args.dataset_dir + ".staging").rglob("*")) == kept
-    assert prepare(args)["request"]["sequence_length"] == 32
+    assert prepare(args).manifest.request["sequence_length"] == 32
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -84,7 +83,7 @@ def test_a_kill_while_a_folder_is_replaced_is_finished(
     killed_at(monkeypatch, *killed, lambda: prepare(other, PreparationOptions(overwrite=True)))
     assert (tmp_path / "out").exists() == (killed[0] is module)  # between the two renames, or after them
     assert (tmp_path / "out.staging").exists()
-    assert prepare(other, PreparationOptions(overwrite=overwrite))["request"]["sequence_length"] == 16
+    assert prepare(other, PreparationOptions(overwrite=overwrite)).manifest.request["sequence_length"] == 16
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -97,7 +96,7 @@ def test_staged_tokens_that_rot_are_made_again(arguments, monkeypatch: pytest.Mo
     path.write_bytes(ids)
     with pytest.raises(UserError, match=r"b.jsonl are damaged"):
         prepare(args)
-    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
+    assert prepare(args).manifest.sha256 == prepare(arguments("alone")).manifest.sha256
 
 
 def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
@@ -108,7 +107,7 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
     killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args, overwrite))
     killed_at(monkeypatch, shards, "_write_shard", 2, lambda: prepare(arguments("other"), overwrite))
     for options, kept in ((None, True), (overwrite, False)):
-        assert prepare(args, options) == json.loads(json.dumps(first))
+        assert prepare(args, options) == first
         assert Path(args.dataset_dir + ".staging").exists() == kept
 
 
@@ -137,7 +136,7 @@ def test_a_full_disk_is_one_line_and_taken_up(
         with pytest.raises(UserError, match="cut is full"):
             prepare(args)
     path.unlink()
-    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
+    assert prepare(args).manifest.sha256 == prepare(arguments("alone")).manifest.sha256
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
