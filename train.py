@@ -11,7 +11,7 @@ from typing import Any
 
 from gpt2_repro import cli, diff_recipe, dry_run
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.manifest import open_manifest, require_prepared
+from gpt2_repro.data.prepared import PreparedData, require_prepared
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments, check_documents, follow_checkpoint
 from gpt2_repro.recipe import parse_recipe
@@ -43,11 +43,11 @@ def main(argv: list[str]) -> None:
         return dry_run.dry_run(recipe, data_args, model_args)
     if recipe.extras.diff_recipe is not None:
         return diff_recipe.diff_recipe(recipe, recipe.extras.diff_recipe)
-    manifest = open_manifest(recipe)
+    data = PreparedData.open(data_args, typed=recipe.typed, recipe=recipe.path)
 
     from gpt2_repro.training.pretrain import pretrain
 
-    pretrain(recipe, data_args, model_args, manifest, beside_default=diff_recipe.beside_default(recipe))
+    pretrain(recipe, data_args, model_args, data, beside_default=diff_recipe.beside_default(recipe))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt2_repro import references
-from gpt2_repro.data.manifest import read_manifest
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import ParsedRecipe, parse_recipe
 
@@ -100,7 +100,7 @@ def _values(recipe: ParsedRecipe, section: str) -> dict[str, Any]:
     values = recipe.values[section]
     if section == "data" and "dataset_dir" in recipe.typed:
         with contextlib.suppress(UserError):  # not prepared yet
-            request = read_manifest(values["dataset_dir"], prepare="")["request"]
+            request = PreparedData.read(values["dataset_dir"]).manifest.request
             return values | {key: value for key, value in request.items() if key in values}
     if section == "training":
         steps = values["max_steps"] or values["total_tokens"] // max(1, values["tokens_per_step"])

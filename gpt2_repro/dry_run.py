@@ -6,7 +6,7 @@ from typing import Any
 
 from gpt2_repro.batch_plan import BY_LENGTH, check_strategy, checkpoint_bytes, forward_share, plan_run
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.manifest import read_manifest
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import PEAK_FLOPS
@@ -28,8 +28,8 @@ def dry_run(recipe: ParsedRecipe, data_args: DataArguments, model_args: ModelArg
     check_strategy(training, packing=data_args.packing)
     vocabulary = expected_vocab_size(data_args.tokenizer)
     if vocabulary is None:
-        manifest = read_manifest(data_args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")
-        vocabulary = manifest["vocab_size"]
+        data = PreparedData.read(data_args.dataset_dir, command=f"python prepare_data.py {recipe.path}")
+        vocabulary = data.manifest.vocab_size
     length = data_args.sequence_length
     scale = scale_of(model_args, sequence_length=length, vocab_size=vocabulary)
 

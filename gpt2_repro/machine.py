@@ -12,7 +12,8 @@ from typing import Any
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import plan_run
-from gpt2_repro.data.manifest import open_manifest
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.build import choose_attention
 from gpt2_repro.preflight import environment, memory, topology
@@ -162,7 +163,7 @@ def check_data(recipe: ParsedRecipe) -> Finding:
         return Finding("!", "data", f"{folder} is not prepared yet")
 
     def fits() -> str:
-        open_manifest(recipe)
+        PreparedData.open(DataArguments(**recipe.values["data"]), typed=recipe.typed, recipe=recipe.path)
         return f"{folder} fits the recipe"
 
     return _judge("data", fits)

@@ -136,7 +136,7 @@ def _check_name(name: str, *, measured: bool) -> list[Finding]:
 
 def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
     """Return the work of a recipe, the bytes of its prepared data, and how many bytes are still missing at most."""
-    from gpt2_repro.data.manifest import read_manifest
+    from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
     from gpt2_repro.data.tokenizer import expected_vocab_size
     from gpt2_repro.dry_run import HELLASWAG_TOKENS
@@ -147,18 +147,17 @@ def _work(recipe: "ParsedRecipe") -> tuple["Work", float, float]:
     data, model, training = (recipe.values[section] for section in ("data", "model", "training"))
     preset = None if data["data_files"] else PRESETS.get(data["source"])
     is_prepared = Path(data["dataset_dir"], "manifest.json").is_file()
-    manifest = read_manifest(data["dataset_dir"], prepare="python prepare_data.py") if is_prepared else {}
-    counts = manifest.get("counts", {})
-    tokens = sum(split["tokens"] for split in counts.values())
+    manifest = PreparedData.read(data["dataset_dir"]).manifest if is_prepared else None
+    tokens: float = sum(counts.tokens for counts in manifest.counts.values()) if manifest else 0
     # If the data is not prepared: the tokens of the source, or those of the run.
     tokens = tokens or min(data["max_tokens"] or math.inf, preset.size.tokens if preset else training["total_tokens"])
     share = data["validation_tokens"] if data["split"] == "head" else data["validation_fraction"] * tokens
     scale = scale_of(
         ModelArguments(**model),
         sequence_length=data["sequence_length"],
-        vocab_size=manifest.get("vocab_size") or expected_vocab_size(data["tokenizer"]) or 50_257,
+        vocab_size=manifest.vocab_size if manifest else expected_vocab_size(data["tokenizer"]) or 50_257,
     )
-    validation = counts.get("validation", {}).get("row_tokens") or int(share)
+    validation = manifest.counts["validation"].row_tokens if manifest else int(share)
     work = work_of(training, scale, validation_tokens=validation, hellaswag_tokens=HELLASWAG_TOKENS)
     peak = peak_bytes(staged=2 * tokens, rows=2 * tokens, downloads=preset.downloads if preset else 0)
     return work, 2 * tokens, 0 if manifest else peak

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.recipe import ParsedRecipe
 from gpt2_repro.run_record import RunRecord
@@ -20,18 +21,19 @@ def pretrain(
     recipe: ParsedRecipe,
     data_args: DataArguments,
     model_args: ModelArguments,
-    manifest: dict[str, Any],
+    data: PreparedData,
     *,
     beside_default: dict[str, Any],
 ) -> None:
     """Start or resume the run of a recipe. A complete run is left as it is. A collective.
 
     Args:
-        manifest: of the prepared folder.
+        data: the prepared folder.
         beside_default: the deviations from the default recipe, and the reference whose curve is expected.
 
     Raises UserError before anything is built, and RunFailed if the run fails.
     """
+    manifest = data.manifest
     length, names = data_args.sequence_length, {"stem": recipe.path.stem, "title": recipe.title}
     args, plan = resolve_arguments(recipe.values["training"], sequence_length=length, manifest=manifest, **names)
     run = RunRecord(str(args.output_dir))
@@ -56,9 +58,9 @@ def pretrain(
     from gpt2_repro.training.inputs import open_inputs
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    inputs = open_inputs(data_args, manifest, args)
+    inputs = open_inputs(data, args)
     tokenizer = inputs.tokenizer
-    config = build_config(model_args, sequence_length=length, vocab_size=manifest["vocab_size"], tokenizer=tokenizer)
+    config = build_config(model_args, sequence_length=length, vocab_size=manifest.vocab_size, tokenizer=tokenizer)
     documents = documents_of(tokenizer, data_args.separator) if model_args.document_mask else None
     device = {"cuda": not args.use_cpu, "bf16": args.bf16, "one_row_compiled": args.compiles_one_row}
     attention = choose_attention(model_args.attn_implementation, document_mask=model_args.document_mask, **device)

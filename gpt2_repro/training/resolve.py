@@ -9,6 +9,7 @@ from transformers.training_args import OptimizerNames
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan, plan_run
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.manifest import Manifest
 from gpt2_repro.preflight.prices import price_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import MUON, PretrainingArguments
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_arguments(
-    asked: dict[str, Any], *, sequence_length: int, stem: str, title: str = "", manifest: dict[str, Any] | None = None
+    asked: dict[str, Any], *, sequence_length: int, stem: str, title: str = "", manifest: Manifest | None = None
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """The arguments with everything derived, and the plan they follow.
 
@@ -42,14 +43,13 @@ def resolve_arguments(
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     bf16, precision = hardware.choose_bf16(asked["bf16"], use_cpu=use_cpu, accept_any_hardware=any_hardware)
-    form = manifest["request"] if manifest else {}
     plan = plan_run(
         asked,
         sequence_length=sequence_length,
-        packing=form.get("packing", "concat"),
-        min_length=form.get("min_length", 0),
+        packing=manifest.form.packing if manifest else "concat",
+        min_length=manifest.form.min_length if manifest else 0,
         num_processes=int(os.environ.get("WORLD_SIZE", "1")),
-        epoch_targets=manifest["counts"]["train"].get("row_tokens") if manifest else None,
+        epoch_targets=manifest.counts["train"].row_tokens if manifest else None,
     )
     if launcher in SHARDING and asked["torch_compile"]:
         raise UserError(
