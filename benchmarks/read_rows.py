@@ -34,8 +34,8 @@ from transformers import default_data_collator
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.preparation.writing import write_rows
 from gpt2_repro.data.rows import open_rows
-from gpt2_repro.data.shards import write_rows
 
 
 LENGTH, ROWS, WARM_WINDOWS, WARM_BATCHES = 1024, 64, 3, 64  # targets a row, rows, windows a round, batches

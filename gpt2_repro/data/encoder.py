@@ -78,12 +78,11 @@ class Encoder:
         ids, lengths = self.encode(documents)
         return np.split(ids, np.cumsum(lengths))[:-1]
 
-    def agrees(self, document: str) -> bool:
-        """Whether the engine gives `tokenizers`' ids for a document, or for its beginning if it is long."""
-        if self.engine == "tokenizers":
-            return True
-        text = document[:50_000]
-        return self._plain([text])[0].tolist() == self._reference.encode(text, add_special_tokens=False).ids
+    def check(self, documents: list[str], source: str) -> None:
+        """Raise UserError if the engine gives a document, or the beginning of a long one, other ids than `tokenizers`."""
+        for text in (document[:50_000] for document in documents if self.engine != "tokenizers"):
+            if self._plain([text])[0].tolist() != self._reference.encode(text, add_special_tokens=False).ids:
+                raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly: pass --encoder tokenizers")
 
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         if self.engine == "fastokens":

@@ -21,7 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.tokenizing import StagedPart, stage_part, too_many_bad
+from gpt2_repro.data.preparation.tokenizing import StagedPart, check_bad, stage_part
 from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
@@ -66,6 +66,7 @@ def stage(
     work = functools.partial(stage_part, tokenizer=tokenizer, args=args, options=options)
     work = functools.partial(work, limit=stream.limit, keep_texts=stream.keep_texts)
     parts: list[StagedPart] = []
+    examples: list[str] = []
     tokens = bad = 0
     size = sum(file.size for file in stream.files)
     bar = tqdm(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
@@ -85,9 +86,8 @@ def stage(
                 task.staged.drop_texts()  # workers cannot know that this part lies behind the head
             tokens += task.staged.facts["tokens"]
             bad += task.staged.facts["bad"]
-            if bad > options.max_bad_documents:
-                examples = [line for part in parts for line in part.facts["bad_examples"]]
-                raise too_many_bad(examples, options.max_bad_documents)
+            examples += task.staged.facts["bad_examples"]
+            check_bad(bad, examples, options.max_bad_documents)
             if stream.limit and tokens >= stream.limit:
                 break
         background.close()

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from datasets import load_from_disk
 
-from gpt2_repro.data import shards
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.encoder import Encoder
-from gpt2_repro.data.preparation import cutting
+from gpt2_repro.data.preparation import writing
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.tokenizing import is_held_out
 from gpt2_repro.data.sources import text_files
@@ -61,15 +60,15 @@ def test_a_preparation_equals_the_naive_one(
     source = random.Random(seed)
     length = source.choice([1, 2, 8, 8])
     monkeypatch.setattr(text_files, "PART_BYTES", source.choice([90, 400, 2**26]))
-    monkeypatch.setattr(shards, "BLOCK_IDS", source.choice([70, 200, 2**25]))
-    monkeypatch.setattr(cutting, "PIECE_TOKENS", source.choice([1, 30, 2**22]))  # in memory at once
+    monkeypatch.setattr(writing, "BLOCK_IDS", source.choice([70, 200, 2**25]))
+    monkeypatch.setattr(writing, "PIECE_TOKENS", source.choice([1, 30, 2**22]))  # in memory at once
     separator = source.choice(["before", "after", "none"])
     packing = source.choice(["concat", "wrap"])
     # A separator and 7 others fill the targets of a row but one; 8 and 16 fill them; none, one and very many do not.
     sizes = [0, 1, length - 1, length, length + 1, 2 * length - 1, 2 * length, 2 * length + 1, 90]
     streams, names = [], []
-    # Weights for which documents of two streams never start together: their order then depends on the parts.
-    weights = [source.uniform(1, 4) for _ in range(source.choice([1, 2, 3]))]
+    # With equal weights documents of two streams start together.
+    weights = [source.choice([1, 1, 2, 3.7]) for _ in range(source.choice([1, 2, 3]))]
     for number, weight in enumerate(weights):
         documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]
         streams.append([text[:-1] + source.choice("abcdefgh") if text else text for text in documents])
