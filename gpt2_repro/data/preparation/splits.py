@@ -10,7 +10,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.order import DocumentSpan, order_documents
 from gpt2_repro.data.preparation.tokenizing import StagedPart
 from gpt2_repro.data.preparation.workers import Stream
-from gpt2_repro.data.sources.opening import Sources, documents_of
+from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
 
 
@@ -47,7 +47,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
             raise UserError(f"{name} holds tokens, and the split hash is of text: use --split source or --split head")
         if args.validation_text and tokens:
             raise UserError(f"{name} holds tokens, no text to write down: leave out --validation_text")
-        files = {documents_of(file): file.name for file in source.files}
+        files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
             raise UserError(f"two sources of the mixture hold {files[min(twice)]}: name it once")
         trained |= files.keys()
@@ -55,7 +55,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
     for name, source in sources.validation_sets.items():
         hold = f"the validation set {name} would hold what is trained on"
         for file in source.validation_files or source.files:
-            if documents_of(file) in trained:
+            if file.identity() in trained:
                 raise UserError(f"{hold}, {file.name}: name another")
         if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
             raise UserError(f"{hold}: name another source")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.data.sources.base import Part, SourceFile
-from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
-from gpt2_repro.data.sources.token_files import read_header
+from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
+from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of
 
@@ -82,6 +81,9 @@ class HubFile(SourceFile):
     form: TextForm
     path: Path | None = None
 
+    def identity(self) -> tuple[str, ...]:
+        return self.repository.name, self.name, self.form.text_column
+
     def fetch(self) -> None:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -101,9 +103,7 @@ class HubFile(SourceFile):
 
     def parts(self) -> list[Part]:
         assert self.path is not None
-        if self.path.suffix == ".bin":
-            return [read_header(self.path)]
-        return TextFile(str(self.path), self.size, self.form).parts()
+        return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
         """Ready-made tokens stay until their rows are cut."""

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.sources.base import SourceFile
+from gpt2_repro.data.sources.base import SourceFile, TextForm
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
-from gpt2_repro.data.sources.hub import HubFile, Repository
+from gpt2_repro.data.sources.hub import Repository
+from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.data.sources.presets import PRESETS
 from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
-from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
-from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError, did_you_mean
 
 
@@ -58,18 +57,7 @@ class Sources:
         """When each local file was changed last [nanoseconds]: none of a finished folder's content."""
         sources = [*self.training, *self.validation_sets.values()]
         files = [file for source in sources for file in [*source.files, *source.validation_files]]
-        return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, TextFile | TokenFile)]
-
-
-def documents_of(file: SourceFile) -> tuple[str, ...]:
-    """Return what tells the documents of a file from those of any other. Links of one file are equal."""
-    if isinstance(file, TextFile | TokenFile):
-        found = Path(file.name).stat()
-        column = (file.form.text_column,) if isinstance(file, TextFile) else ()
-        return str(found.st_dev), str(found.st_ino), *column
-    if isinstance(file, HubFile):
-        return file.repository.name, file.name, file.form.text_column
-    return file.name, str(getattr(file, "start", ""))
+        return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
 
 
 def mixed(text: str) -> list[tuple[str, float]]:
@@ -187,10 +175,7 @@ class SourceOpener:
         sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]
-        files: dict[Path, SourceFile] = {
-            path: TokenFile(str(path), size) if path.suffix == ".bin" else TextFile(str(path), size, form)
-            for path, size in sizes.items()
-        }
+        files: dict[Path, SourceFile] = {path: LocalFile(str(path), size, form) for path, size in sizes.items()}
         return Source(
             {"name": name, "files": [{"path": str(path), "bytes": size} for path, size in sizes.items()]},
             [file for path, file in files.items() if path not in validation],

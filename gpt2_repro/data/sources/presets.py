@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from gpt2_repro.data.sources.text_files import TextForm
+from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.formatting import duration, size
 
 

@@ -36,6 +36,9 @@ class Shakespeare(WholeFile):
     def _path(self) -> Path:
         return Path(self.folder, "tiny-shakespeare.txt")
 
+    def identity(self) -> tuple[str, ...]:
+        return self.name, str(self.start)
+
     def fetch(self) -> None:
         if self._path.is_file():
             return

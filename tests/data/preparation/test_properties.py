@@ -13,7 +13,7 @@ from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import writing
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.tokenizing import is_held_out
-from gpt2_repro.data.sources import text_files
+from gpt2_repro.data.sources import local_files
 from gpt2_repro.data.tokenizer import train_tokenizer
 
 
@@ -59,7 +59,7 @@ def test_a_preparation_equals_the_naive_one(
 ) -> None:
     source = random.Random(seed)
     length = source.choice([1, 2, 8, 8])
-    monkeypatch.setattr(text_files, "PART_BYTES", source.choice([90, 400, 2**26]))
+    monkeypatch.setattr(local_files, "PART_BYTES", source.choice([90, 400, 2**26]))
     monkeypatch.setattr(writing, "BLOCK_IDS", source.choice([70, 200, 2**25]))
     monkeypatch.setattr(writing, "PIECE_TOKENS", source.choice([1, 30, 2**22]))  # in memory at once
     separator = source.choice(["before", "after", "none"])

@@ -10,7 +10,7 @@ from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation import build, writing
 from gpt2_repro.data.preparation import prepare as module
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.sources import text_files
+from gpt2_repro.data.sources import local_files
 from gpt2_repro.errors import UserError
 
 
@@ -35,7 +35,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: i
 
 
 def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "PART_BYTES", 2000)
+    monkeypatch.setattr(local_files, "PART_BYTES", 2000)
     monkeypatch.setattr(writing, "BLOCK_IDS", 400)
     form = {"split": "hash", "validation_fraction": 0.1}
     alone, args = prepare(arguments("alone", **form)).manifest, arguments("cut", **form)

@@ -14,8 +14,7 @@ from gpt2_repro.data.preparation import disk
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.sources import token_files
-from gpt2_repro.data.sources.text_files import TextFile
-from gpt2_repro.data.sources.token_files import TokenFile
+from gpt2_repro.data.sources.local_files import LocalFile
 from gpt2_repro.errors import UserError
 
 
@@ -57,7 +56,7 @@ def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_peak_holds_staged_tokens_and_rows_but_no_second_copy_of_own_token_files() -> None:
-    text, tokens = TextFile("a.jsonl", 4_500_000), TokenFile("a.bin", 2_000_000)
+    text, tokens = LocalFile("a.jsonl", 4_500_000), LocalFile("a.bin", 2_000_000)
     for file, limit, wanted in ((text, 0, 2e6 + 2e6), (text, 500_000, 1e6 + 1e6), (tokens, 0, 2e6)):
         peak = disk.expected_peak([([file], limit)], itemsize=2, characters=False)
         assert peak == pytest.approx(1.02 * wanted)
