@@ -147,7 +147,7 @@ def learning_rate(step: int, steps: int, asked: dict[str, Any]) -> float:
 
 def micro_batches(rows: Any, asked: dict[str, Any], *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
     """The rows of the run in its order, `size` at a time [size, T], without end."""
-    from gpt2_repro.data.collator import EpochSampler, collate_rows
+    from gpt2_repro.data.batching import EpochSampler, collate_rows
 
     seed = asked["seed"] if asked["data_seed"] is None else asked["data_seed"]
     shuffle = asked["train_sampling_strategy"] == "random"

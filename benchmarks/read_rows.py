@@ -33,7 +33,7 @@ from transformers import default_data_collator
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.batching import EpochSampler, collate_rows
 from gpt2_repro.data.preparation.writing import write_rows
 from gpt2_repro.data.rows import open_rows
 

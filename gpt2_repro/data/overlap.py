@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Block, open_rows
+from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_json_lines, sha256_of, write_whole
 from gpt2_repro.manifest import MANIFEST, FileOverlap

@@ -8,8 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
-from gpt2_repro.data.batching import LengthGroupedBatches
-from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments
 

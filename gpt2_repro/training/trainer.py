@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl
 
 from gpt2_repro.batch_plan import BatchPlan, checkpoint_bytes
-from gpt2_repro.data.collator import collate_rows
+from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.model.experts import load_experts
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.training.arguments import PretrainingArguments

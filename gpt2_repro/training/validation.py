@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from gpt2_repro.batch_plan import IGNORED
-from gpt2_repro.data.collator import collate_rows
+from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.inputs import Inputs

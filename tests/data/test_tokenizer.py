@@ -9,8 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from gpt2_repro.data.encoder import Encoder
-from gpt2_repro.data.tokenizer import save_tokenizer, train_tokenizer
+from gpt2_repro.data.tokenizer import Encoder, save_tokenizer, train_tokenizer
 from gpt2_repro.errors import UserError
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation.disk import check_disk, expected_peak
 from gpt2_repro.data.preparation.order import count_documents
 from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of
@@ -24,7 +23,7 @@ from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.opening import Source, SourceOpener, Sources
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
-from gpt2_repro.data.tokenizer import obtain_tokenizer
+from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, sha256_of, sync_folder, write_whole
 from gpt2_repro.manifest import MANIFEST, Manifest, ReadCounts, Shard, SplitCounts

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.encoder import Encoder, Engine
 from gpt2_repro.data.sources.base import Part
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
+from gpt2_repro.data.tokenizer import Encoder, Engine
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 

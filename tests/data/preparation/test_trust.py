@@ -9,12 +9,12 @@ import pytest
 
 import prepare_data
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import disk
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.sources import token_files
 from gpt2_repro.data.sources.local_files import LocalFile
+from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 
 
