@@ -35,10 +35,11 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     staged = rows = downloads = 0.0
     for files, limit in streams:
         tokens = sum(tokens_of(file, characters=characters) for file in files)
-        rows += itemsize * (min(tokens, limit) if limit else tokens)
+        of_stream = itemsize * (min(tokens, limit) if limit else tokens)
+        rows += of_stream
         if any(isinstance(file, LocalFile) and file.name.endswith(".bin") for file in files):
             continue  # token files of this disk are read in place
-        staged += itemsize * (min(tokens, limit) if limit else tokens)
+        staged += of_stream
         fetched = [file.size for file in files if isinstance(file, HubFile) and not file.name.endswith(".bin")]
         downloads = max(downloads, sum(sorted(fetched)[-2:]))
     return peak_bytes(staged=staged, rows=rows, downloads=downloads)

@@ -1,19 +1,13 @@
-"""The order of documents and their split: a function of their lengths alone. Pure: arrays in, spans out."""
+"""The order of documents and their split: a function of their lengths alone."""
 
 import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
-
-class Lengths(Protocol):
-    """What is asked of a part: the length of each document [documents], and whether a hash holds it out."""
-
-    def lengths(self) -> np.ndarray: ...
-    def held_out(self) -> np.ndarray: ...
+from gpt2_repro.data.preparation.tokenizing import StagedPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +38,7 @@ _DOCUMENT = np.dtype(
 
 
 def order_documents(
-    streams: Sequence[Sequence[Lengths]],
+    streams: Sequence[Sequence[StagedPart]],
     weights: Sequence[float],
     splits: Sequence[str],
     *,
@@ -83,7 +77,7 @@ def order_documents(
 
 
 def _documents(
-    parts: Sequence[Lengths], weight: float, stream: int, *, hashed: bool
+    parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
 ) -> Iterator[tuple[np.ndarray, float]]:
     """Yield the documents of each part, and where the next part starts."""
     tokens = 0

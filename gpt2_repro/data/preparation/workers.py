@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.pool import AsyncResult, ThreadPool
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
     """The parts of all files. While one file is tokenized, the next is fetched in the background."""
     notes = [folder / f"{index:05d}.json" for index in range(len(stream.files))]
     read = 0
-    coming: AsyncResult[None] | None = None
+    fetch = functools.cache(lambda index: background.apply_async(stream.files[index].fetch))
     for index, (file, note) in enumerate(zip(stream.files, notes, strict=True)):
         read += file.size
         if note.is_file():
@@ -108,15 +108,11 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
             for number in range(count):
                 yield _Task(None, StagedPart(folder, f"{index:05d}-{number:05d}"), file.size // count)
             continue
-        if coming is None:
-            file.fetch()
-        else:
-            coming.get()
-            coming = None
+        fetch(index).get()
         following = index + 1
         # A third of a token a byte of parquet: is the next file needed?
         if following < len(notes) and not notes[following].is_file() and not 0 < stream.limit < read // 3:
-            coming = background.apply_async(stream.files[following].fetch)
+            fetch(following)
         parts = file.parts()
         done = functools.partial(_complete_file, file, note, len(parts))
         if not parts:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Repository:
 
         self.name, self.folder = name, folder
         self._api = HfApi()
+        self._listing = functools.partial(hub_errors, f"list {name} on the Hub")
         with self._listing():
             self.revision = str(self._api.dataset_info(name, revision=revision).sha)
 
@@ -65,9 +67,6 @@ class Repository:
 
     def _file(self, entry: Any, form: TextForm) -> SourceFile:
         return HubFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, self, form)
-
-    def _listing(self) -> contextlib.AbstractContextManager[None]:
-        return hub_errors(f"list {self.name} on the Hub")
 
 
 @dataclasses.dataclass
