@@ -162,7 +162,11 @@ def _write_folder(
             shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
             rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
             if not rows:
-                raise UserError(_no_rows(split, tokens, args))
+                least = max(1, args.min_length) if args.packing == "wrap" else args.sequence_length
+                raise UserError(
+                    f"{split} has {tokens:,} tokens and no row of {least + 1}: use more text or another "
+                    "--validation_tokens, --validation_fraction, --split, --min_length or --sequence_length"
+                )
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
             # The whole split is cut, or each document; its first id is no target.
@@ -178,14 +182,6 @@ def _write_folder(
     manifest = _describe(folder, request, sources, groups, encoder, counts, shards)
     write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
     sync_folder(folder)
-
-
-def _no_rows(split: str, tokens: int, args: DataArguments) -> str:
-    least = max(1, args.min_length) if args.packing == "wrap" else args.sequence_length
-    return (
-        f"{split} has {tokens:,} tokens and no row of {least + 1}: use more text or another --validation_tokens, "
-        "--validation_fraction, --split, --min_length or --sequence_length"
-    )
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group]) -> None:

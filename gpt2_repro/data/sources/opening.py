@@ -13,12 +13,12 @@ from gpt2_repro.data.sources.base import SourceFile, TextForm
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
 from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
-from gpt2_repro.data.sources.presets import PRESETS
+from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
 from gpt2_repro.errors import UserError, did_you_mean
 
 
-SOURCE_NAMES = [*PRESETS, "tiny-shakespeare", "embedded", "files"]
+SOURCE_NAMES = [*PRESETS, *OTHER_SOURCES]
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^@:]+))?(@(?P<revision>\S+))?")
 _VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
 

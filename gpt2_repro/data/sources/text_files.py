@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,19 +89,17 @@ class TextPart(Part):
 
     def _paragraphs(self, lines: Iterator[Line]) -> Iterator[Line]:
         """Join the lines of a paragraph. Its number is its first line's."""
-        held: list[bytes] = []
-        size = first = 0
-        for line, number in lines:
-            if line.strip():
+        for blank, paragraph in itertools.groupby(lines, key=lambda line: not line[0].strip()):
+            if blank:
+                continue
+            held: list[bytes] = []
+            size = first = 0
+            for line, number in paragraph:
                 first = first or number
                 held.append(line)
                 size += len(line)
-            elif held:
-                yield b"".join(held), first
-                held, size, first = [], 0, 0
-            if size > LONGEST_DOCUMENT:
-                raise UserError(f"{self._place(first)} begins a paragraph of more than {LONGEST_DOCUMENT:,} bytes")
-        if held:
+                if size > LONGEST_DOCUMENT:
+                    raise UserError(f"{self._place(first)} begins a paragraph of more than {LONGEST_DOCUMENT:,} bytes")
             yield b"".join(held), first
 
     def _document(self, stream: BinaryIO) -> Iterator[Row]:
