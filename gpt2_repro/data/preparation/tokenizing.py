@@ -28,7 +28,7 @@ class DamagedTokens(UserError):
 
 
 class StagedPart:
-    """Files named alike: `.ids` and `.lengths.npy`, with the split hash `.held_out.npy`; `.json` completes them."""
+    """The files of a part: `.ids`, `.lengths.npy`, `.held_out.npy`, and `.json`, which completes them."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -63,7 +63,7 @@ class StagedPart:
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """[documents], whether the split `hash` puts them into validation"""
+        """[documents], whether the split `hash` puts them into validation; of other splits see `_held_out`"""
         return np.load(self.path(".held_out.npy"))
 
     def texts(self) -> dict[int, str]:
