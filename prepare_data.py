@@ -14,12 +14,12 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.export import export_llmc
-from gpt2_repro.data.manifest import MANIFEST, read_manifest
+from gpt2_repro.data.llmc import export_llmc
 from gpt2_repro.data.overlap import check_files, check_overlap
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.shards import verify
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
+from gpt2_repro.manifest import MANIFEST
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -58,34 +58,35 @@ def main(argv: list[str]) -> None:
         return print(table(options.num_proc))
     check_files(options.check_overlap)
     if options.verify and Path(args.dataset_dir, MANIFEST).is_file() and not options.overwrite:
-        manifest = read_manifest(args.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")
+        data = PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}")
     else:
-        manifest = prepare(args, preparation)
+        data = prepare(args, preparation)
     if options.verify:
-        verify(args.dataset_dir, manifest)
+        data.verify()
         print(f"{args.dataset_dir}: every file is what its manifest says")
     if options.check_overlap:
-        manifest = check_overlap(args.dataset_dir, manifest, options.check_overlap)
-    for path in export_llmc(args.dataset_dir, manifest, Path(options.export_llmc)) if options.export_llmc else []:
+        data = check_overlap(data, options.check_overlap)
+    for path in export_llmc(data, Path(options.export_llmc)) if options.export_llmc else []:
         print(path)
-    describe(args.dataset_dir, manifest)
+    describe(data)
 
 
-def describe(dataset_dir: str, manifest: dict[str, Any]) -> None:
+def describe(data: PreparedData) -> None:
     """Print what a finished folder holds."""
-    for split, counts in manifest["counts"].items():
+    manifest = data.manifest
+    for split, counts in manifest.counts.items():
         print(
-            f"{Path(dataset_dir, split)}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
-            f"{counts['rows']:,} rows, {counts['dropped_tokens']:,} tokens left over"
+            f"{data.path / split}: {counts.documents:,} documents, {counts.tokens:,} tokens, "
+            f"{counts.rows:,} rows, {counts.dropped_tokens:,} tokens left over"
         )
-    if bad := manifest.get("read", {}).get("bad_documents"):
-        print(f"{bad:,} rows held no readable text, the first: {manifest['read']['bad_examples'][0]}")
-    for of in manifest.get("overlap", []):
+    if bad := manifest.read.bad_documents:
+        print(f"{bad:,} rows held no readable text, the first: {manifest.read.bad_examples[0]}")
+    for of in manifest.overlap or []:
         print(
-            f"{of['file']}: {of['items_with_overlap']:,} of {of['items']:,} items share {of['n']} tokens in a row with the "
+            f"{of.file}: {of.items_with_overlap:,} of {of.items:,} items share {of.n} tokens in a row with the "
             "training text"
         )
-    if losses := manifest.get("reference_losses"):
+    if losses := manifest.reference_losses:
         print(f"to beat, nats per token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
 
 

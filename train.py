@@ -10,7 +10,7 @@ Start the same command again to resume; a finished run is left as it is.
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.data.manifest import open_manifest
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.training.launcher import end_with_launcher
 
 
@@ -34,10 +34,10 @@ def main(argv: list[str]) -> None:
         return dry_run(recipe)
     if recipe.options.diff_recipe is not None:
         return diff_recipe(recipe, recipe.options.diff_recipe)
-    manifest = open_manifest(recipe.data, typed=recipe.typed, recipe=recipe.path)
+    data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
     from gpt2_repro.training.pretrain import pretrain
 
-    pretrain(recipe, manifest, beside_default=beside_default(recipe))
+    pretrain(recipe, data, beside_default=beside_default(recipe))
 
 
 if __name__ == "__main__":

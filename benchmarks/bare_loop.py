@@ -76,7 +76,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     With `rows_per_pass` in passes of another size: the same run but for the order of its sums.
     """
     sys.path.insert(0, str(ROOT))
-    from gpt2_repro.data.prepared import open_dataset
+    from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.training.arguments import load_recipe
@@ -86,9 +86,11 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     environment = json.loads(Path(run, "environment.json").read_text())
     plan, device = environment["plan"], environment["accelerator"]["kind"]
 
-    rows, _, tokenizer = open_dataset(data, environment["data"], eval_tokens=asked.eval_tokens)
+    prepared = PreparedData.read(data.dataset_dir)
+    prepared.lock()
+    rows, tokenizer = prepared.rows("train"), prepared.tokenizer
     length = data.sequence_length
-    vocabulary = {"vocab_size": environment["data"]["vocab_size"], "tokenizer": tokenizer}
+    vocabulary = {"vocab_size": prepared.manifest.vocab_size, "tokenizer": tokenizer}
     config = build_config(shape, sequence_length=length, **vocabulary)
     attention = environment["attention"].split()[0]
     compiled = environment["engine"]["compiled"]
@@ -139,7 +141,7 @@ def learning_rate(step: int, steps: int, asked: Any) -> float:
 
 def micro_batches(rows: Any, asked: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
     """The rows of the run in its order, `size` at a time [size, T], without end."""
-    from gpt2_repro.data.collator import EpochSampler, collate_rows
+    from gpt2_repro.data.batching import EpochSampler, collate_rows
 
     seed = asked.seed if asked.data_seed is None else asked.data_seed
     shuffle = asked.train_sampling_strategy == "random"

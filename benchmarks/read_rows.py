@@ -33,9 +33,9 @@ from transformers import default_data_collator
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gpt2_repro.data.collator import EpochSampler, collate_rows
-from gpt2_repro.data.prepared import open_split
-from gpt2_repro.data.shards import write_rows
+from gpt2_repro.data.batching import EpochSampler, collate_rows
+from gpt2_repro.data.preparation.writing import write_rows
+from gpt2_repro.data.rows import open_rows
 
 
 LENGTH, ROWS, WARM_WINDOWS, WARM_BATCHES = 1024, 64, 3, 64  # targets a row, rows, windows a round, batches
@@ -118,7 +118,7 @@ def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> A
     if name == "run_clm":
         dataset, collate = datasets.Dataset.from_file(str(root / "run_clm.arrow")), default_data_collator
     else:
-        dataset, collate = open_split(str(root), "train", {"counts": {"train": {"rows": rows}}}), collate_rows
+        dataset, collate = open_rows(root / "train"), collate_rows
     order: Any = RandomSampler(dataset)
     if name in ("blocks", "sequential"):
         order = EpochSampler(rows, rows_per_step=ROWS, seed=seed, shuffle=name == "blocks")

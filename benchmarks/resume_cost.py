@@ -44,8 +44,7 @@ def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, 
     from torch.utils.data import DataLoader, RandomSampler
 
     from gpt2_repro.batch_plan import passes_by_length
-    from gpt2_repro.data.batching import LengthGroupedBatches
-    from gpt2_repro.data.collator import EpochSampler
+    from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches
 
     passes = TOKENS_PER_STEP // LENGTH // micro_batch // processes
     rows = Rows()

@@ -146,18 +146,17 @@ def _read_texts(
 
 
 def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], NDArray[np.int64]]:
-    from gpt2_repro.data.manifest import read_manifest
-    from gpt2_repro.data.prepared import open_split, open_validation
+    from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.export import load_tokenizer
 
-    manifest = read_manifest(str(folder), prepare="python prepare_data.py")
+    data = PreparedData.read(folder)
     _check_vocabulary(load_tokenizer(str(folder / "tokenizer")), tokenizer, f"--dataset_dir {folder}")
-    separator = None if manifest["request"]["separator"] == "none" else tokenizer.eos_token_id
+    separator = None if data.manifest.form.separator == "none" else tokenizer.eos_token_id
     domains = [
         domain_of_rows(f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator)
-        for name, rows in open_validation(str(folder), manifest).items()
+        for name, rows in data.validation().items()
     ]
-    ids = np.concatenate(_spread(open_split(str(folder), "train", manifest), COUNTED_TOKENS))
+    ids = np.concatenate(_spread(data.rows("train"), COUNTED_TOKENS))
     return domains, np.bincount(ids, minlength=len(tokenizer))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gpt2_repro import references
 from gpt2_repro.batch_plan import count_steps
-from gpt2_repro.data.manifest import read_manifest
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import DEFAULT, values_of
 from gpt2_repro.training.arguments import TrainingRecipe, load_recipe
@@ -102,7 +102,7 @@ def _values(recipe: TrainingRecipe, section: str) -> dict[str, Any]:
     values = values_of(recipe.sections[section])
     if section == "data" and "dataset_dir" in recipe.typed:
         with contextlib.suppress(UserError):  # not prepared yet
-            request = read_manifest(recipe.data.dataset_dir, prepare="")["request"]
+            request = PreparedData.read(recipe.data.dataset_dir).manifest.request
             return values | {key: value for key, value in request.items() if key in values}
     if section == "training":
         steps = count_steps(recipe.training)

@@ -1,7 +1,7 @@
 """What a run would be, without running it: `train.py --dry_run`."""
 
 from gpt2_repro.batch_plan import BY_LENGTH, check_strategy, count_steps, plan_run
-from gpt2_repro.data.manifest import read_manifest
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import PEAK_FLOPS
@@ -19,7 +19,8 @@ def dry_run(recipe: TrainingRecipe) -> None:
     check_strategy(training, data)
     vocabulary = expected_vocab_size(data.tokenizer)
     if vocabulary is None:
-        vocabulary = read_manifest(data.dataset_dir, prepare=f"python prepare_data.py {recipe.path}")["vocab_size"]
+        prepared = PreparedData.read(data.dataset_dir, command=f"python prepare_data.py {recipe.path}")
+        vocabulary = prepared.manifest.vocab_size
     length, work = data.sequence_length, workload_of(recipe)
     scale = scale_of(recipe.model, sequence_length=length, vocab_size=vocabulary)
 

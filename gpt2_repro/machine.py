@@ -11,9 +11,10 @@ from pathlib import Path
 
 from gpt2_repro import hardware
 from gpt2_repro.batch_plan import plan_run
-from gpt2_repro.data.manifest import MANIFEST, open_manifest
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import recommended_launcher
+from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.build import choose_attention
 from gpt2_repro.preflight import environment, memory, topology
 from gpt2_repro.preflight.all_reduce import check_all_reduce
@@ -160,7 +161,7 @@ def check_data(recipe: TrainingRecipe) -> Finding:
         return Finding("!", "data", f"{folder} is not prepared yet")
 
     def fits() -> str:
-        open_manifest(recipe.data, typed=recipe.typed, recipe=recipe.path)
+        PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
         return f"{folder} fits the recipe"
 
     return _judge("data", fits)

@@ -15,8 +15,8 @@ SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
 ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_recipe", "machine"}
 SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
 PURE = [
-    *("errors", "batch_plan", "model_size", "comparison", "time_breakdown", "references"),
-    *("formatting", "model_card", "data/packing", "data/manifest", "data/preparation/order", "data/sources/presets"),
+    *("errors", "batch_plan", "model_size", "comparison", "time_breakdown", "references", "manifest"),
+    *("formatting", "model_card", "data/packing", "data/preparation/order", "data/sources/presets"),
     *("evaluation/compare", "checkpoint", "run_record/environment", "run_record/fields"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")

@@ -42,7 +42,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--optim moun", ["--optim moun", "'muon'"]),
         ("--report_to wandbb", ["'wandbb'", "'wandb'"]),
         ("--dataset_dir data/nowhere", ["`python prepare_data.py", " --dataset_dir data/nowhere`"]),
-        ("--dataset_dir docs", ["docs is not a prepared folder"]),
+        ("--dataset_dir docs", ["docs/manifest.json"]),
         ("--sequence_length 16", ["32", "16", "--sequence_length 32"]),
         ("--tokens_per_step 300", ["8 rows x 32 tokens x 1 processes = 256", "--tokens_per_step 256 or 512"]),
         ("--train_sampling_strategy group_by_length --dry_run", ["concat", "--packing wrap"]),

@@ -14,8 +14,7 @@ import pytest
 
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.splits import validation_sets
-from gpt2_repro.data.sources.opening import SOURCE_NAMES, mixed
+from gpt2_repro.data.sources.opening import SOURCE_NAMES, mixed, validation_sets
 from gpt2_repro.data.sources.presets import PRESETS, table
 from gpt2_repro.recipe import parse_recipe
 

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from gpt2_repro.data.encoder import Encoder
-from gpt2_repro.data.manifest import MANIFEST
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Block, open_rows
+from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_json_lines, sha256_of, write_whole
+from gpt2_repro.manifest import MANIFEST, FileOverlap
 
 
 N = 13  # tokens
@@ -38,7 +39,6 @@ _BYTES_PER_NGRAM, _MIN_BYTES, _MAX_BYTES = 2**4, 2**10, 2**25
 _MASKS = np.resize([sum(1 << bit for bit in bits) for bits in itertools.combinations(range(8), 3)], 256).astype(
     np.uint8
 )
-_ITEMS_AT_ONCE = 1000
 
 
 def evaluation_texts(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -76,79 +76,92 @@ def check_files(paths: Sequence[str]) -> None:
             raise UserError(f"{path} holds no item: leave it out")
 
 
-def check_overlap(dataset_dir: str, manifest: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Look for the n-grams of evaluation files in the training rows, and complete the folder's manifest by `overlap`."""
-    encoder = Encoder(Path(dataset_dir, "tokenizer"), separator="none")
-    known = EvaluationNgrams([Path(path) for path in paths], encoder.encode_each)
-    blocks = tqdm(list(open_rows(Path(dataset_dir, "train")).blocks()), desc="overlap", unit="block")
-    found = known.found_in(blocks, row_length=manifest["request"]["sequence_length"] + 1)
-    manifest = manifest | {"overlap": found}
-    write_whole(Path(dataset_dir, MANIFEST), json.dumps(manifest, indent=2) + "\n")
-    return manifest
+def check_overlap(data: PreparedData, paths: Sequence[str]) -> PreparedData:
+    """Look for the n-grams of evaluation files in the training rows, and write the result into the manifest."""
+    encoder = Encoder(data.path / "tokenizer", separator="none")
+    blocks = tqdm(list(open_rows(data.path / "train").blocks()), desc="overlap", unit="block")
+    row_length = data.manifest.form.sequence_length + 1
+    found = find_overlap([Path(path) for path in paths], encoder.encode_each, blocks, row_length=row_length)
+    manifest = dataclasses.replace(data.manifest, overlap=found)
+    write_whole(data.path / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
+    return PreparedData(data.path, manifest)
+
+
+def find_overlap(
+    paths: Sequence[Path],
+    encode: Callable[[list[str]], list[np.ndarray]],
+    blocks: Iterable[Block],
+    *,
+    row_length: int,
+) -> list[FileOverlap]:
+    """How many items and different n-grams of each evaluation file the rows of a split hold.
+
+    A row is read on into the next one where it is full and its last id is the first id there, for that is the same
+    token: with packing concat the whole stream, with packing wrap a document. Nothing in the rows tells two wrapped
+    documents apart of which the first ends with a full row and the second begins with that row's last id; with
+    separator before there are none.
+
+    Args:
+        encode: gives the ids of each text [tokens], without separators.
+        blocks: all rows in order: ids one after another [ids], and the length of each row [rows].
+        row_length: ids of a full row, sequence_length + 1.
+
+    Raises UserError for a file that cannot be read.
+    """
+    files = [_read(path, encode) for path in paths]
+    known = np.unique(np.concatenate([np.empty(0, np.uint64), *(file.hashes for file in files)]))
+    found = known[_are_in(blocks, known, row_length)]
+    return [_describe(file, found) for file in files]
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    name: str
-    sha256: str
+    path: Path
     numbers: np.ndarray  # [items], as evaluation_texts gives them
     items: np.ndarray  # [n-grams], place of the item among the file's
     hashes: np.ndarray  # [n-grams]
 
 
-class EvaluationNgrams:
-    """The 13-token n-grams of evaluation files, known by hashes of 64 bits.
+def _read(path: Path, encode: Callable[[list[str]], list[np.ndarray]]) -> _File:
+    numbers: list[int] = []
+    hashes, items = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    for place, (number, texts) in enumerate(evaluation_texts(path)):
+        numbers.append(number)
+        for ids in encode(texts) if texts else []:
+            hashes.append(ngram_hashes(ids))
+            items.append(np.full(len(hashes[-1]), place))
+    return _File(path, np.array(numbers), np.concatenate(items), np.concatenate(hashes))
+
+
+def _are_in(blocks: Iterable[Block], known: np.ndarray, row_length: int) -> np.ndarray:
+    """Which of the known hashes, sorted, are those of n-grams of the rows [known].
 
     Looking for 1,000,000 of them took 14 to 24 ns a token on one core of a shared AMD EPYC, 2026-11-21, which makes
     2 to 4 minutes of 10B tokens; the process had 166 MB then.
     """
 
-    def __init__(self, paths: Sequence[Path], encode: Callable[[list[str]], list[np.ndarray]]) -> None:
-        """`encode` gives the ids of each text [tokens], without separators.
+    def slots_and_masks(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return (hashes >> shift).view(np.int64), _MASKS.take(hashes.astype(np.uint8))
 
-        Raises UserError for a file that cannot be read and for one without an item.
-        """
-        self._files = [_read(path, encode) for path in paths]
-        self._known = np.unique(np.concatenate([np.empty(0, np.uint64), *(file.hashes for file in self._files)]))
-        # The first bits of a known hash name a byte, its last byte three bits that are set there. Of a thousand other
-        # hashes about two find all three set: nearly all n-grams of the rows end there.
-        size = min(_MAX_BYTES, max(_MIN_BYTES, _BYTES_PER_NGRAM * len(self._known)))
-        self._shift = np.uint64(64 - (size.bit_length() - 1))
-        self._table = np.zeros(2 ** (64 - int(self._shift)), np.uint8)
-        np.bitwise_or.at(self._table, self._place(self._known), self._mask(self._known))
-
-    def found_in(self, blocks: Iterable[Block], *, row_length: int) -> list[dict[str, Any]]:
-        """How many items and different n-grams of each file the rows of a split hold, as a manifest records it.
-
-        A row is read on into the next one where it is full and its last id is the first id there, for that is the same
-        token: with packing concat the whole stream, with packing wrap a document. Nothing in the rows tells two wrapped
-        documents apart of which the first ends with a full row and the second begins with that row's last id; with
-        separator before there are none.
-
-        Args:
-            blocks: all rows in order: ids one after another [ids], and the length of each row [rows].
-            row_length: ids of a full row, sequence_length + 1.
-        """
-        found = np.zeros(len(self._known), bool)
-        for ids, starts in _joined(blocks, row_length):
-            for first in range(0, len(ids) - N + 1, _STEP):
-                hashes = ngram_hashes(ids[first : first + _STEP + N - 1])
-                mask = self._mask(hashes)
-                likely = np.flatnonzero(self._table.take(self._place(hashes)) & mask == mask)
-                hashes = hashes[likely]
-                places = np.minimum(np.searchsorted(self._known, hashes), len(self._known) - 1)
-                known = self._known[places] == hashes
-                places, likely = places[known], likely[known] + first
-                # Ids in front of the next start belong together.
-                next_start = np.searchsorted(starts, likely, side="right")
-                found[places[starts[next_start] >= likely + N]] = True
-        return [_describe(file, self._known[found]) for file in self._files]
-
-    def _place(self, hashes: np.ndarray) -> np.ndarray:
-        return (hashes >> self._shift).view(np.int64)
-
-    def _mask(self, hashes: np.ndarray) -> np.ndarray:
-        return _MASKS.take(hashes.astype(np.uint8))
+    # The first bits of a known hash name a byte, its last byte three bits that are set there. Of a thousand other
+    # hashes about two find all three set: nearly all n-grams of the rows end there.
+    size = min(_MAX_BYTES, max(_MIN_BYTES, _BYTES_PER_NGRAM * len(known)))
+    shift = np.uint64(64 - (size.bit_length() - 1))
+    table = np.zeros(2 ** (64 - int(shift)), np.uint8)
+    np.bitwise_or.at(table, *slots_and_masks(known))
+    found = np.zeros(len(known), bool)
+    for ids, starts in _joined(blocks, row_length):
+        for first in range(0, len(ids) - N + 1, _STEP):
+            hashes = ngram_hashes(ids[first : first + _STEP + N - 1])
+            slots, masks = slots_and_masks(hashes)
+            likely = np.flatnonzero(table.take(slots) & masks == masks)
+            places = np.minimum(np.searchsorted(known, hashes[likely]), len(known) - 1)
+            hit = known[places] == hashes[likely]
+            places, likely = places[hit], likely[hit] + first
+            # Ids in front of the next start belong together.
+            next_start = np.searchsorted(starts, likely, side="right")
+            found[places[starts[next_start] >= likely + N]] = True
+    return found
 
 
 def ngram_hashes(ids: np.ndarray) -> np.ndarray:
@@ -200,33 +213,17 @@ def _joined(blocks: Iterable[Block], row_length: int) -> Iterator[tuple[np.ndarr
         ids, starts = ids[len(ids) - held :], starts[starts > 0]
 
 
-def _read(path: Path, encode: Callable[[list[str]], list[np.ndarray]]) -> _File:
-    numbers: list[int] = []
-    hashes, items = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
-    source = evaluation_texts(path)
-    while batch := list(itertools.islice(source, _ITEMS_AT_ONCE)):
-        places = [len(numbers) + place for place, (_, texts) in enumerate(batch) for _ in texts]
-        encoded = encode([text for _, texts in batch for text in texts])
-        for place, ids in zip(places, encoded, strict=True):
-            hashes.append(ngram_hashes(ids))
-            items.append(np.full(len(hashes[-1]), place))
-        numbers += [number for number, _ in batch]
-    if not numbers:
-        raise UserError(f"{path} holds no item: leave it out")
-    return _File(path.name, sha256_of(path), np.array(numbers), np.concatenate(items), np.concatenate(hashes))
-
-
-def _describe(file: _File, found: np.ndarray) -> dict[str, Any]:
+def _describe(file: _File, found: np.ndarray) -> FileOverlap:
     hits = np.isin(file.hashes, found)
     overlapping = file.numbers[np.unique(file.items[hits])]
-    return {
-        "file": file.name,
-        "sha256": file.sha256,
-        "n": N,
-        "items": len(file.numbers),
-        "items_too_short": len(file.numbers) - len(np.unique(file.items)),
-        "items_with_overlap": len(overlapping),
-        "first_items_with_overlap": overlapping[:SHOWN_ITEMS].tolist(),
-        "ngrams": len(np.unique(file.hashes)),
-        "ngrams_found": len(np.unique(file.hashes[hits])),
-    }
+    return FileOverlap(
+        file=file.path.name,
+        sha256=sha256_of(file.path),
+        n=N,
+        items=len(file.numbers),
+        items_too_short=len(file.numbers) - len(np.unique(file.items)),
+        items_with_overlap=len(overlapping),
+        first_items_with_overlap=overlapping[:SHOWN_ITEMS].tolist(),
+        ngrams=len(np.unique(file.hashes)),
+        ngrams_found=len(np.unique(file.hashes[hits])),
+    )

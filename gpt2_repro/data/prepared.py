@@ -1,61 +1,180 @@
-"""Open a prepared folder for training."""
+"""A prepared folder: its manifest, tokenizer and splits, opened and checked. Imports nothing slow until rows are read."""
 
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import logging
+import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.locks import reading_lock
-from gpt2_repro.data.rows import Rows, open_rows
-from gpt2_repro.data.shards import check_shards
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object, sha256_of
+from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 
 
-FURTHER = "validation_"  # a further validation set is the split of this and its name
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from gpt2_repro.data.rows import Rows
 
 
-def open_split(dataset_dir: str, split: str, manifest: dict[str, Any]) -> Rows:
-    """The rows of a split. Raises UserError where its files or the number of rows are not the manifest's."""
-    check_shards(dataset_dir, split, manifest)
-    rows = open_rows(Path(dataset_dir, split))
-    expected = manifest["counts"][split]["rows"]
-    if len(rows) != expected:
-        raise UserError(f"{dataset_dir}/{split} has {len(rows):,} rows, its manifest {expected:,}: prepare it again")
-    return rows
+logger = logging.getLogger(__name__)
+
+FURTHER = "validation_"  # prefix of the splits of further validation sets
 
 
-def open_validation(dataset_dir: str, manifest: dict[str, Any]) -> dict[str, Rows]:
-    """The rows of each validation set by its name; the main one has the name ""."""
-    sets = {"": open_split(dataset_dir, "validation", manifest)}
-    for split, counts in manifest["counts"].items():
-        if split.startswith(FURTHER) and counts["rows"]:
-            sets[split.removeprefix(FURTHER)] = open_split(dataset_dir, split, manifest)
-    return sets
+@dataclasses.dataclass(frozen=True)
+class PreparedData:
+    """A finished prepared folder."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, path: str | Path, *, command: str = "python prepare_data.py") -> "PreparedData":
+        """Read the manifest of a folder, whatever it was prepared for.
+
+        Args:
+            command: prepares the folder, for the message.
+
+        Raises UserError if the folder is missing or its manifest is missing or damaged.
+        """
+        folder, file = Path(path), Path(path, MANIFEST)
+        if not folder.exists():
+            raise UserError(f"there is no {folder}: prepare the data first with `{command}`")
+        try:
+            return cls(folder, Manifest.from_json(read_object(file)))
+        except (KeyError, TypeError, AttributeError):
+            fix = f"Move {folder} away and run `{command}`, or pass another --dataset_dir."
+            raise UserError(f"{file} is missing or damaged. {fix}") from None
+
+    @classmethod
+    def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
+        """Open the folder of a recipe. A folder that was typed only has to fit in its row form, whatever its source.
+
+        Args:
+            typed: names of the fields on the command line.
+            recipe: its path, for the message.
+
+        Raises UserError if the folder is missing, damaged or was prepared otherwise.
+        """
+        its_own = "dataset_dir" in typed
+        folder = f" --dataset_dir {args.dataset_dir}" if its_own else ""
+        data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{folder}")
+        if difference := first_difference(data.manifest.request, form_of(args) if its_own else request_of(args)):
+            key, holds, value = difference
+            option = f" --{key} {value}" if key in typed else ""
+            raise UserError(
+                f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use --{key} {holds} "
+                f"or prepare it with `python prepare_data.py {recipe}{option}` and another --dataset_dir"
+            )
+        return data
+
+    @functools.cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"))
+
+    def rows(self, split: str) -> "Rows":
+        """The rows of a split. Raises UserError if its files or the number of rows are not the manifest's."""
+        from gpt2_repro.data.rows import open_rows
+
+        self.check_shards(split)
+        rows, expected = open_rows(self.path / split), self.manifest.counts[split].rows
+        if len(rows) != expected:
+            raise UserError(f"{self.path}/{split} has {len(rows):,} rows, its manifest {expected:,}: prepare it again")
+        return rows
+
+    def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
+        """The rows of each validation set by its name; the main set, `validation/`, has the name "".
+
+        Args:
+            eval_tokens: take the first rows of a set that make so many targets; 0 takes all.
+
+        A further set, `validation_<name>/`, with fewer targets is taken whole. Raises UserError if the main set has fewer.
+        """
+        counts = self.manifest.counts
+        if eval_tokens > (targets := counts["validation"].row_tokens):
+            raise UserError(
+                f"{self.path} holds out {targets:,} and eval_tokens asks for {eval_tokens:,}: pass --eval_tokens {targets}"
+            )
+        further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
+        sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
+        return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}
+
+    def lock(self) -> None:
+        """Until this process ends, keep others from replacing the folder. Raises UserError if it is being replaced.
+
+        Mapped files that are replaced under a reader end it with SIGBUS. A file system that cannot lock is passed over.
+        """
+        try:
+            # Never closed, so it is locked until the process ends.
+            fcntl.flock(os.open(self.path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.path} is being replaced: wait for it, or name another --dataset_dir") from None
+        except OSError as error:
+            logger.warning("%s cannot be locked against being replaced (%s)", self.path, error)
+
+    def check_shards(self, split: str) -> None:
+        """Raise UserError if the files of a split are not the manifest's, by name and size. Reads none of them."""
+        here = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
+        expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
+        for name in sorted(here.keys() | expected.keys()):
+            if here.get(name) != expected.get(name):
+                wants = f"{expected[name]:,} bytes" if name in expected else "no such file"
+                found = f"{here[name]:,}" if name in here else "none"
+                file = self.path / split / name
+                raise UserError(f"{file} has {found} and its manifest says {wants}: copy or prepare it again")
+
+    def verify(self) -> None:
+        """Read every byte again and compare it with the manifest. Raises UserError if they differ."""
+        expected = dict(self.manifest.files)
+        for split, shards in self.manifest.shards.items():
+            self.check_shards(split)
+            expected |= {f"{split}/{shard.name}": shard.sha256 for shard in shards}
+        for name, sha256 in tqdm(expected.items(), desc="verify", unit="file"):
+            file = self.path / name
+            if not file.is_file() or sha256_of(file) != sha256:
+                raise UserError(f"{file} is missing or differs from its manifest: copy or prepare it again")
 
 
-def open_dataset(
-    args: DataArguments, manifest: dict[str, Any], *, eval_tokens: int
-) -> tuple[Rows, dict[str, Rows], PreTrainedTokenizerBase]:
-    """The training rows, the rows of each validation set by its name, the tokenizer.
+@contextlib.contextmanager
+def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
+    """Keep others from reading or changing a folder. Raises UserError with the message if another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(message) from None
+    finally:
+        os.close(descriptor)
 
-    Of a set the first rows that make `eval_tokens` targets, or all where that is 0. The main set, `validation/`, has the
-    name "" and raises UserError where it has fewer; a further one, `validation_<name>/`, is then taken whole. Until the
-    process ends, the folder cannot be replaced.
+
+def form_of(args: DataArguments) -> dict[str, Any]:
+    """The fields that decide the form of a row."""
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(RowForm)}
+
+
+def request_of(args: DataArguments) -> dict[str, Any]:
+    """The fields that decide the content of a prepared folder: all but the folder's own name."""
+    request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
+    # Through JSON, as the recorded request went.
+    return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
+
+
+def first_difference(recorded: dict[str, Any], asked: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key of `asked` that was recorded with another value, that value and the one asked for; None if none.
+
+    A field that a folder does not record was added later, and has its default there.
     """
-    reading_lock(Path(args.dataset_dir))
-    sets = open_validation(args.dataset_dir, manifest)
-    if eval_tokens > (targets := int((sets[""].lengths() - 1).sum())):
-        raise UserError(
-            f"{args.dataset_dir} holds out {targets:,} and eval_tokens asks for {eval_tokens:,}: pass --eval_tokens {targets}"
-        )
-    cut = {name: _first_targets(rows, eval_tokens) for name, rows in sets.items()}
-    tokenizer = AutoTokenizer.from_pretrained(str(Path(args.dataset_dir, "tokenizer")))
-    return open_split(args.dataset_dir, "train", manifest), cut, tokenizer
-
-
-def _first_targets(rows: Rows, tokens: int) -> Rows:
-    """The first rows that make `tokens` targets; all where there are fewer, or `tokens` is 0."""
-    targets = np.cumsum(rows.lengths() - 1)
-    return rows.first(int(np.searchsorted(targets, tokens)) + 1) if 0 < tokens <= targets[-1] else rows
+    recorded = dataclasses.asdict(DataArguments()) | recorded
+    return next(((key, recorded[key], value) for key, value in asked.items() if recorded[key] != value), None)

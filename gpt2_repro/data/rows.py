@@ -63,8 +63,12 @@ class Rows:
             rows.append({"input_ids": ids[ends[place] : ends[place + 1]]})
         return rows
 
-    def first(self, num_rows: int) -> "Rows":
-        return Rows(self._dataset.select(range(num_rows)))
+    def first(self, targets: int) -> "Rows":
+        """The first rows that make so many targets; all if there are fewer, or `targets` is 0."""
+        ends = np.cumsum(self.lengths() - 1)
+        if not 0 < targets <= ends[-1]:
+            return self
+        return Rows(self._dataset.select(range(int(np.searchsorted(ends, targets)) + 1)))
 
     def lengths(self) -> np.ndarray:
         """Ids of each row [rows], from the offsets alone."""

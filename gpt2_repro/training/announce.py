@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.formatting import now
 from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.scale import measure
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.arguments import PretrainingArguments
@@ -28,7 +29,7 @@ def describe_run(
     args: PretrainingArguments,
     plan: BatchPlan,
     model: PreTrainedModel,
-    data: dict[str, Any],
+    data: Manifest,
     attention: tuple[str, str],
     beside_default: dict[str, Any],
 ) -> Environment:
@@ -56,7 +57,7 @@ def describe_run(
         document_mask=model.documents is not None,
         usd_per_hour=args.usd_per_hour or None,
         seed=args.seed,
-        data=data,
+        data=data.to_json(),
         **beside_default,
     )
 

@@ -11,10 +11,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
-from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.batching import LengthGroupedBatches
-from gpt2_repro.data.collator import EpochSampler, collate_rows
-from gpt2_repro.data.prepared import open_dataset
+from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, collate_rows
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.hellaswag import HellaSwag, read_items
@@ -41,13 +39,14 @@ class Inputs:
     hellaswag: HellaSwag | None
 
 
-def open_inputs(data_args: DataArguments, manifest: dict[str, Any], args: PretrainingArguments) -> Inputs:
+def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
     """Open the prepared folder, and HellaSwag if it is scored.
 
     Raises UserError for a folder that does not fit, a prompt that cannot start a sample, and a file without HellaSwag items.
     """
-    length = data_args.sequence_length
-    train, validation, tokenizer = open_dataset(data_args, manifest, eval_tokens=args.eval_tokens)
+    length, tokenizer = data.manifest.form.sequence_length, data.tokenizer
+    data.lock()
+    train, validation = data.rows("train"), data.validation(eval_tokens=args.eval_tokens)
     if args.sample_steps and args.sample_tokens:
         start_ids(tokenizer, args.sample_prompt, window=length)
     return Inputs(train, validation, tokenizer, _open_hellaswag(args, tokenizer, window=length))

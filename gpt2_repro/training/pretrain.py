@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from typing import Any
 
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.recipe import values_of
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.supervision import RUN, note
@@ -16,16 +17,17 @@ from gpt2_repro.training.run_identity import require_same_run, run_identity_of
 logger = logging.getLogger(__name__)
 
 
-def pretrain(recipe: TrainingRecipe, manifest: dict[str, Any], *, beside_default: dict[str, Any]) -> None:
+def pretrain(recipe: TrainingRecipe, data: PreparedData, *, beside_default: dict[str, Any]) -> None:
     """Start or resume the run of a recipe. A complete run is left as it is. A collective.
 
     Args:
-        manifest: of the prepared folder.
+        data: the prepared folder.
         beside_default: the deviations from the default recipe, and the reference whose curve is expected.
 
     Raises UserError before anything is built, and RunFailed if the run fails.
     """
-    args, plan = resolve_arguments(recipe, epoch_targets=manifest["counts"]["train"].get("row_tokens"))
+    manifest = data.manifest
+    args, plan = resolve_arguments(recipe, epoch_targets=manifest.counts["train"].row_tokens)
     run = RunRecord(str(args.output_dir))
     run_identity = run_identity_of(args, plan, data=manifest, model=values_of(recipe.model))
     run.check_owner()
@@ -49,9 +51,9 @@ def pretrain(recipe: TrainingRecipe, manifest: dict[str, Any], *, beside_default
     from gpt2_repro.training.tracking import prepare_wandb
     from gpt2_repro.training.trainer import PretrainingTrainer
 
-    inputs = open_inputs(recipe.data, manifest, args)
+    inputs = open_inputs(data, args)
     tokenizer = inputs.tokenizer
-    shape = {"sequence_length": plan.sequence_length, "vocab_size": manifest["vocab_size"]}
+    shape = {"sequence_length": plan.sequence_length, "vocab_size": manifest.vocab_size}
     config = build_config(recipe.model, **shape, tokenizer=tokenizer)
     documents = documents_of(tokenizer, recipe.data.separator) if recipe.model.document_mask else None
     device = {"cuda": not args.use_cpu, "bf16": args.bf16, "one_row_compiled": args.compiles_one_row}

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError
+from gpt2_repro.manifest import Manifest
 from gpt2_repro.training.arguments import PretrainingArguments
 
 
@@ -22,7 +23,7 @@ CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "
 
 
 def run_identity_of(
-    args: PretrainingArguments, plan: BatchPlan, *, data: Mapping[str, Any], model: Mapping[str, Any]
+    args: PretrainingArguments, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the identity of a run.
 
@@ -31,8 +32,8 @@ def run_identity_of(
         model: the recipe's section.
     """
     return {
-        "data": data["sha256"]["train"],
-        "tokenizer": data["tokenizer_sha256"],
+        "data": data.sha256["train"],
+        "tokenizer": data.tokenizer_sha256,
         "sequence_length": plan.sequence_length,
         "tokens_per_step": plan.tokens_per_step,
         "max_steps": plan.max_steps,

@@ -10,7 +10,7 @@ from accelerate.utils import reduce
 from torch import Tensor
 
 from gpt2_repro.batch_plan import IGNORED, BatchPlan
-from gpt2_repro.data.collator import collate_rows
+from gpt2_repro.data.batching import collate_rows
 from gpt2_repro.data.rows import Rows
 from gpt2_repro.evaluation.hellaswag import HellaSwag
 from gpt2_repro.training.arguments import PretrainingArguments

@@ -4,10 +4,11 @@ import math
 from pathlib import Path
 
 from gpt2_repro.batch_plan import count_steps
-from gpt2_repro.data.manifest import MANIFEST, read_manifest
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
+from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model_size import checkpoint_bytes
 from gpt2_repro.preflight.cost import Workload
@@ -33,14 +34,13 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
             raise UserError(f"--{name} {getattr(training, name)} must be a number of at least {least}")
     preset = None if data.data_files else PRESETS.get(data.source)
     is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
-    manifest = read_manifest(data.dataset_dir, prepare="python prepare_data.py") if is_prepared else {}
-    counts = manifest.get("counts", {})
+    manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
+    tokens: float = sum(counts.tokens for counts in manifest.counts.values()) if manifest else 0
     # If the data is not prepared: the tokens of the source, or those of the run.
-    tokens = sum(split["tokens"] for split in counts.values())
     tokens = tokens or min(data.max_tokens or math.inf, preset.size.tokens if preset else training.total_tokens)
-    held_out = data.validation_tokens if data.split == "head" else data.validation_fraction * tokens
-    held_out = counts.get("validation", {}).get("row_tokens") or int(held_out)
-    vocabulary = manifest.get("vocab_size") or expected_vocab_size(data.tokenizer) or 50_257
+    share = data.validation_tokens if data.split == "head" else data.validation_fraction * tokens
+    held_out = manifest.counts["validation"].row_tokens if manifest else int(share)
+    vocabulary = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer) or 50_257
     scale = scale_of(recipe.model, sequence_length=data.sequence_length, vocab_size=vocabulary)
 
     steps = count_steps(training)

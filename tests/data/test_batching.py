@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gpt2_repro.batch_plan import passes_by_length
-from gpt2_repro.data.batching import LengthGroupedBatches, cut_by_length
-from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, cut_by_length
 
 
 SOURCE = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpt2_repro.data import overlap
-from gpt2_repro.data.overlap import EvaluationNgrams, N, check_files, ngram_hashes
+from gpt2_repro.data.overlap import N, check_files, find_overlap, ngram_hashes
 from gpt2_repro.errors import UserError
 
 
@@ -77,12 +77,12 @@ def test_equal_to_naive_sets(
     of_items = [set().union(*map(naive_ngrams, to_ids(item))) for item in items]
     overlapping = [number for number, ngrams in enumerate(of_items, 1) if ngrams & trained]
     different = set().union(*of_items)
-    (found,) = EvaluationNgrams([path], to_ids).found_in(blocks, row_length=length + 1)
+    (found,) = find_overlap([path], to_ids, blocks, row_length=length + 1)
     assert 0 < len(different & trained) < len(different)
-    assert (found["ngrams"], found["ngrams_found"]) == (len(different), len(different & trained))
-    assert (found["items"], found["items_with_overlap"]) == (len(items), len(overlapping))
-    assert found["items_too_short"] == sum(not ngrams for ngrams in of_items)
-    assert found["first_items_with_overlap"] == overlapping[:10]
+    assert (found.ngrams, found.ngrams_found) == (len(different), len(different & trained))
+    assert (found.items, found.items_with_overlap) == (len(items), len(overlapping))
+    assert found.items_too_short == sum(not ngrams for ngrams in of_items)
+    assert found.first_items_with_overlap == overlapping[:10]
 
 
 def test_files_are_counted_apart(tmp_path: Path) -> None:
@@ -94,15 +94,15 @@ def test_files_are_counted_apart(tmp_path: Path) -> None:
     ]
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write("\n\n".join(map(json.dumps, [*lines, {"label": 1}])))
-    ngrams = EvaluationNgrams([tmp_path / "a.txt", tmp_path / "b.jsonl.gz"], to_ids)
+    paths = [tmp_path / "a.txt", tmp_path / "b.jsonl.gz"]
     keys = ("file", "items", "items_too_short", "first_items_with_overlap", "ngrams", "ngrams_found")
-    found = ngrams.found_in([(trained, np.array([30]))], row_length=30)
-    assert [[of[key] for key in keys] for of in found] == [
+    found = find_overlap(paths, to_ids, [(trained, np.array([30]))], row_length=30)
+    assert [[getattr(of, key) for key in keys] for of in found] == [
         ["a.txt", 1, 0, [1], 2, 2],
         ["b.jsonl.gz", 3, 1, [3], 28 + 2, 2],
     ]
-    assert found[0]["sha256"] != found[1]["sha256"] and len(found[0]["sha256"]) == 64
-    assert [of["ngrams_found"] for of in ngrams.found_in([], row_length=30)] == [0, 0]
+    assert found[0].sha256 != found[1].sha256 and len(found[0].sha256) == 64
+    assert [of.ngrams_found for of in find_overlap(paths, to_ids, [], row_length=30)] == [0, 0]
 
 
 def test_hashes_are_spread() -> None:
@@ -117,9 +117,9 @@ def test_hashes_are_spread() -> None:
     [
         ("a.csv", b"a,b", ""),
         ("gone.jsonl", None, ""),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "b\n', "line 2"),
+        ("a.jsonl", b'{"text": "1"}\n{"text": "2\n', "line 2"),
         ("a.txt", b"\xff", ""),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9, mtime=0)[:-10], "line "),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "1"}\n' * 9, mtime=0)[:-10], "line "),
         ("a.jsonl", b"\n", ""),
     ],
 )
@@ -128,4 +128,4 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes 
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f"{name}.*{line}"):
         check_files([str(tmp_path / name)])
-        EvaluationNgrams([tmp_path / name], to_ids)
+        find_overlap([tmp_path / name], to_ids, [], row_length=30)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.data.batching import EpochSampler
 from gpt2_repro.data.preparation.prepare import prepare
 from tests.training.by_hand import mean_nll, rows_of, targets_of, untrained
 

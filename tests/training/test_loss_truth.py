@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from gpt2_repro.data.collator import EpochSampler
+from gpt2_repro.data.batching import EpochSampler
 from tests.training.by_hand import mean_nll, nll, rows_of, targets_of, untrained
 
 

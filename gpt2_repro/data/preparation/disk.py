@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpt2_repro.data.sources.files import SourceFile
+from gpt2_repro.data.sources.base import SourceFile
 from gpt2_repro.data.sources.hub import HubFile
+from gpt2_repro.data.sources.local_files import LocalFile
 from gpt2_repro.data.sources.presets import peak_bytes
-from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError
 from gpt2_repro.formatting import size
 
@@ -35,10 +35,11 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     staged = rows = downloads = 0.0
     for files, limit in streams:
         tokens = sum(tokens_of(file, characters=characters) for file in files)
-        rows += itemsize * (min(tokens, limit) if limit else tokens)
-        if any(isinstance(file, TokenFile) for file in files):
+        of_stream = itemsize * (min(tokens, limit) if limit else tokens)
+        rows += of_stream
+        if any(isinstance(file, LocalFile) and file.name.endswith(".bin") for file in files):
             continue  # token files of this disk are read in place
-        staged += itemsize * (min(tokens, limit) if limit else tokens)
+        staged += of_stream
         fetched = [file.size for file in files if isinstance(file, HubFile) and not file.name.endswith(".bin")]
         downloads = max(downloads, sum(sorted(fetched)[-2:]))
     return peak_bytes(staged=staged, rows=rows, downloads=downloads)

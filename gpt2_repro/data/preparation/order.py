@@ -1,18 +1,13 @@
-"""The order of documents and their split: a function of their lengths alone. Pure: arrays in, runs out."""
+"""The order of documents and their split: a function of their lengths alone."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
-
-class Lengths(Protocol):
-    """What is asked of a part: the length of each document [documents], and whether a hash holds it out."""
-
-    def lengths(self) -> np.ndarray: ...
-    def held_out(self) -> np.ndarray: ...
+from gpt2_repro.data.preparation.tokenizing import StagedPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +37,15 @@ _DOCUMENT = np.dtype(
 )
 
 
-def runs(
-    streams: Sequence[Sequence[Lengths]],
+def order_documents(
+    streams: Sequence[Sequence[StagedPart]],
     weights: Sequence[float],
     splits: Sequence[str],
     *,
     head: float | None = np.inf,
     below: float = np.inf,
 ) -> Iterator[DocumentSpan]:
-    """The documents of all streams in order, as runs.
+    """Yield the documents of all streams in order, as spans.
 
     A document stands where it starts: at the tokens before it in its stream, divided by the stream's weight. So each
     stream has its share of every stretch, and of documents that start together the first stream's comes first.
@@ -63,72 +58,57 @@ def runs(
         below: documents that start here or later are left out.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
-    cursors = [_Cursor(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
-    while any([cursor.load() for cursor in cursors]):
-        # Up to here every stream's documents are known; one stream alone needs no such line.
-        known = min((cursor.documents["start"][-1] for cursor in cursors if cursor.more), default=np.inf)
-        documents = np.concatenate([cursor.take(known) for cursor in cursors])
-        if len(cursors) > 1:
+    loading = [_documents(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
+    waiting = [np.empty(0, _DOCUMENT) for _ in streams]
+    ends = [0.0] * len(streams)  # where the next part of each stream starts
+    while (known := min(ends)) < below:
+        behind = ends.index(known)
+        loaded, ends[behind] = next(loading[behind], (waiting[behind][:0], np.inf))
+        waiting[behind] = np.concatenate([waiting[behind], loaded])
+        # All documents that start before the earliest of the next parts are loaded.
+        counts = [int(np.searchsorted(of_stream["start"], min(ends))) for of_stream in waiting]
+        documents = np.concatenate([of_stream[:count] for of_stream, count in zip(waiting, counts, strict=True)])
+        waiting = [of_stream[count:] for of_stream, count in zip(waiting, counts, strict=True)]
+        if len(streams) > 1:
             documents = documents[np.lexsort((documents["stream"], documents["start"]))]
         documents = documents[documents["start"] < below]
         held_out = documents["held_out"] if head is None else documents["start"] < head
-        yield from _group(documents, np.where(held_out, 0, len(splits) - 1), splits)
+        yield from _spans(documents, np.where(held_out, 0, len(splits) - 1), splits)
 
 
-def _group(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> Iterator[DocumentSpan]:
-    follows = (np.diff(documents["number"]) == 1) & (np.diff(codes) == 0)
-    for name in ("part", "stream"):
-        follows &= np.diff(documents[name]) == 0
-    edges = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(codes)]
+def _documents(
+    parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
+) -> Iterator[tuple[np.ndarray, float]]:
+    """Yield the documents of each part, and where the next part starts."""
+    tokens = 0
+    for number, part in enumerate(parts):
+        lengths = part.lengths()
+        found = np.zeros(len(lengths), _DOCUMENT)
+        found["length"], found["first_token"] = lengths, np.cumsum(lengths) - lengths
+        found["start"] = (tokens + found["first_token"]) / weight
+        found["stream"], found["part"], found["number"] = stream, number, np.arange(len(lengths))
+        if hashed:
+            found["held_out"] = part.held_out()
+        tokens += int(lengths.sum())
+        yield found, tokens / weight
+
+
+def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> Iterator[DocumentSpan]:
+    same = [np.diff(values) == 0 for values in (documents["stream"], documents["part"], codes)]
+    follows = np.logical_and.reduce([np.diff(documents["number"]) == 1, *same])
+    edges = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(codes)] if len(codes) else []
     for first, last in itertools.pairwise(edges):
-        if first < last:
-            stream, part, number, token = (
-                int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
-            )
-            yield DocumentSpan(stream, part, number, token, documents["length"][first:last], splits[codes[first]])
+        stream, part, number, token = (
+            int(documents[name][first]) for name in ("stream", "part", "number", "first_token")
+        )
+        yield DocumentSpan(stream, part, number, token, documents["length"][first:last], splits[codes[first]])
 
 
-class _Cursor:
-    """How far a stream has been taken."""
-
-    def __init__(self, parts: Sequence[Lengths], weight: float, number: int, *, hashed: bool) -> None:
-        self._parts, self._weight, self._number, self._hashed = parts, weight, number, hashed
-        self._next = self._tokens = 0
-        self.documents = np.empty(0, _DOCUMENT)
-
-    @property
-    def more(self) -> bool:
-        return self._next < len(self._parts)
-
-    def load(self) -> bool:
-        """Have documents at hand, if any are left."""
-        while not len(self.documents) and self.more:
-            part = self._parts[self._next]
-            lengths = part.lengths()
-            self.documents = found = np.zeros(len(lengths), _DOCUMENT)
-            found["length"], found["first_token"] = lengths, np.cumsum(lengths) - lengths
-            found["start"] = (self._tokens + found["first_token"]) / self._weight
-            found["stream"], found["part"], found["number"] = self._number, self._next, np.arange(len(lengths))
-            if self._hashed:
-                found["held_out"] = part.held_out()
-            self._tokens += int(lengths.sum())
-            self._next += 1
-        return bool(len(self.documents))
-
-    def take(self, known: float) -> np.ndarray:
-        """Those that start at `known` or before."""
-        count = int(np.searchsorted(self.documents["start"], known, side="right"))
-        taken, self.documents = self.documents[:count], self.documents[count:]
-        return taken
-
-
-def count(found: Iterable[DocumentSpan]) -> dict[tuple[str, int], dict[str, int]]:
-    """Documents, empty ones apart, and tokens, of each split and stream."""
-    counts: dict[tuple[str, int], dict[str, int]] = {}
-    for run in found:
-        of_split = counts.setdefault((run.split, run.stream), {"documents": 0, "empty_documents": 0, "tokens": 0})
-        empty = int((run.lengths == 0).sum())
-        of_split["documents"] += len(run.lengths) - empty
-        of_split["empty_documents"] += empty
-        of_split["tokens"] += int(run.lengths.sum())
+def count_documents(spans: Iterable[DocumentSpan]) -> dict[tuple[str, int], collections.Counter[str]]:
+    """Count documents, empty documents and tokens of each split and stream."""
+    counts: dict[tuple[str, int], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for span in spans:
+        empty = int((span.lengths == 0).sum())
+        full = len(span.lengths) - empty
+        counts[span.split, span.stream].update(documents=full, empty_documents=empty, tokens=int(span.lengths.sum()))
     return counts

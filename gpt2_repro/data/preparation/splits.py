@@ -2,20 +2,16 @@
 
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.data.preparation.order import DocumentSpan, runs
-from gpt2_repro.data.preparation.staged import StagedPart
-from gpt2_repro.data.preparation.staging import Stream
-from gpt2_repro.data.sources.opening import Source, documents_of
+from gpt2_repro.data.preparation.order import DocumentSpan, order_documents
+from gpt2_repro.data.preparation.tokenizing import StagedPart
+from gpt2_repro.data.preparation.workers import Stream
+from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
-
-
-Stage = Callable[[Stream], list[StagedPart]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,33 +22,19 @@ class Group:
         splits: their names, in the order in which they are written.
         streams: the staged parts of each stream.
         names: of the streams' sources.
-        found: the documents of all streams in order, each time anew.
+        spans: yields the documents of all streams in order, from the first one at each call.
     """
 
     splits: list[str]
     streams: list[list[StagedPart]]
     names: list[str]
-    found: Callable[[], Iterator[DocumentSpan]]
+    spans: Callable[[], Iterator[DocumentSpan]]
 
 
-def validation_sets(args: DataArguments) -> dict[str, str]:
-    """The sources of further validation sets by their names. Raises UserError for what names none."""
-    sets = {}
-    for text in args.validation_sets:
-        name, _, source = text.partition("=")
-        if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
-            raise UserError(
-                f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _: pass books=pg19"
-            )
-        if name in sets:
-            raise UserError(f"--validation_sets names {name} twice")
-        sets[name] = source
-    return sets
-
-
-def check_split(args: DataArguments, sources: Sequence[Source], sets: dict[str, Source]) -> None:
-    """Raise UserError where a source cannot be split as asked for."""
-    for source in sources:
+def check_split(args: DataArguments, sources: Sources) -> None:
+    """Raise UserError if a source cannot be split as asked for, or a document would be in two places."""
+    trained: set[tuple[str, ...]] = set()
+    for source in sources.training:
         name = source.description["name"]
         tokens = any(file.name.endswith(".bin") for file in source.files)
         if not source.files:
@@ -65,70 +47,67 @@ def check_split(args: DataArguments, sources: Sequence[Source], sets: dict[str, 
             raise UserError(f"{name} holds tokens, and the split hash is of text: use --split source or --split head")
         if args.validation_text and tokens:
             raise UserError(f"{name} holds tokens, no text to write down: leave out --validation_text")
-    trained: set[tuple[str, ...]] = set()
-    for source in sources:
-        files = {documents_of(file): file.name for file in source.files}
+        files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
             raise UserError(f"two sources of the mixture hold {files[min(twice)]}: name it once")
         trained |= files.keys()
-    for name, source in sets.items():
+    of_training = [source.description["name"] for source in sources.training]
+    for name, source in sources.validation_sets.items():
+        hold = f"the validation set {name} would hold what is trained on"
         for file in source.validation_files or source.files:
-            if documents_of(file) in trained:
-                raise UserError(f"the validation set {name} would hold what is trained on, {file.name}: name another")
-        of_training = [other.description["name"] for other in sources]
+            if file.identity() in trained:
+                raise UserError(f"{hold}, {file.name}: name another")
         if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
-            raise UserError(f"the validation set {name} would hold what is trained on: name another source")
+            raise UserError(f"{hold}: name another source")
 
 
-def streams_of(sources: Sequence[Source], sets: dict[str, Source], args: DataArguments) -> list[Stream]:
-    """All streams as the arguments limit them."""
-    limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources]
-    texts = args.validation_text
-    pairs = enumerate(zip(sources, limits, strict=True))
-    train = [Stream(f"train-{i}", s.files, limit, texts and args.split != "source") for i, (s, limit) in pairs]
-    own = [Stream(f"validation-{i}", s.validation_files, keep_texts=texts) for i, s in enumerate(sources)]
+def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
+    """The streams of training, those of the sources' own validation files if they are used, those of further sets."""
+    texts, by_source = args.validation_text, args.split == "source"
+    numbered = list(enumerate(sources.training))
+    limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources.training]
+    train = [Stream(f"train-{i}", source.files, limits[i], texts and not by_source) for i, source in numbered]
+    own = [Stream(f"validation-{i}", source.validation_files, keep_texts=texts) for i, source in numbered if by_source]
     further = [
         Stream(f"validation_{name}", source.validation_files or source.files, args.validation_tokens)
-        for name, source in sets.items()
+        for name, source in sources.validation_sets.items()
     ]
-    return [*train, *(own if args.split == "source" else []), *further]
+    return train, own, further
 
 
-def stage_groups(sources: Sequence[Source], sets: dict[str, Source], args: DataArguments, stage: Stage) -> list[Group]:
-    """Stage all streams; the documents that they give, split. A mixture ends with the source that ends first."""
-    streams = streams_of(sources, sets, args)
-    names = [source.description["name"] for source in sources]
-    weights = [source.weight for source in sources]
-    train: list[list[StagedPart]] = [[] for _ in sources]
+def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
+    """Stage all streams, and split their documents. A mixture ends with the source that ends first."""
+    training, own, further = streams_of(sources, args)
+    names = [source.description["name"] for source in sources.training]
+    weights = [source.weight for source in sources.training]
+    train: list[list[StagedPart]] = [[] for _ in training]
     below = float(args.max_tokens or np.inf)
     # The source that seems to end first comes first: of the others no more is staged than goes with it.
-    for i in sorted(range(len(sources)), key=lambda i: sum(file.size for file in sources[i].files) / weights[i]):
+    for i in sorted(range(len(names)), key=lambda i: sum(file.size for file in training[i].files) / weights[i]):
         limit = 0 if below == np.inf else int(below * weights[i]) + 1
-        train[i] = stage(dataclasses.replace(streams[i], limit=limit))
-        if len(sources) > 1:
+        train[i] = stage(dataclasses.replace(training[i], limit=limit))
+        if len(names) > 1:
             below = min(below, sum(part.facts["tokens"] for part in train[i]) / weights[i])
-    of_sets = streams[len(streams) - len(sets) :]
+    ordered = functools.partial(order_documents, train, weights, below=below)
     if args.split == "source":
-        own = [stage(stream) for stream in streams[len(sources) : 2 * len(sources)]]
-        found = functools.partial(runs, train, weights, ["train"], below=below)
+        staged = [stage(stream) for stream in own]
         groups = [
-            Group(["validation"], own, names, functools.partial(_in_turn, own)),
-            Group(["train"], train, names, found),
+            Group(["validation"], staged, names, functools.partial(_in_turn, staged)),
+            Group(["train"], train, names, functools.partial(ordered, ["train"])),
         ]
     else:
         both = ["validation", "train"]
         head = args.validation_tokens if args.split == "head" else None
-        found = functools.partial(runs, train, weights, both, head=head, below=below)
-        groups = [Group(both, train, names, found)]
-    for (name, source), stream in zip(sets.items(), of_sets, strict=True):
-        split, parts = f"validation_{name}", [stage(stream)]
-        found = functools.partial(runs, parts, [1.0], [split], below=stream.limit)
-        groups.append(Group([split], parts, [source.description["name"]], found))
+        groups = [Group(both, train, names, functools.partial(ordered, both, head=head))]
+    for source, stream in zip(sources.validation_sets.values(), further, strict=True):
+        parts = [stage(stream)]
+        spans = functools.partial(order_documents, parts, [1.0], [stream.name], below=stream.limit)
+        groups.append(Group([stream.name], parts, [source.description["name"]], spans))
     return groups
 
 
-def _in_turn(streams: Sequence[Sequence[StagedPart]]) -> Iterator[DocumentSpan]:
-    """The documents of one stream after the other, for validation."""
+def _in_turn(streams: list[list[StagedPart]]) -> Iterator[DocumentSpan]:
+    """Yield the documents of one stream after the other, for validation."""
     for number, parts in enumerate(streams):
-        for run in runs([parts], [1.0], ["validation"]):
-            yield dataclasses.replace(run, stream=number)
+        for span in order_documents([parts], [1.0], ["validation"]):
+            yield dataclasses.replace(span, stream=number)

@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt2_repro.data.sources.files import Batch, WholeFile, in_batches
+from gpt2_repro.data.sources.base import Batch, WholeFile, in_batches
 
 
 @dataclasses.dataclass(frozen=True)

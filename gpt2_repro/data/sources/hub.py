@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.sources.files import Part, SourceFile
-from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
-from gpt2_repro.data.sources.token_files import read_header
+from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
+from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of
 
@@ -18,12 +17,17 @@ from gpt2_repro.files import sha256_of
 class Repository:
     """A dataset repository at one revision."""
 
-    def __init__(self, name: str, revision: str | None, folder: Path, options: PreparationOptions) -> None:
-        """`folder` takes downloads. Raises UserError where the Hub does not know it or cannot be reached."""
+    def __init__(self, name: str, revision: str | None, folder: Path | None) -> None:
+        """Look the repository up. Raises UserError if the Hub does not know it or cannot be reached.
+
+        Args:
+            folder: for downloads, dropped after use; None leaves them in the Hub's cache.
+        """
         from huggingface_hub import HfApi
 
-        self.name, self.folder, self.options = name, folder, options
+        self.name, self.folder = name, folder
         self._api = HfApi()
+        self._listing = functools.partial(hub_errors, f"list {name} on the Hub")
         with self._listing():
             self.revision = str(self._api.dataset_info(name, revision=revision).sha)
 
@@ -64,9 +68,6 @@ class Repository:
     def _file(self, entry: Any, form: TextForm) -> SourceFile:
         return HubFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else None, self, form)
 
-    def _listing(self) -> contextlib.AbstractContextManager[None]:
-        return hub_errors(f"list {self.name} on the Hub")
-
 
 @dataclasses.dataclass
 class HubFile(SourceFile):
@@ -79,6 +80,9 @@ class HubFile(SourceFile):
     form: TextForm
     path: Path | None = None
 
+    def identity(self) -> tuple[str, ...]:
+        return self.repository.name, self.name, self.form.text_column
+
     def fetch(self) -> None:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -88,9 +92,8 @@ class HubFile(SourceFile):
         if isinstance(cached, str):
             self.path = Path(cached)
             return
-        folder = None if of.options.keep_downloads else of.folder
         with hub_errors(f"fetch {self.name} of {of.name}"):
-            path = Path(hf_hub_download(of.name, self.name, local_dir=folder, **where))
+            path = Path(hf_hub_download(of.name, self.name, local_dir=of.folder, **where))
         if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
             path.resolve().unlink()  # in the cache, the blob that the path links to
             path.unlink(missing_ok=True)
@@ -99,13 +102,12 @@ class HubFile(SourceFile):
 
     def parts(self) -> list[Part]:
         assert self.path is not None
-        if self.path.suffix == ".bin":
-            return [read_header(self.path)]
-        return TextFile(str(self.path), self.size, self.form).parts()
+        return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
         """Ready-made tokens stay until their rows are cut."""
-        if self.path is not None and self.path.suffix != ".bin" and self.path.is_relative_to(self.repository.folder):
+        folder = self.repository.folder
+        if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
 
 

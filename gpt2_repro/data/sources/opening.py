@@ -2,23 +2,23 @@
 
 import dataclasses
 import glob
+import json
 import re
 import sysconfig
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.sources.base import SourceFile, TextForm
 from gpt2_repro.data.sources.embedded import Docstrings, Topics
-from gpt2_repro.data.sources.files import SourceFile
-from gpt2_repro.data.sources.hub import HubFile, Repository
-from gpt2_repro.data.sources.presets import PRESETS
+from gpt2_repro.data.sources.hub import Repository
+from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
+from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
-from gpt2_repro.data.sources.text_files import KINDS, TextFile, TextForm, kind_of
-from gpt2_repro.data.sources.token_files import TokenFile
 from gpt2_repro.errors import UserError, did_you_mean
 
 
-SOURCE_NAMES = [*PRESETS, "tiny-shakespeare", "embedded", "files"]
+SOURCE_NAMES = [*PRESETS, *OTHER_SOURCES]
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^@:]+))?(@(?P<revision>\S+))?")
 _VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
 
@@ -40,15 +40,24 @@ class Source:
     weight: float = 1.0
 
 
-def documents_of(file: SourceFile) -> tuple[str, ...]:
-    """Return what tells the documents of a file from those of any other. Links of one file are equal."""
-    if isinstance(file, TextFile | TokenFile):
-        found = Path(file.name).stat()
-        column = (file.form.text_column,) if isinstance(file, TextFile) else ()
-        return str(found.st_dev), str(found.st_ino), *column
-    if isinstance(file, HubFile):
-        return file.repository.name, file.name, file.form.text_column
-    return file.name, str(getattr(file, "start", ""))
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """The sources of training, and those of further validation sets by name."""
+
+    training: list[Source]
+    validation_sets: dict[str, Source]
+
+    def described(self) -> dict[str, Any]:
+        """Their descriptions, as JSON gives them back."""
+        sets = {name: source.description for name, source in self.validation_sets.items()}
+        of_training = [source.description | {"weight": source.weight} for source in self.training]
+        return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
+
+    def changed(self) -> list[int]:
+        """When each local file was changed last [nanoseconds]: none of a finished folder's content."""
+        sources = [*self.training, *self.validation_sets.values()]
+        files = [file for source in sources for file in [*source.files, *source.validation_files]]
+        return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
 
 
 def mixed(text: str) -> list[tuple[str, float]]:
@@ -69,48 +78,66 @@ def mixed(text: str) -> list[tuple[str, float]]:
     return [(name, weight / total) for name, weight in pairs]
 
 
+def validation_sets(args: DataArguments) -> dict[str, str]:
+    """The sources of further validation sets by their names. Raises UserError for what names none."""
+    sets = {}
+    for text in args.validation_sets:
+        name, _, source = text.partition("=")
+        if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
+            raise UserError(
+                f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _: pass books=pg19"
+            )
+        if name in sets:
+            raise UserError(f"--validation_sets names {name} twice")
+        sets[name] = source
+    return sets
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceOpener:
     """Opens sources by name.
 
     Args:
         args: what is asked for.
-        form: how rows become documents.
-        folder: takes downloads.
+        downloads: folder for files of the network.
+        keep_downloads: leave files of the Hub in its cache instead.
         revisions: by repository, those that an interrupted preparation began with.
     """
 
     args: DataArguments
-    form: TextForm
-    folder: Path
-    options: PreparationOptions
+    downloads: Path
+    keep_downloads: bool
     revisions: dict[str, str]
 
-    def open_all(self) -> list[Source]:
-        """What the arguments name. Raises UserError for an unknown name and for globs that match nothing."""
+    def open_all(self) -> Sources:
+        """The sources that the arguments name. Raises UserError for an unknown name and globs that match nothing."""
         if self.args.data_files:
-            return [self.local("files", self.args.data_files)]
-        return [dataclasses.replace(self.open(name), weight=weight) for name, weight in mixed(self.args.source)]
+            form = TextForm(self.args.text_column, self.args.sample_by)
+            training = [self._local("files", self.args.data_files, form)]
+        else:
+            pairs = mixed(self.args.source)
+            training = [dataclasses.replace(self.open(name), weight=weight) for name, weight in pairs]
+        return Sources(training, {name: self.open(text) for name, text in validation_sets(self.args).items()})
 
-    def open(self, name: str) -> Source:
-        """The source of that name; #COLUMN behind it names the column of its text."""
-        name, _, column = name.partition("#")
-        if column:
-            form = dataclasses.replace(self.form, text_column=column)
-            return dataclasses.replace(self, form=form).open(name)
+    def open(self, text: str) -> Source:
+        """The source of that name; #COLUMN after it names the column of its text."""
+        name, _, column = text.partition("#")
+        form = TextForm(column or self.args.text_column, self.args.sample_by)
+        described: dict[str, Any] = {"name": name}
         if name in PRESETS:
             preset = PRESETS[name]
             repository = self._repository(preset.repository)
-            described = {"name": name, "repository": repository.name, "files": preset.train}
+            described |= {"repository": repository.name, "files": preset.train, "revision": repository.revision}
             train = repository.files(preset.train, preset.form)
-            validation = repository.files(preset.validation, preset.form) if preset.validation else []
-            return Source(described | {"revision": repository.revision}, train, validation)
+            return Source(
+                described, train, repository.files(preset.validation, preset.form) if preset.validation else []
+            )
         if name == "tiny-shakespeare":
-            folder = str(self.folder)
+            folder = str(self.downloads)
             parts = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)
-            return Source({"name": name}, [parts[0]], [parts[1]])
+            return Source(described, [parts[0]], [parts[1]])
         if name == "embedded":
-            return Source({"name": name, "python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
+            return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if name == "files":
             raise UserError("source files needs --data_files GLOB")
         if (
@@ -118,18 +145,19 @@ class SourceOpener:
             or glob.glob(name, recursive=True)
             or re.search(r"\.(txt|jsonl|csv|parquet|bin)(\.gz|\.zst)?$", name)
         ):
-            return self.local(name, [name])
+            return self._local(name, [name], form)
         if match := _HUB_ID.fullmatch(name):
             repository, split = self._repository(match["name"], match["revision"]), self.args.source_split
-            files = repository.resolve(match["config"], split, self.form)
-            described = {"name": name, "repository": repository.name, "config": match["config"], "split": split}
+            files = repository.resolve(match["config"], split, form)
+            described |= {"repository": repository.name, "config": match["config"], "split": split}
             return Source(described | {"revision": repository.revision}, files, [])
         raise UserError(f"there is no source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
-        return Repository(name, self.revisions.get(name, revision), self.folder, self.options)
+        folder = None if self.keep_downloads else self.downloads
+        return Repository(name, self.revisions.get(name, revision), folder)
 
-    def local(self, name: str, globs: list[str]) -> Source:
+    def _local(self, name: str, globs: list[str], form: TextForm) -> Source:
         """Files of this disk, by name. With the split `source`, and of tokens always, those named val validate."""
         # A shell that has expanded a glob leaves names, and a name may hold [].
         found = {
@@ -144,15 +172,12 @@ class SourceOpener:
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
                 raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst)")
-        described = [{"path": str(path), "bytes": path.stat().st_size} for path in paths]
+        sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]
-        train = [path for path in paths if path not in validation]
-        return Source({"name": name, "files": described}, self._files(train), self._files(validation))
-
-    def _files(self, paths: list[Path]) -> list[SourceFile]:
-        sizes = [(path, path.stat().st_size) for path in paths]
-        return [
-            TokenFile(str(path), size) if path.suffix == ".bin" else TextFile(str(path), size, self.form)
-            for path, size in sizes
-        ]
+        files: dict[Path, SourceFile] = {path: LocalFile(str(path), size, form) for path, size in sizes.items()}
+        return Source(
+            {"name": name, "files": [{"path": str(path), "bytes": size} for path, size in sizes.items()]},
+            [file for path, file in files.items() if path not in validation],
+            [files[path] for path in validation],
+        )

@@ -1,47 +1,65 @@
-"""Parquet: row groups to stretches of like length, and the texts of such a stretch."""
+"""Parquet files: parts of whole row groups, and the texts of a part."""
 
+import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 
-from gpt2_repro.data.sources.files import Batch
+from gpt2_repro.data.sources.base import Batch, Part, TextForm, reading
 from gpt2_repro.errors import UserError
 
 
-def stretches(path: Path, column: str, size: int) -> list[tuple[int, int, float]]:
-    """Row groups of about `size` bytes of text: the first, the one behind the last, and their share of the file (0 to 1).
+def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> list[Part]:
+    """Row groups of about `part_bytes` of text each. Raises UserError if there is no such text column.
 
-    Raises UserError where there is no such text column.
+    Args:
+        size: bytes of the file.
     """
-    with pyarrow.parquet.ParquetFile(path) as table:
-        place = _place(table, path, column)
+    with reading(path), pyarrow.parquet.ParquetFile(path) as table:
+        place = _place(table, path, form.text_column)
         groups = [table.metadata.row_group(number).column(place) for number in range(table.metadata.num_row_groups)]
         sizes = [group.total_uncompressed_size for group in groups]
-    found: list[tuple[int, int, float]] = []
+    if form.first_row:
+        part_bytes = sys.maxsize  # a page must not end where a part does
+    parts: list[Part] = []
     start, held, total = 0, 0, max(1, sum(sizes))
     for number, of_group in enumerate(sizes, 1):
         held += of_group
-        if held >= size or number == len(sizes):
-            found.append((start, number, held / total))
+        if held >= part_bytes or number == len(sizes):
+            parts.append(ParquetPart(str(path), form, start, number, int(held / total * size)))
             start, held = number, 0
-    return found
+    return parts
 
 
-def read_row_groups(path: Path, column: str, start: int, stop: int, *, size: int) -> Iterator[Batch]:
-    """The texts of the row groups from `start` up to `stop`, which are `size` bytes of the file."""
-    with pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as table:
-        _place(table, path, column)
-        rows = sum(table.metadata.row_group(group).num_rows for group in range(start, stop))
-        before = sum(table.metadata.row_group(group).num_rows for group in range(start))
-        # The stretch's share of the file is its text's: a batch of about a megabyte.
-        per_batch = min(1000, max(1, rows * 2**20 // max(1, size)))
-        groups = list(range(start, stop))
-        for batch in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
-            texts, bad = _texts(batch.column(0), path, before)
-            before += len(batch)
-            yield Batch(texts, bad)
+@dataclasses.dataclass(frozen=True)
+class ParquetPart(Part):
+    """The row groups from `start` up to `stop`, which are `size` bytes of the file."""
+
+    name: str
+    form: TextForm
+    start: int
+    stop: int
+    size: int
+
+    def read(self) -> Iterator[Batch]:
+        with reading(Path(self.name)):
+            yield from _join_pages(self._batches(), self.form.first_row) if self.form.first_row else self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        path, column = Path(self.name), self.form.text_column
+        with pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as table:
+            _place(table, path, column)
+            rows = [table.metadata.row_group(group).num_rows for group in range(self.stop)]
+            before = sum(rows[: self.start])
+            # The part's share of the file is its text's: a batch of about a megabyte.
+            per_batch = min(1000, max(1, sum(rows[self.start :]) * 2**20 // max(1, self.size)))
+            groups = list(range(self.start, self.stop))
+            for batch in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
+                yield _batch(batch.column(0), path, before)
+                before += len(batch)
 
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
@@ -54,15 +72,30 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
 
 
-def _texts(column: pa.Array, path: Path, before: int) -> tuple[list[str], list[str]]:
+def _batch(column: pa.Array, path: Path, before: int) -> Batch:
     try:
-        return [text or "" for text in column.to_pylist()], []
+        return Batch([text or "" for text in column.to_pylist()])
     except UnicodeDecodeError:
         pass
-    texts, bad = [], []
+    batch = Batch([])
     for row, text in enumerate(column, before + 1):
         try:
-            texts.append(text.as_py() or "")
+            batch.documents.append(text.as_py() or "")
         except UnicodeDecodeError:
-            bad.append(f"{path}, row {row}, is no valid UTF-8")
-    return texts, bad
+            batch.bad.append(f"{path}, row {row}, is no valid UTF-8")
+    return batch
+
+
+def _join_pages(batches: Iterator[Batch], first_row: str) -> Iterator[Batch]:
+    held: list[str] = []
+    for batch in batches:
+        documents = []
+        for row in batch.documents:
+            begins = row.startswith(first_row) and not row.startswith(first_row + first_row.lstrip())
+            if held and begins and row.rstrip().endswith(first_row.strip()):
+                documents.append("".join(held))
+                held = []
+            held.append(row)
+        yield Batch(documents, batch.bad)
+    if held:
+        yield Batch(["".join(held)])

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from gpt2_repro.data.sources.text_files import TextForm
+from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.formatting import duration, size
 
 
@@ -118,10 +118,12 @@ PRESETS = {
     ),
 }
 
-ABOUT_LOCAL = {
+OTHER_SOURCES = {
     "tiny-shakespeare": "40,000 lines of plays, one document, with nanoGPT's validation part: 1.1 MB, 338 K tokens",
     "embedded": "the English documentation inside every CPython: 2 MB, no network, another text for each version",
     "files": "your own text or tokens: --data_files GLOB",
+}
+FORMS = {
     "OWNER/NAME[:CONFIG][@REVISION]": "any other dataset of the Hub whose files are .parquet, .jsonl, .csv or .txt",
     "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture, weights in tokens; it ends with the source that ends first",
 }
@@ -139,7 +141,7 @@ def table(num_proc: int) -> str:
             f"{name:24} {size(preset.size.download):>9} {preset.size.tokens / 1e9:7.2f}B {size(folder):>8} "
             f"{size(peak):>8}  {duration(60 * minutes):>10}  {preset.about}{own}"
         )
-    lines += ["", *(f"{name}\n    {about}" for name, about in ABOUT_LOCAL.items()), ""]
+    lines += ["", *(f"{name}\n    {about}" for name, about in (OTHER_SOURCES | FORMS).items()), ""]
     lines.append(
         "disk: the finished folder, 2 bytes a token; peak: while it is made, with the staged tokens. "
         f"time: with {num_proc} workers at {TEXT_RATE / 1e6:.0f} MB of text a second each (benchmarks/RESULTS.md) and "

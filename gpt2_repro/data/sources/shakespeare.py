@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt2_repro.data.sources.files import Batch, WholeFile
+from gpt2_repro.data.sources.base import Batch, WholeFile
 from gpt2_repro.data.sources.hub import hub_errors
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of
@@ -35,6 +35,9 @@ class Shakespeare(WholeFile):
     @property
     def _path(self) -> Path:
         return Path(self.folder, "tiny-shakespeare.txt")
+
+    def identity(self) -> tuple[str, ...]:
+        return self.name, str(self.start)
 
     def fetch(self) -> None:
         if self._path.is_file():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2_repro.data.sources.files import Batch, Part, SourceFile
+from gpt2_repro.data.sources.base import Batch, Part
 from gpt2_repro.errors import UserError
 
 
@@ -41,17 +41,6 @@ class TokenPart(Part):
         places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
         edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
         return np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenFile(SourceFile):
-    """A file of tokens on this disk."""
-
-    name: str
-    size: int
-
-    def parts(self) -> list[Part]:
-        return [read_header(Path(self.name))]
 
 
 def read_header(path: Path) -> TokenPart:

@@ -22,10 +22,10 @@ STORY = """
 import sys
 import prepare_data
 from gpt2_repro import cli
-from gpt2_repro.data import shards
-from gpt2_repro.data.sources import text_files
-text_files.PART_BYTES = 2000
-shards.BLOCK_IDS = 400
+from gpt2_repro.data.preparation import writing
+from gpt2_repro.data.sources import local_files
+local_files.PART_BYTES = 2000
+writing.BLOCK_IDS = 400
 if __name__ == "__main__":
     cli.run(prepare_data.main)
 """

@@ -14,11 +14,11 @@ from gpt2_repro.errors import UserError
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 12, "max_tokens": 3000}])
 def test_any_number_of_workers_gives_the_same_bytes(arguments, form: dict, content) -> None:
     one, two = arguments("one", **form), arguments("two", **form)
-    counts = prepare(one)["counts"].values()
+    counts = prepare(one).manifest.counts.values()
     prepare(two, PreparationOptions(num_proc=2))
     assert content(one.dataset_dir) == content(two.dataset_dir)
     if one.max_tokens:
-        assert 3000 <= sum(of["tokens"] for of in counts) < 3000 + 2000
+        assert 3000 <= sum(of.tokens for of in counts) < 3000 + 2000
 
 
 def test_a_finished_folder_is_found_again_and_changed_files_are_named(
@@ -27,11 +27,11 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
     path = tmp_path / "grows.jsonl"
     path.write_text('{"text": "one"}\n')
     files = {"data_files": [*map(str, corpus), str(tmp_path / "*.jsonl")]}
-    manifest, before = prepare(arguments(**files)), content(tmp_path / "out")
+    data, before = prepare(arguments(**files)), content(tmp_path / "out")
     for text, named in (("one", False), ("one more", True), (None, False)):
         path.unlink() if text is None else path.write_text(json.dumps({"text": text}) + "\n")
         caplog.clear()
-        assert prepare(arguments(**files)) == json.loads(json.dumps(manifest))
+        assert prepare(arguments(**files)) == data
         assert (str(path) in caplog.text and "--overwrite" in caplog.text) == named
     with pytest.raises(UserError, match="sequence_length 32, not 16"):
         prepare(arguments(**files, sequence_length=16))
@@ -51,14 +51,14 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
             (tmp_path / f"{name}-{kind}.jsonl").write_text(lines)
     source = f"{tmp_path}/a-*.jsonl=3,{tmp_path}/b-*.jsonl=1"
     args = arguments(data_files=[], source=source, split="source", validation_text=True)
-    manifest = prepare(args)
-    assert [described["weight"] for described in manifest["source"]["sources"]] == [0.75, 0.25]
-    of_train = manifest["counts"]["train"]
-    first, second = (of["tokens"] for of in of_train["sources"].values())
-    assert first + second == of_train["tokens"] and first / (first + second) == pytest.approx(0.75, abs=0.02)
+    manifest = prepare(args).manifest
+    assert [described["weight"] for described in manifest.source["sources"]] == [0.75, 0.25]
+    of_train = manifest.counts["train"]
+    first, second = (of["tokens"] for of in of_train.sources.values())
+    assert first + second == of_train.tokens and first / (first + second) == pytest.approx(0.75, abs=0.02)
     lines = Path(args.dataset_dir, "text", "validation.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == [name + text for name in "ab" for text in documents[100:]]
-    assert manifest["counts"]["validation"]["documents"] == len(lines)
+    assert manifest.counts["validation"].documents == len(lines)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
     monkeypatch.chdir(corpus[0].parent)
     (tmp_path / "link [1].jsonl").symlink_to(corpus[1])
     names = ["a.jsonl", *map(str, corpus), str(tmp_path / "link [1].jsonl"), f"../{corpus[0].parent.name}/[a].jsonl"]
-    assert prepare(arguments("names", data_files=names))["sha256"] == prepare(arguments("once"))["sha256"]
-    wanted = prepare(arguments("wanted", data_files=[str(corpus[1])]))["sha256"]
-    assert prepare(arguments("link", data_files=[], source=names[3]))["sha256"] == wanted
+    assert prepare(arguments("names", data_files=names)).manifest.sha256 == prepare(arguments("once")).manifest.sha256
+    wanted = prepare(arguments("wanted", data_files=[str(corpus[1])])).manifest.sha256
+    assert prepare(arguments("link", data_files=[], source=names[3])).manifest.sha256 == wanted
 
 
 def test_documents_that_would_be_read_twice_are_refused(arguments, corpus: list[Path], tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
 """What an interrupted preparation leaves behind is taken up, refused or cleared away, and never taken for another one."""
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpt2_repro.data import shards
 from gpt2_repro.data.arguments import PreparationOptions
+from gpt2_repro.data.preparation import build, writing
 from gpt2_repro.data.preparation import prepare as module
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.sources import text_files
+from gpt2_repro.data.sources import local_files
 from gpt2_repro.errors import UserError
 
 
@@ -36,20 +35,20 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: i
 
 
 def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "PART_BYTES", 2000)
-    monkeypatch.setattr(shards, "BLOCK_IDS", 400)
+    monkeypatch.setattr(local_files, "PART_BYTES", 2000)
+    monkeypatch.setattr(writing, "BLOCK_IDS", 400)
     form = {"split": "hash", "validation_fraction": 0.1}
-    alone, args = prepare(arguments("alone", **form)), arguments("cut", **form)
-    for shard in (2, sum(map(len, alone["shards"].values()))):
-        killed_at(monkeypatch, shards, "_write_shard", shard, lambda: prepare(args))
+    alone, args = prepare(arguments("alone", **form)).manifest, arguments("cut", **form)
+    for shard in (2, sum(map(len, alone.shards.values()))):
+        killed_at(monkeypatch, writing, "_write_shard", shard, lambda: prepare(args))
     staged = Path(args.dataset_dir + ".staging", "streams")
     kept = {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
     partial = staged / "train-0" / "00001-00000.123.partial"  # of a killed worker
     partial.write_bytes(b"half")
-    killed_at(monkeypatch, module, "describe", 1, lambda: prepare(args))
+    killed_at(monkeypatch, build, "_describe", 1, lambda: prepare(args))
     assert kept == {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
     assert not partial.exists()
-    assert prepare(args) == json.loads(json.dumps(alone))
+    assert prepare(args).manifest == alone
 
 
 def test_a_file_that_was_mended_is_staged_again(
@@ -58,12 +57,12 @@ def test_a_file_that_was_mended_is_staged_again(
     source = tmp_path / "text.jsonl"
     source.write_text(corpus[0].read_text())
     args = arguments("cut", data_files=[str(source)])
-    killed_at(monkeypatch, shards, "_write_shard", 1, lambda: prepare(args))
+    killed_at(monkeypatch, writing, "_write_shard", 1, lambda: prepare(args))
     source.write_text(corpus[0].read_text().replace("a", "b"))  # as many bytes
-    assert prepare(args)["sha256"] == prepare(arguments("alone", data_files=[str(source)]))["sha256"]
+    assert prepare(args).manifest.sha256 == prepare(arguments("alone", data_files=[str(source)])).manifest.sha256
 
 
-@pytest.mark.parametrize("killed", [(shards, "_write_shard"), (module, "_publish")])
+@pytest.mark.parametrize("killed", [(writing, "_write_shard"), (module, "_publish")])
 def test_unfinished_work_is_kept_from_another_request(arguments, monkeypatch: pytest.MonkeyPatch, killed) -> None:
     args = arguments("cut")
     killed_at(monkeypatch, *killed, 1, lambda: prepare(args))
@@ -71,7 +70,7 @@ def test_unfinished_work_is_kept_from_another_request(arguments, monkeypatch: py
     with pytest.raises(UserError, match="sequence_length 32, not 16"):
         prepare(arguments("cut", sequence_length=16))
     assert sorted(Path(args.dataset_dir + ".staging").rglob("*")) == kept
-    assert prepare(args)["request"]["sequence_length"] == 32
+    assert prepare(args).manifest.request["sequence_length"] == 32
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -84,20 +83,20 @@ def test_a_kill_while_a_folder_is_replaced_is_finished(
     killed_at(monkeypatch, *killed, lambda: prepare(other, PreparationOptions(overwrite=True)))
     assert (tmp_path / "out").exists() == (killed[0] is module)  # between the two renames, or after them
     assert (tmp_path / "out.staging").exists()
-    assert prepare(other, PreparationOptions(overwrite=overwrite))["request"]["sequence_length"] == 16
+    assert prepare(other, PreparationOptions(overwrite=overwrite)).manifest.request["sequence_length"] == 16
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_staged_tokens_that_rot_are_made_again(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments("cut")
-    killed_at(monkeypatch, module, "_write_folder", 1, lambda: prepare(args))
+    killed_at(monkeypatch, build, "_write_folder", 1, lambda: prepare(args))
     path = Path(args.dataset_dir + ".staging", "streams", "train-0", "00001-00000.ids")
     ids = bytearray(path.read_bytes())
     ids[100] ^= 1
     path.write_bytes(ids)
     with pytest.raises(UserError, match=r"b.jsonl are damaged"):
         prepare(args)
-    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
+    assert prepare(args).manifest.sha256 == prepare(arguments("alone")).manifest.sha256
 
 
 def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
@@ -106,9 +105,9 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
     args, overwrite = arguments("cut"), PreparationOptions(overwrite=True)
     first = prepare(args)
     killed_at(monkeypatch, module, "_publish", 1, lambda: prepare(args, overwrite))
-    killed_at(monkeypatch, shards, "_write_shard", 2, lambda: prepare(arguments("other"), overwrite))
+    killed_at(monkeypatch, writing, "_write_shard", 2, lambda: prepare(arguments("other"), overwrite))
     for options, kept in ((None, True), (overwrite, False)):
-        assert prepare(args, options) == json.loads(json.dumps(first))
+        assert prepare(args, options) == first
         assert Path(args.dataset_dir + ".staging").exists() == kept
 
 
@@ -116,8 +115,8 @@ def test_an_interrupted_overwrite_is_kept_beside_the_finished_folder(
 @pytest.mark.parametrize(
     ("name", "owner", "function"),
     [
-        ("streams/train-0/00000-00000.lengths.npy", module, "stage_groups"),
-        ("folder/validation/data-00000.arrow", shards, "_write_shard"),
+        ("streams/train-0/00000-00000.lengths.npy", build, "stage_groups"),
+        ("folder/validation/data-00000.arrow", writing, "_write_shard"),
     ],
 )
 def test_a_full_disk_is_one_line_and_taken_up(
@@ -137,7 +136,7 @@ def test_a_full_disk_is_one_line_and_taken_up(
         with pytest.raises(UserError, match="cut is full"):
             prepare(args)
     path.unlink()
-    assert prepare(args)["sha256"] == prepare(arguments("alone"))["sha256"]
+    assert prepare(args).manifest.sha256 == prepare(arguments("alone")).manifest.sha256
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 import prepare_data
-from gpt2_repro.data import locks
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.encoder import Encoder
 from gpt2_repro.data.preparation import disk
 from gpt2_repro.data.preparation.prepare import prepare
+from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.sources import token_files
-from gpt2_repro.data.sources.text_files import TextFile
-from gpt2_repro.data.sources.token_files import TokenFile
+from gpt2_repro.data.sources.local_files import LocalFile
+from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 
 
@@ -27,26 +26,26 @@ def test_bad_rows_are_refused_or_counted(arguments, corpus: list[Path], tmp_path
         with pytest.raises(UserError, match=r"a.jsonl, line 1, .*--max_bad_documents"):
             prepare(args, PreparationOptions(num_proc=2, max_bad_documents=allowed))
     # Another limit is no other request: what was staged is taken up.
-    manifest = prepare(args, PreparationOptions(max_bad_documents=4))
-    assert manifest["read"]["bad_documents"] == 4 and len(manifest["read"]["bad_examples"]) == 3
-    assert manifest["sha256"] == prepare(arguments("plain"))["sha256"]
+    manifest = prepare(args, PreparationOptions(max_bad_documents=4)).manifest
+    assert manifest.read.bad_documents == 4 and len(manifest.read.bad_examples) == 3
+    assert manifest.sha256 == prepare(arguments("plain")).manifest.sha256
 
 
 def test_a_folder_that_is_read_is_not_replaced(arguments, tmp_path: Path, content) -> None:
-    prepare(arguments())
+    data = prepare(arguments())
     again, folder = PreparationOptions(overwrite=True), Path(arguments().dataset_dir)
     before = content(folder)
     reader = os.dup(0)
     os.close(reader)
-    locks.reading_lock(folder)  # which opens the lowest free descriptor, and never closes it
+    data.lock()  # which opens the lowest free descriptor, and never closes it
     with pytest.raises(UserError, match="out"):
         prepare(arguments(sequence_length=16), again)
     assert content(folder) == before
     os.close(reader)
-    assert prepare(arguments(sequence_length=16), again)["request"]["sequence_length"] == 16
+    assert prepare(arguments(sequence_length=16), again).manifest.request["sequence_length"] == 16
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with locks.exclusive_lock(folder), pytest.raises(UserError, match="is being replaced"):
-        locks.reading_lock(folder)
+    with exclusive_lock(folder, ""), pytest.raises(UserError, match="is being replaced"):
+        data.lock()
 
 
 def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -57,7 +56,7 @@ def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_peak_holds_staged_tokens_and_rows_but_no_second_copy_of_own_token_files() -> None:
-    text, tokens = TextFile("a.jsonl", 4_500_000), TokenFile("a.bin", 2_000_000)
+    text, tokens = LocalFile("a.jsonl", 4_500_000), LocalFile("a.bin", 2_000_000)
     for file, limit, wanted in ((text, 0, 2e6 + 2e6), (text, 500_000, 1e6 + 1e6), (tokens, 0, 2e6)):
         peak = disk.expected_peak([([file], limit)], itemsize=2, characters=False)
         assert peak == pytest.approx(1.02 * wanted)
@@ -69,8 +68,8 @@ def test_an_encoder_that_differs_is_found_in_the_first_document_and_the_thousand
 ) -> None:
     many = tmp_path / "many.jsonl"
     many.write_text("".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(1100)))
-    manifest = prepare(arguments(data_files=[str(many)]))
-    assert manifest["versions"]["fastokens"]
+    manifest = prepare(arguments(data_files=[str(many)])).manifest
+    assert manifest.versions["fastokens"]
     plain = Encoder._plain
 
     def wrong(self: Encoder, documents: list[str]):
@@ -81,12 +80,12 @@ def test_an_encoder_that_differs_is_found_in_the_first_document_and_the_thousand
     with pytest.raises(UserError, match=f"'document {number}' of .*many.jsonl .*--encoder tokenizers"):
         prepare(arguments("other", data_files=[str(many)]))
     slow = prepare(arguments("slow", data_files=[str(many)]), PreparationOptions(encoder="tokenizers"))
-    assert slow["sha256"] == manifest["sha256"]
+    assert slow.manifest.sha256 == manifest.sha256
 
 
 def test_tokens_come_back_as_they_were_exported(arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args, shards = arguments(), tmp_path / "shards"
-    manifest = prepare(args)
+    manifest = prepare(args).manifest
     words = ["--data_files", *args.data_files, "--dataset_dir", args.dataset_dir, "--tokenizer", "train:300"]
     words += ["--sequence_length", "32", "--validation_tokens", "500", "--export_llmc", str(shards)]
     with monkeypatch.context() as patch:
@@ -102,11 +101,11 @@ def test_tokens_come_back_as_they_were_exported(arguments, tmp_path: Path, monke
         prepare_data.main(words)
     tokenizer = f"{args.dataset_dir}/tokenizer"
     form = {"data_files": [str(shards / "*.bin")], "tokenizer": tokenizer, "split": "source"}
-    back = prepare(arguments("back", **form))
-    assert back["sha256"] == manifest["sha256"]
+    back = prepare(arguments("back", **form)).manifest
+    assert back.sha256 == manifest.sha256
     for split in ("train", "validation"):
-        counts = back["counts"][split]
-        assert counts["documents"] == manifest["counts"][split]["documents"] and counts["dropped_tokens"] == 0
+        counts = back.counts[split]
+        assert counts.documents == manifest.counts[split].documents and counts.dropped_tokens == 0
     for changes, named in [
         ({"split": "head"}, "--split source"),
         ({"split": "hash"}, "--split source"),

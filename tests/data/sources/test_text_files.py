@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from gpt2_repro.data.sources import text_files
-from gpt2_repro.data.sources.text_files import TextFile, TextForm, TextPart
+from gpt2_repro.data.sources import local_files, text_files
+from gpt2_repro.data.sources.base import TextForm
+from gpt2_repro.data.sources.local_files import LocalFile
+from gpt2_repro.data.sources.text_files import TextPart
 from gpt2_repro.errors import UserError
 
 
@@ -47,7 +49,7 @@ def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]
     """
     column = "body" if path.stem == "body" else "text"
     sample_by = path.name.partition(".")[0] if path.name.startswith(("line.", "paragraph.")) else "document"
-    file = TextFile(str(path), path.stat().st_size, form or TextForm(text_column=column, sample_by=sample_by))
+    file = LocalFile(str(path), path.stat().st_size, form or TextForm(text_column=column, sample_by=sample_by))
     parts = file.parts()
     assert abs(sum(part.size for part in parts) - file.size) < len(parts)
     batches = [batch for part in parts for batch in part.read()]
@@ -86,14 +88,14 @@ WANTED = {
 def test_every_kind_gives_the_same_documents_in_any_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, name: str, content: bytes
 ) -> None:
-    monkeypatch.setattr(text_files, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(local_files, "PART_BYTES", part_bytes)
     path = tmp_path / name
     path.write_bytes(content)
     assert read(path) == (WANTED.get(name.partition(".")[0], TEXTS), [])
 
 
 def test_rows_of_a_page_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "PART_BYTES", 1)
+    monkeypatch.setattr(local_files, "PART_BYTES", 1)
     rows = ["", " = One = \n", "", " text . \n", " = = Part = = \n", " more = \n", " = Two = \n", " = 2 \n"]
     path = tmp_path / "a.parquet"
     path.write_bytes(parquet([*rows]))
@@ -138,7 +140,7 @@ BAD_STRINGS = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ab", b"c\xff", b
 def test_bad_rows_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, name: str, content: bytes, documents, places
 ) -> None:
-    monkeypatch.setattr(text_files, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(local_files, "PART_BYTES", part_bytes)
     path = tmp_path / name
     path.write_bytes(content)
     found, bad = read(path)
@@ -186,7 +188,7 @@ def test_files_that_cannot_be_read_are_named(
 def test_a_part_inside_a_long_line_does_not_hold_it(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(2**25 * b"x" + b"\nnext")
-    part = TextPart(str(path), TextForm(sample_by="line"), start=10, stop=2**25 + 5, size=2**25)
+    part = TextPart(str(path), ".txt", TextForm(sample_by="line"), start=10, stop=2**25 + 5, size=2**25)
     tracemalloc.start()
     assert [batch.documents for batch in part.read()] == [["next"]]
     peak = tracemalloc.get_traced_memory()[1]

@@ -1,8 +1,31 @@
 """A source is made of files, and a file of parts: each part is one task of a worker process."""
 
 import abc
+import contextlib
+import csv
 import dataclasses
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from gpt2_repro.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class TextForm:
+    """How rows become documents.
+
+    Args:
+        text_column: of jsonl, csv and parquet.
+        sample_by: what of a .txt file is a document: all of it (document), a line or a paragraph.
+        first_row: of parquet, where given: a row that begins and ends with this, once, starts a document, and the rows
+            up to the next such one belong to it (WikiText has a row a line and ` = Title = ` as the first of a page).
+    """
+
+    text_column: str = "text"
+    sample_by: str = "document"
+    first_row: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +58,10 @@ class SourceFile(abc.ABC):
     name: str
     size: int  # bytes
 
+    def identity(self) -> tuple[str, ...]:
+        """Tell the documents of this file from those of any other file."""
+        return (self.name,)
+
     def fetch(self) -> None:  # noqa: B027 - most files are here
         """Bring it to this disk, if it is not there. Raises UserError where that fails."""
 
@@ -66,3 +93,12 @@ def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
             yield batch
             batch, characters = Batch([]), 0
     yield batch
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what a damaged file raises into a UserError with its name."""
+    try:
+        yield
+    except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None

@@ -6,16 +6,15 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.encoder import Encoder, Engine
-from gpt2_repro.data.sources.files import Part
+from gpt2_repro.data.sources.base import Part
 from gpt2_repro.data.sources.token_files import TokenPart, map_ids
+from gpt2_repro.data.tokenizer import Encoder, Engine
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 
@@ -29,7 +28,7 @@ class DamagedTokens(UserError):
 
 
 class StagedPart:
-    """Files named alike: `.ids` and `.lengths.npy`, with the split hash `.held_out.npy`; `.json` completes them."""
+    """The files of a part: `.ids`, `.lengths.npy`, `.held_out.npy`, and `.json`, which completes them."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -64,30 +63,25 @@ class StagedPart:
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """[documents], whether the split `hash` puts them into validation"""
+        """[documents], whether the split `hash` puts them into validation; of other splits see `_held_out`"""
         return np.load(self.path(".held_out.npy"))
 
-    def texts(self) -> Iterator[tuple[int, str]]:
-        """Texts that were kept, with the numbers of their documents in the part, in their order."""
+    def texts(self) -> dict[int, str]:
+        """Texts that were kept, by the numbers of their documents in the part."""
         with self.path(".jsonl").open(encoding="utf-8") as lines:
-            yield from map(json.loads, lines)
+            return dict(map(json.loads, lines))
 
     def drop_texts(self) -> None:
         self.path(".jsonl").unlink(missing_ok=True)
 
-    def complete(self, lengths: np.ndarray, held_out: np.ndarray | None, facts: dict[str, Any]) -> None:
-        _save(self.path(".lengths.npy"), lengths.astype(np.uint32))
-        if held_out is not None:
-            _save(self.path(".held_out.npy"), held_out)
+    def complete(self, facts: dict[str, Any], lengths: np.ndarray, held_out: np.ndarray) -> None:
+        for ending, array in ((".lengths.npy", lengths.astype(np.uint32)), (".held_out.npy", held_out)):
+            # Given a file, numpy hides a full disk in an error without a number.
+            content = io.BytesIO()
+            np.save(content, array)
+            self.path(ending).write_bytes(content.getbuffer())
         facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
         write_whole(self.path(".json"), json.dumps(facts))
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    # Given a file, numpy hides a full disk in an error without a number.
-    content = io.BytesIO()
-    np.save(content, array)
-    path.write_bytes(content.getbuffer())
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:
@@ -119,17 +113,14 @@ def stage_part(
     Raises UserError for more bad documents than allowed, naming the first, and for one that the engine encodes
     otherwise than `tokenizers`.
     """
-    changed = (tokenizer / "tokenizer.json").stat().st_mtime_ns
-    encoder = _encoder(tokenizer, changed, args.separator, options.encoder)
-    facts: dict[str, Any]
+    encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
+    facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
     if isinstance(part, TokenPart):
         where = {"path": str(Path(part.name).resolve()), "offset": part.offset, "dtype": "uint16", "crc32": None}
-        counted = {"tokens": part.tokens, "text_bytes": 0, "bad": 0, "bad_examples": []}
-        facts = counted | {"source": part.name, "ids": where}
-        return staged.complete(part.lengths(encoder.end_of_text, args.separator), None, facts)
+        lengths = part.lengths(encoder.end_of_text, args.separator)
+        return staged.complete(facts | {"tokens": part.tokens, "ids": where}, lengths, np.zeros(len(lengths), bool))
 
-    facts = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
-    lengths, held_out = [np.empty(0, np.int64)], [np.empty(0, bool)]
+    lengths_of_batches, held_out = [np.empty(0, np.int64)], [np.empty(0, bool)]
     crc32 = documents = 0
     partial = staged.path(f".{os.getpid()}.partial")
     try:
@@ -137,23 +128,18 @@ def stage_part(
             for batch in part.read():
                 facts["bad"] += len(batch.bad)
                 facts["bad_examples"] += batch.bad[: EXAMPLES - len(facts["bad_examples"])]
-                if facts["bad"] > options.max_bad_documents:
-                    raise too_many_bad(facts["bad_examples"], options.max_bad_documents)
-                _check_ids(encoder, batch.documents[-documents % CHECKED :: CHECKED], facts["source"])
-                ids, of_batch = encoder.encode(batch.documents)
+                check_bad(facts["bad"], facts["bad_examples"], options.max_bad_documents)
+                encoder.check(batch.documents[-documents % CHECKED :: CHECKED], part.name)
+                ids, lengths = encoder.encode(batch.documents)
                 content = ids.tobytes()
                 file.write(content)
                 crc32 = zlib.crc32(content, crc32)
-                if args.split == "hash":
-                    held_out.append(np.array([is_held_out(text, args) for text in batch.documents], bool))
+                held_out.append(_held_out(batch.documents, facts["tokens"] + np.cumsum(lengths) - lengths, args))
                 if keep_texts:
-                    # With the split head the part may be the first: then these are the head.
-                    starts = facts["tokens"] + np.cumsum(of_batch) - of_batch
-                    of_head = starts < (args.validation_tokens if args.split == "head" else np.inf)
-                    for place in np.flatnonzero(held_out[-1] if args.split == "hash" else of_head).tolist():
+                    for place in np.flatnonzero(held_out[-1]).tolist():
                         texts.write(json.dumps([documents + place, batch.documents[place]]) + "\n")
-                lengths.append(of_batch)
-                documents += len(of_batch)
+                lengths_of_batches.append(lengths)
+                documents += len(lengths)
                 facts["tokens"] += len(ids)
                 facts["text_bytes"] += sum(
                     len(text) if text.isascii() else len(text.encode()) for text in batch.documents
@@ -167,18 +153,19 @@ def stage_part(
         staged.drop_texts()
     partial.replace(staged.path(".ids"))
     facts["ids"] = {"path": None, "offset": 0, "dtype": encoder.dtype.name, "crc32": crc32}
-    staged.complete(np.concatenate(lengths), np.concatenate(held_out) if args.split == "hash" else None, facts)
+    staged.complete(facts, np.concatenate(lengths_of_batches), np.concatenate(held_out))
 
 
-def _check_ids(encoder: Encoder, documents: list[str], source: str) -> None:
-    for document in documents:
-        if not encoder.agrees(document):
-            raise UserError(
-                f"{encoder.engine} encodes {document[:40]!r} of {source} wrongly: pass --encoder tokenizers"
-            )
+def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
+    """Which documents are for validation [documents], if the part is the first: with the split head only that one is."""
+    if args.split == "hash":
+        return np.array([is_held_out(text, args) for text in documents], bool)
+    return starts < (args.validation_tokens if args.split == "head" else np.inf)
 
 
-def too_many_bad(examples: list[str], allowed: int) -> UserError:
-    hint = f"mend it, or skip such rows with --max_bad_documents {max(100, 10 * allowed)}"
-    more = f" (and more than {allowed:,} in all)" if allowed else ""
-    return UserError(f"{examples[0]}{more}: {hint}")
+def check_bad(bad: int, examples: list[str], allowed: int) -> None:
+    """Raise UserError if more documents are bad than allowed."""
+    if bad > allowed:
+        hint = f"mend it, or skip such rows with --max_bad_documents {max(100, 10 * allowed)}"
+        more = f" (and more than {allowed:,} in all)" if allowed else ""
+        raise UserError(f"{examples[0]}{more}: {hint}")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2_repro.data.collator import EpochSampler, collate_rows
+from gpt2_repro.data.batching import EpochSampler, collate_rows
 
 
 @pytest.mark.parametrize(

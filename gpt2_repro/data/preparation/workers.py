@@ -14,15 +14,15 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.pool import AsyncResult, ThreadPool
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.staged import StagedPart, stage_part, too_many_bad
-from gpt2_repro.data.sources.files import Part, SourceFile
+from gpt2_repro.data.preparation.tokenizing import StagedPart, check_bad, stage_part
+from gpt2_repro.data.sources.base import Part, SourceFile
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 
@@ -66,6 +66,7 @@ def stage(
     work = functools.partial(stage_part, tokenizer=tokenizer, args=args, options=options)
     work = functools.partial(work, limit=stream.limit, keep_texts=stream.keep_texts)
     parts: list[StagedPart] = []
+    examples: list[str] = []
     tokens = bad = 0
     size = sum(file.size for file in stream.files)
     bar = tqdm(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
@@ -85,9 +86,8 @@ def stage(
                 task.staged.drop_texts()  # workers cannot know that this part lies behind the head
             tokens += task.staged.facts["tokens"]
             bad += task.staged.facts["bad"]
-            if bad > options.max_bad_documents:
-                examples = [line for part in parts for line in part.facts["bad_examples"]]
-                raise too_many_bad(examples, options.max_bad_documents)
+            examples += task.staged.facts["bad_examples"]
+            check_bad(bad, examples, options.max_bad_documents)
             if stream.limit and tokens >= stream.limit:
                 break
         background.close()
@@ -100,7 +100,7 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
     """The parts of all files. While one file is tokenized, the next is fetched in the background."""
     notes = [folder / f"{index:05d}.json" for index in range(len(stream.files))]
     read = 0
-    coming: AsyncResult[None] | None = None
+    fetch = functools.cache(lambda index: background.apply_async(stream.files[index].fetch))
     for index, (file, note) in enumerate(zip(stream.files, notes, strict=True)):
         read += file.size
         if note.is_file():
@@ -108,15 +108,11 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
             for number in range(count):
                 yield _Task(None, StagedPart(folder, f"{index:05d}-{number:05d}"), file.size // count)
             continue
-        if coming is None:
-            file.fetch()
-        else:
-            coming.get()
-            coming = None
+        fetch(index).get()
         following = index + 1
         # A third of a token a byte of parquet: is the next file needed?
         if following < len(notes) and not notes[following].is_file() and not 0 < stream.limit < read // 3:
-            coming = background.apply_async(stream.files[following].fetch)
+            fetch(following)
         parts = file.parts()
         done = functools.partial(_complete_file, file, note, len(parts))
         if not parts:

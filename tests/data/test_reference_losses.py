@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gpt2_repro.data.ngram import reference_losses
+from gpt2_repro.data.reference_losses import reference_losses
 
 
 def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

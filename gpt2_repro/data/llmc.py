@@ -3,25 +3,25 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.token_files import write_shards
 from gpt2_repro.errors import UserError
 
 
-def export_llmc(dataset_dir: str, manifest: dict[str, Any], folder: Path) -> list[Path]:
+def export_llmc(data: PreparedData, folder: Path) -> list[Path]:
     """Write the tokens of both splits to a new folder as llm.c's shards, named as its own. Returns their paths.
 
     Raises UserError for rows that are no stream, ids that uint16 does not hold and a folder that is there.
     """
-    if manifest["request"]["packing"] != "concat":
-        raise UserError(f"{dataset_dir} has packing wrap. llm.c reads one stream: prepare with --packing concat.")
-    if manifest["bytes_per_token"] != 2:
-        raise UserError(f"{dataset_dir} has ids beyond 65,535, which llm.c's uint16 shards do not hold")
+    if data.manifest.form.packing != "concat":
+        raise UserError(f"{data.path} has packing wrap. llm.c reads one stream: prepare with --packing concat.")
+    if data.manifest.bytes_per_token != 2:
+        raise UserError(f"{data.path} has ids beyond 65,535, which llm.c's uint16 shards do not hold")
     if folder.exists():
         raise UserError(f"{folder} exists: name a new folder with --export_llmc")
     written = []
@@ -31,7 +31,7 @@ def export_llmc(dataset_dir: str, manifest: dict[str, Any], folder: Path) -> lis
             partial = Path(scratch, folder.name)
             partial.mkdir()
             for split, name in (("validation", "val"), ("train", "train")):
-                written += write_shards(partial, Path(dataset_dir).name, name, _stream(Path(dataset_dir, split)))
+                written += write_shards(partial, data.path.name, name, _stream(data.path / split))
             partial.rename(folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error}): free some room or name another folder") from None

@@ -1,0 +1,243 @@
+"""Build a folder in its staging folder: open the sources, stage their tokens, cut the rows, write the manifest last."""
+
+import functools
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.preparation.disk import check_disk, expected_peak
+from gpt2_repro.data.preparation.order import count_documents
+from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of
+from gpt2_repro.data.preparation.tokenizing import EXAMPLES, DamagedTokens, is_held_out
+from gpt2_repro.data.preparation.workers import STREAMS, stage
+from gpt2_repro.data.preparation.writing import split_hash, write_split
+from gpt2_repro.data.prepared import first_difference
+from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
+from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.sources.opening import Source, SourceOpener, Sources
+from gpt2_repro.data.sources.token_files import read_header, separator_shown
+from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
+from gpt2_repro.errors import UserError
+from gpt2_repro.files import read_object, remove_folder, sha256_of, sync_folder, write_whole
+from gpt2_repro.manifest import MANIFEST, Manifest, ReadCounts, Shard, SplitCounts
+
+
+logger = logging.getLogger(__name__)
+
+# The marker of a staging folder: it records the request, and proves that the folder is ours to delete.
+REQUEST = "request.json"
+
+
+def build_folder(
+    target: Path, staging: Path, args: DataArguments, options: PreparationOptions, request: dict[str, Any]
+) -> None:
+    """Write everything of the finished folder to `staging/folder`, the manifest last."""
+    try:
+        sources = _open_sources(staging, request, args, options)
+        tokenizer = staging / "tokenizer"
+        texts = functools.partial(_training_text, sources.training, args)
+        obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length)
+        encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
+        _check_separator(sources.training, args, encoder)
+        streams = [(stream.files, stream.limit) for kind in streams_of(sources, args) for stream in kind]
+        needed = expected_peak(streams, itemsize=encoder.dtype.itemsize, characters=args.tokenizer == "char")
+        check_disk(target, staging, needed)
+        one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
+        groups = stage_groups(sources, args, one_stage)
+    except UserError:
+        # Nothing is there that the next start could resume: a tokenizer is soon made again.
+        if not _has_tokens(staging) and not any(path.is_file() for path in (staging / "downloads").rglob("*")):
+            remove_folder(staging, REQUEST)
+        raise
+    try:
+        _write_folder(staging, args, request, sources, groups, encoder)
+    except DamagedTokens:
+        raise  # the next start stages them again
+    except UserError:
+        remove_folder(staging, REQUEST)  # the same tokens would fail again
+        raise
+
+
+def check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any]) -> None:
+    """Raise UserError if the staging is of another request, so that hours of work never vanish by a changed option."""
+    if difference := first_difference(kept, request):
+        key, holds, value = difference
+        raise UserError(
+            f"{staging} holds unfinished work with {key} {holds}, not {value}: pass {holds} to resume, or delete it"
+        )
+
+
+def _open_sources(staging: Path, request: dict[str, Any], args: DataArguments, options: PreparationOptions) -> Sources:
+    """Open the sources, and keep what an interrupted preparation of the same request has staged.
+
+    Raises UserError if another request has staged tokens.
+    """
+    note = staging / REQUEST
+    kept = read_object(note)
+    if "opened" not in kept:  # killed before the sources were opened, or while an older request was deleted
+        kept = {}
+    elif _has_tokens(staging):
+        check_request(staging, kept["request"], request)
+    elif first_difference(kept["request"], request):
+        kept = {}
+    known = [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()] if kept else []
+    revisions = {of["repository"]: of["revision"] for of in known if "revision" in of}
+    sources = SourceOpener(args, staging / "downloads", options.keep_downloads, revisions).open_all()
+    check_split(args, sources)
+    found = {"opened": sources.described(), "changed": sources.changed()}
+    if kept and found == {key: kept.get(key) for key in found}:
+        logger.info("taking up the interrupted preparation in %s", staging)
+        return sources
+    if kept:
+        logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
+    write_whole(note, json.dumps({"request": request}))  # the marker, while the rest is deleted
+    for path in set(staging.iterdir()) - {note}:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_whole(note, json.dumps({"request": request, **found}, indent=2))
+    return sources
+
+
+def _has_tokens(staging: Path) -> bool:
+    return any(staging.glob(f"{STREAMS}/*/*.json"))
+
+
+def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
+    """Yield the text for a tokenizer: for characters all, for a trained one nothing that the hash holds out."""
+    every = args.tokenizer == "char"
+    files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
+    for file in tqdm(files, desc="read for the tokenizer", unit="file"):
+        file.fetch()
+        for part in file.parts():
+            for batch in part.read():
+                for document in batch.documents:
+                    if every or args.split != "hash" or not is_held_out(document, args):
+                        yield document
+
+
+def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
+    """Raise UserError if files of tokens have the separator elsewhere than the recipe says."""
+    for source in sources:
+        ends = [file.name for file in (source.files[0], source.files[-1])]
+        if encoder.end_of_text is None or not all(name.endswith(".bin") and Path(name).is_file() for name in ends):
+            continue
+        first, last = (read_header(Path(name)) for name in ends)
+        shown = separator_shown(first, last, encoder.end_of_text)
+        if shown is not None and shown != args.separator:
+            raise UserError(f"{first.name} has its separators {shown} the documents: type --separator {shown}")
+
+
+def _write_folder(
+    staging: Path,
+    args: DataArguments,
+    request: dict[str, Any],
+    sources: Sources,
+    groups: Sequence[Group],
+    encoder: Encoder,
+) -> None:
+    folder = staging / "folder"
+    if folder.exists():
+        shutil.rmtree(folder)  # of a pass that was interrupted
+    folder.mkdir()
+    counted = [count_documents(group.spans()) for group in groups]
+    for group, found in zip(groups, counted, strict=True):
+        if not sum(of_stream["tokens"] for of_stream in found.values()):
+            raise UserError(f"the source {', '.join(group.names)} holds no text: an empty corpus cannot be prepared")
+    shards: dict[str, list[Shard]] = {}
+    counts: dict[str, SplitCounts] = {}
+    for group, found in zip(groups, counted, strict=True):
+        for split in group.splits:
+            keys = ("documents", "empty_documents", "tokens")
+            of_streams = [{key: found[split, stream][key] for key in keys} for stream in range(len(group.streams))]
+            total = {key: sum(of_stream[key] for of_stream in of_streams) for key in keys}
+            of_sources = dict(zip(group.names, of_streams, strict=True)) if len(of_streams) > 1 else None
+            spans = (span for span in group.spans() if span.split == split)
+            tokens = total["tokens"]
+            shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
+            rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
+            if not rows:
+                least = max(1, args.min_length) if args.packing == "wrap" else args.sequence_length
+                raise UserError(
+                    f"{split} has {tokens:,} tokens and no row of {least + 1}: use more text or another "
+                    "--validation_tokens, --validation_fraction, --split, --min_length or --sequence_length"
+                )
+            if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
+                raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
+            # The whole split is cut, or each document; its first id is no target.
+            dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
+            counts[split] = SplitCounts(
+                **total, sources=of_sources, rows=rows, row_tokens=targets, dropped_tokens=dropped
+            )
+    if args.validation_text:
+        _write_validation_text(folder / "text", groups)
+    (folder / "tokenizer").mkdir()
+    for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
+        shutil.copyfile(path, folder / "tokenizer" / path.name)
+    manifest = _describe(folder, request, sources, groups, encoder, counts, shards)
+    write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
+    sync_folder(folder)
+
+
+def _write_validation_text(folder: Path, groups: Sequence[Group]) -> None:
+    """Write the documents of the split validation, a line each."""
+    folder.mkdir()
+    group = next(group for group in groups if "validation" in group.splits)
+    # One part of each stream is being read.
+    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
+    with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
+        for span in group.spans():
+            if span.split == "validation":
+                texts = texts_of(span.stream, span.part)
+                for number in range(span.first_document, span.first_document + len(span.lengths)):
+                    out.write(json.dumps({"text": texts[number]}, ensure_ascii=False) + "\n")
+
+
+def _describe(
+    folder: Path,
+    request: dict[str, Any],
+    sources: Sources,
+    groups: Sequence[Group],
+    encoder: Encoder,
+    counts: dict[str, SplitCounts],
+    shards: dict[str, list[Shard]],
+) -> Manifest:
+    """The manifest of a folder whose rows are written."""
+    facts = [part.facts for group in groups for parts in group.streams for part in parts]
+    described = sources.described()
+    source = described["sources"][0]
+    if len(described["sources"]) > 1:
+        source = {"name": request["source"], "sources": described["sources"]}
+    packages = {"datasets", "pyarrow", "numpy", "tokenizers", encoder.engine}
+    kept = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
+    losses = None
+    if counts["train"].tokens <= MAX_TOKENS:
+        train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
+        losses = reference_losses(train, validation, encoder.vocab_size)
+    return Manifest(
+        request=request,
+        source=source,
+        validation_sets=described["validation_sets"],
+        tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
+        vocab_size=encoder.vocab_size,
+        largest_id=max(shard.largest_id for of_split in shards.values() for shard in of_split),
+        bytes_per_token=encoder.dtype.itemsize,
+        counts=counts,
+        read=ReadCounts(  # of the files, for whichever split
+            documents=sum(of["documents"] for of in facts),
+            text_bytes=sum(of["text_bytes"] for of in facts),
+            longest_document_tokens=max(of["longest"] for of in facts),
+            bad_documents=sum(of["bad"] for of in facts),
+            bad_examples=[line for of in facts for line in of["bad_examples"]][:EXAMPLES],
+        ),
+        sha256={split: split_hash(of_split) for split, of_split in shards.items()},
+        shards=shards,
+        files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(kept)},
+        versions={name: version(name) for name in sorted(packages)},
+        reference_losses=losses,
+    )

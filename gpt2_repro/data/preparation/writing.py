@@ -1,0 +1,136 @@
+"""Cut the staged documents of one split into rows and write them as a `datasets` folder, in one sequential pass."""
+
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.packing import pack_rows, pack_windows
+from gpt2_repro.data.preparation.order import DocumentSpan
+from gpt2_repro.data.preparation.tokenizing import StagedPart
+from gpt2_repro.data.rows import Block
+from gpt2_repro.files import sha256_of, sync, write_whole
+from gpt2_repro.manifest import Shard
+
+
+PIECE_TOKENS = 2**22  # tokens in memory at once
+BLOCK_IDS = 2**25  # of a record batch: 64 MiB at 2 bytes
+SHARD_BLOCKS = 4  # 2**17 rows of 1,025 ids
+
+
+def write_split(
+    folder: Path,
+    spans: Iterable[DocumentSpan],
+    streams: Sequence[Sequence[StagedPart]],
+    args: DataArguments,
+    *,
+    tokens: int,
+    dtype: np.dtype[Any],
+) -> list[Shard]:
+    """Write the rows of a split to the new folder `folder`.
+
+    Args:
+        spans: documents of the split, in order.
+        streams: staged parts that the spans refer to.
+        tokens: number of tokens in `spans`, for the progress bar.
+    """
+    length = args.sequence_length
+    # Of every record batch but a split's last: a function of the recipe, so that the bytes are one too.
+    per_block = max(1, BLOCK_IDS // length)
+    with tqdm(total=tokens, desc=f"pack {folder.name}", unit="tok", unit_scale=True) as bar:
+        pieces = _read(spans, streams, args, bar)
+        if args.packing == "wrap":
+            windows = pack_windows(pieces, length, min_length=args.min_length, rows_per_block=per_block)
+            return write_rows(folder, windows, dtype, None)
+        blocks = pack_rows((ids for ids, _ in pieces), length, rows_per_block=per_block)
+        return write_rows(
+            folder, ((rows.ravel(), np.full(len(rows), length + 1)) for rows in blocks), dtype, length + 1
+        )
+
+
+def _read(
+    spans: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], args: DataArguments, bar: tqdm
+) -> Iterator[Block]:
+    """Yield the ids of documents, a few million at a time, with the lengths of the documents.
+
+    A document that is longer, such as a token file without separators, comes in pieces that give the same rows.
+    """
+    step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
+    shared = 1 if args.packing == "wrap" else 0  # a document's next row begins with the last id of the row before
+    # One part of each stream is being read.
+    ids_of = functools.lru_cache(maxsize=len(streams))(lambda stream, part: streams[stream][part].ids())
+    for span in spans:
+        ids = ids_of(span.stream, span.part)
+        ends = span.first_token + np.concatenate([[0], np.cumsum(span.lengths)])
+        first = 0
+        while first < len(span.lengths):
+            last = int(np.searchsorted(ends, ends[first] + PIECE_TOKENS, side="right")) - 1
+            start, stop = ends[first], ends[max(last, first + 1)]
+            if last > first + 1:
+                yield ids[start:stop], span.lengths[first:last]
+            else:
+                for place in range(start, stop - shared, step):
+                    piece = ids[place : min(place + step + shared, stop)]
+                    yield piece, np.array([len(piece)])
+            bar.update(int(stop - start))
+            first = max(last, first + 1)
+
+
+def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:
+    """Write the rows of the split `folder.name` as a `datasets` folder.
+
+    Args:
+        blocks: one record batch each, SHARD_BLOCKS of them a file.
+        row_length: ids of every row, None if the rows differ in length.
+    """
+    from datasets import Dataset, Features, List, Value, disable_progress_bars
+
+    features = Features({"input_ids": List(Value(dtype.name), length=-1 if row_length is None else row_length)})
+    # `datasets` writes the description of a folder. save_to_disk would need all rows in another dataset first; so it
+    # gets one row, whose file is deleted.
+    disable_progress_bars()
+    Dataset.from_dict({"input_ids": [[0] * (row_length or 1)]}, features, split=folder.name).save_to_disk(folder)
+    for path in folder.glob("*.arrow"):
+        path.unlink()
+    shards: list[Shard] = []
+    remaining = iter(blocks)
+    for block in remaining:
+        of_shard = itertools.chain([block], itertools.islice(remaining, SHARD_BLOCKS - 1))
+        shards.append(_write_shard(folder / f"data-{len(shards):05d}.arrow", of_shard, features.arrow_schema))
+    state = folder / "state.json"
+    described = json.loads(state.read_text())
+    described["_data_files"] = [{"filename": shard.name} for shard in shards]
+    described["_fingerprint"] = split_hash(shards)[:16]
+    write_whole(state, json.dumps(described, indent=2))
+    return shards
+
+
+def split_hash(shards: Sequence[Shard]) -> str:
+    """The sha256 of a split: of its shards' hashes, a line each."""
+    return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in shards).encode()).hexdigest()
+
+
+def _write_shard(path: Path, blocks: Iterable[Block], schema: pa.Schema) -> Shard:
+    rows = targets = largest = 0
+    field = schema.field("input_ids")
+    with path.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for ids, lengths in blocks:
+            rows += len(lengths)
+            targets += len(ids) - len(lengths)
+            largest = max(largest, int(ids.max()))
+            if pa.types.is_fixed_size_list(field.type):
+                column = pa.FixedSizeListArray.from_arrays(pa.array(ids), field.type.list_size)
+            else:
+                ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+                column = pa.ListArray.from_arrays(ends, pa.array(ids))
+            writer.write_batch(pa.record_batch([column.cast(field.type)], schema=schema))
+    sync(path)
+    return Shard(path.name, rows, targets, largest, path.stat().st_size, sha256_of(path))

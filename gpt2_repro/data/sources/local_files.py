@@ -1,0 +1,45 @@
+"""Files of text or tokens on this disk, by their ending, and the parts that each is read in."""
+
+import dataclasses
+from pathlib import Path
+
+from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
+from gpt2_repro.data.sources.parquet_files import parquet_parts
+from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart
+from gpt2_repro.data.sources.token_files import read_header
+
+
+KINDS = (".txt", ".jsonl", ".csv", ".parquet")
+PART_BYTES = 2**25  # of text: a worker's task of a quarter of a second
+
+
+def kind_of(path: Path) -> str:
+    """The ending that says how to read a file, .gz and .zst aside."""
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalFile(SourceFile):
+    """A file of one of KINDS, which may be compressed, or of tokens (.bin)."""
+
+    name: str
+    size: int
+    form: TextForm = TextForm()
+
+    def identity(self) -> tuple[str, ...]:
+        """Links of one file are equal."""
+        found = Path(self.name).stat()
+        return str(found.st_dev), str(found.st_ino), "" if self.name.endswith(".bin") else self.form.text_column
+
+    def parts(self) -> list[Part]:
+        path = Path(self.name)
+        kind = kind_of(path)
+        if kind == ".bin":
+            return [read_header(path)]
+        if kind == ".parquet":
+            return parquet_parts(path, self.size, self.form, PART_BYTES)
+        by_line = kind == ".jsonl" or (kind == ".txt" and self.form.sample_by == "line")
+        whole = max(1, self.size)
+        step = PART_BYTES if by_line and path.suffix == kind else whole
+        ranges = [(start, min(start + step, self.size)) for start in range(0, whole, step)]
+        return [TextPart(self.name, kind, self.form, start, stop, stop - start) for start, stop in ranges]

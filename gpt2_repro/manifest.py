@@ -1,0 +1,120 @@
+"""The manifest of a prepared folder: what was asked for, counts and hashes. `manifest.json` is this object as JSON."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+
+MANIFEST = "manifest.json"
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class RowForm:
+    """How documents are cut into rows."""
+
+    packing: str
+    sequence_length: int
+    min_length: int
+    separator: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitCounts:
+    """What a split holds."""
+
+    documents: int
+    empty_documents: int  # not counted in `documents`
+    tokens: int
+    sources: dict[str, dict[str, int]] | None = None  # the same three counts of each source of a mixture
+    rows: int
+    row_tokens: int  # targets
+    dropped_tokens: int  # targets in no row
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadCounts:
+    """What was read from all files, for whichever split."""
+
+    documents: int
+    text_bytes: int
+    longest_document_tokens: int
+    bad_documents: int
+    bad_examples: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file of rows."""
+
+    name: str
+    rows: int
+    targets: int  # ids but the first of each row
+    largest_id: int
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FileOverlap:
+    """How many n-grams of an evaluation file are in the training rows."""
+
+    file: str
+    sha256: str
+    n: int
+    items: int
+    items_too_short: int
+    items_with_overlap: int
+    first_items_with_overlap: list[int]
+    ngrams: int
+    ngrams_found: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """See docs/data.md for every field. A key that was added later has a default, so that older folders are read."""
+
+    request: dict[str, Any]  # the recipe's section `data:` without dataset_dir
+    source: dict[str, Any]  # its keys depend on the source; `name` is always there
+    validation_sets: dict[str, dict[str, Any]]
+    tokenizer_sha256: str
+    vocab_size: int
+    largest_id: int
+    bytes_per_token: int
+    counts: dict[str, SplitCounts]
+    read: ReadCounts
+    sha256: dict[str, str]  # of each split
+    shards: dict[str, list[Shard]]  # of each split
+    files: dict[str, str]  # path: sha256 of every other file
+    versions: dict[str, str]
+    reference_losses: dict[str, float] | None = None
+    overlap: list[FileOverlap] | None = None
+
+    @property
+    def form(self) -> RowForm:
+        return _build(RowForm, self.request)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of manifest.json, its keys in the order of the fields, without those that are None."""
+        return dataclasses.asdict(
+            self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
+        )
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
+        """Read the object of manifest.json. Raises KeyError, TypeError or AttributeError if it is not a manifest."""
+        overlap = values.get("overlap")
+        typed = {
+            "counts": {split: _build(SplitCounts, counts) for split, counts in values["counts"].items()},
+            "read": _build(ReadCounts, values["read"]),
+            "shards": {split: [_build(Shard, of) for of in shards] for split, shards in values["shards"].items()},
+            "overlap": overlap and [_build(FileOverlap, of) for of in overlap],
+        }
+        return _build(cls, {**values, **typed})
+
+
+def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of a dataclass, without the values that are not among its fields."""
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: values[name] for name in names if name in values})
