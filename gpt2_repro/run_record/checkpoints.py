@@ -18,13 +18,14 @@ SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a proces
 
 
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
-    """Write the manifest of a staged folder, after everything else is on disk.
+    """Write the manifest of a staged folder, after all other files are on disk. (The card of final/ comes later.)
 
     Args:
         files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder. The
-            other files are read and added.
+            other files are read.
         facts: further entries of the manifest.
     """
+    files = dict(files)
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.name.startswith(SILLY_RENAME):
@@ -40,23 +41,23 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Rename a sealed folder into place. One that has the name already, damaged or abandoned, makes room."""
+    """Rename a sealed folder to `target`, replacing any folder of that name."""
     discard(target)
     staged.rename(target)
     sync(target.parent)
 
 
 def discard(path: Path) -> None:
-    """Delete a folder, if it is there: first out of sight, so that a kill leaves no half of it under its name."""
+    """Delete a folder if it exists. It is renamed first, so that a kill cannot leave part of it under its name."""
     if path.exists():
         trash = path.with_name(f"{TRASH}-{path.name}")
         shutil.rmtree(trash, ignore_errors=True)
         path.rename(trash)
-        shutil.rmtree(trash, ignore_errors=True)  # what is left goes with the next sweep
+        shutil.rmtree(trash, ignore_errors=True)  # the next sweep deletes the rest
 
 
 def sweep(run: Path) -> None:
-    """Delete what kills have left: half a staging folder, half-deleted checkpoints."""
+    """Delete leftovers of kills: the staging folder and half-deleted checkpoints."""
     for path in (run / STAGING, *run.glob(f"{TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -82,12 +83,12 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Those whose files are there with their sizes, newest step first."""
+    """Return checkpoints whose manifest and file sizes are right, newest step first. Hashes are not checked."""
     return [path for path in checkpoints(run) if defect(path, read_files=False) is None]
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint to resume from, every byte of it checked, and a line on each newer one that was skipped."""
+    """Return the newest checkpoint whose hashes are right, and a line for each newer one that was skipped."""
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
         reason = defect(checkpoint, read_files=True)
@@ -98,22 +99,22 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def named(run: Path, name: str) -> Path:
-    """The checkpoint of this name or path. Raises UserError where the run has no complete one."""
+    """Return the checkpoint of this name or path. Raises UserError if the run has no complete one."""
     chosen = run / Path(name).name
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
     if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
         names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
         raise UserError(
-            f"{run} has no checkpoint {name}: name one of its own ({names}); weights of another run are a beginning, "
-            "--init_from"
+            f"{run} has no checkpoint {name}. Pass one of {names}; to start from the weights of another run, pass "
+            "--init_from."
         )
     if reason := defect(chosen, read_files=True):
-        raise UserError(f"{chosen} is not complete ({reason}): name another one, or leave --resume_from out")
+        raise UserError(f"{chosen} is not complete ({reason}). Pass another one, or omit --resume_from.")
     return chosen
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename the checkpoints after this step, so that none of them is the newest; returns what they are called now."""
+    """Rename the checkpoints after this step, so that none of them is the newest. Returns the new paths."""
     aside = []
     for path in checkpoints(run):
         if step_of(path) > after:
@@ -148,12 +149,12 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
 
 
 def size(checkpoint: Path) -> int:
-    """Bytes of all files of a complete checkpoint."""
+    """Return the bytes of all files of a complete checkpoint."""
     return sum(file["bytes"] for file in read_manifest(checkpoint)["files"].values())
 
 
 def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False) -> None:
-    """Delete complete checkpoints but the newest `keep` (0: all), each `keep_every`th step's, and the best one's.
+    """Delete complete checkpoints, except the newest `keep` (0: all), those of every `keep_every` steps, and the best one.
 
     The best one has the lowest validation loss among those saved right after a validation. Incomplete ones are left
     alone.

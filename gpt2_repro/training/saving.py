@@ -1,4 +1,4 @@
-"""Saving a checkpoint: room made first, files hashed as they are written, a manifest last, then its name."""
+"""Save a checkpoint: make room, write and hash in staging/, seal with a manifest, rename, delete old ones."""
 
 import contextlib
 import errno
@@ -21,9 +21,9 @@ from gpt2_repro.training.hashing import hashed_saves
 
 logger = logging.getLogger(__name__)
 
-SPARE = 1.15  # times what the last checkpoint took
+SPARE = 1.15  # required free space as a multiple of the last checkpoint's size
 SKIPS_ALLOWED = 2
-VISIBLE_WITHIN = 60.0  # seconds, for a rename on another machine's file system
+VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visible here
 
 
 class CheckpointSaver:
@@ -31,9 +31,9 @@ class CheckpointSaver:
 
     Args:
         run: the run directory.
-        expected: bytes of the first checkpoint; later ones are measured by the one before.
-        alive: called after each part of a save, which all take their time.
-        args: how many to keep.
+        args: which checkpoints to keep.
+        expected: bytes of the first checkpoint; later saves use the previous size.
+        alive: called after each part of a save, because parts can take long.
     """
 
     def __init__(
@@ -42,27 +42,27 @@ class CheckpointSaver:
         self.run, self.accelerator, self.args = run, accelerator, args
         self.expected, self.alive = expected, alive
         self.skipped = 0
-        self.seconds = 0.0  # that the last one took
+        self.seconds = 0.0  # duration of the last save
 
     @property
     def staging(self) -> Path:
-        """Where transformers is to write, in place of the run directory."""
+        """The folder that transformers writes to, instead of the run directory."""
         return self.run / STAGING
 
     def save(
         self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]], *, stops: str | None = None
     ) -> bool:
-        """Save checkpoint-`step`, or say aloud that there is no room; returns whether it was saved.
+        """Save checkpoint-`step`. If space is short, log an error and return False.
 
         Args:
-            write: puts the files into `staging`/checkpoint-`step`.
-            facts: what the manifest says besides; called on all ranks.
-            stops: why the run stops after this save, if it does.
+            write: writes the files into `staging`/checkpoint-`step`.
+            facts: returns further entries of the manifest; called on all ranks.
+            stops: the reason if the run stops before its last step, or None.
 
-        Raises RunFailed where the disk is full: where it became so while writing, the third time in a row, and where
-        the run stops.
+        Raises RunFailed if the disk becomes full while writing, if space is short the third time in a row, or if the
+        run stops and space is short.
         """
-        if not self._has_room(step, stops):
+        if not self._make_room_or_skip(step, stops):
             return False
         began = time.perf_counter()
         staged, target = (checkpoint_path(folder, step) for folder in (self.staging, self.run))
@@ -90,8 +90,8 @@ class CheckpointSaver:
         args = self.args
         checkpoints.rotate(self.run, keep=keep, keep_every=args.keep_every_steps, keep_best=args.keep_best_checkpoint)
 
-    def _has_room(self, step: int, stops: str | None) -> bool:
-        missing = [self._make_room() if self.accelerator.is_main_process else 0.0]
+    def _make_room_or_skip(self, step: int, stops: str | None) -> bool:
+        missing = [self._free_space() if self.accelerator.is_main_process else 0.0]
         (megabytes,) = broadcast_object_list(missing)
         if megabytes <= 0:
             self.skipped = 0
@@ -100,12 +100,12 @@ class CheckpointSaver:
         if stops or self.skipped > SKIPS_ALLOWED:
             why = f"and the run stops: {stops}" if stops else "three times in a row"
             raise RunFailed(
-                f"{megabytes:,.1f} MB are missing on the disk of {self.run} for a checkpoint, {why}: free them and start "
-                "the same command again, it goes on from the newest checkpoint"
+                f"{megabytes:,.1f} MB are missing on the disk of {self.run} for a checkpoint, {why}. Free them and run "
+                "the same command again; it continues from the newest checkpoint."
             )
         logger.error(
-            "NOT SAVED at step %d: %.1f MB are missing on the disk of %s; free them: the run ends when this happens "
-            "%d times in a row",
+            "NOT SAVED at step %d: %.1f MB are missing on the disk of %s. Free them; the run ends if this happens "
+            "%d times in a row.",
             step,
             megabytes,
             self.run,
@@ -113,8 +113,8 @@ class CheckpointSaver:
         )
         return False
 
-    def _make_room(self) -> float:
-        """Megabytes that are missing for one more checkpoint, after older ones have gone that rotation would delete."""
+    def _free_space(self) -> float:
+        """Delete old checkpoints if space is short. Returns the megabytes that are still missing, 0 or less for none."""
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
         needed = SPARE * (checkpoints.size(complete[0]) if complete else self.expected)
@@ -127,22 +127,22 @@ class CheckpointSaver:
 
 @contextlib.contextmanager
 def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Where the disk becomes full, delete what is half written and raise RunFailed."""
+    """Turn a full-disk error into RunFailed, after deleting the staging folder."""
     try:
         yield
     except Exception as error:
-        # safetensors raises an error of its own that has the system's words alone.
+        # safetensors' own error has no errno; only its text says "os error 28".
         if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "os error 28" not in str(error):
             raise
         shutil.rmtree(staging, ignore_errors=True)
         raise RunFailed(
-            f"the disk of {run} is full, {name} could not be saved: free some of it and start the same command again, "
-            "it goes on from the newest checkpoint"
+            f"The disk of {run} is full, so {name} could not be saved. Free some space and run the same command again; "
+            "it continues from the newest checkpoint."
         ) from None
 
 
 def _wait_until_visible(folder: Path) -> None:
-    """A rename on a network file system takes time to be seen elsewhere. Raises TimeoutError after a minute."""
+    """Wait until a renamed folder on a network file system is visible here. Raises TimeoutError after a minute."""
     deadline = time.monotonic() + VISIBLE_WITHIN
     while not (folder / checkpoints.MANIFEST).is_file():
         if time.monotonic() > deadline:
