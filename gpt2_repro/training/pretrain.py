@@ -4,6 +4,8 @@ import dataclasses
 import logging
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
+
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.recipe import values_of
 from gpt2_repro.run_record import RunRecord
@@ -33,11 +35,13 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, beside_default: dict
     run.check_owner()
     if saved := run.identity():
         require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
-    if not args.resume_from and run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps):
+    is_finished = run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps) and not args.resume_from
+    # Rank 0 decides for all: other machines may see an older state of the file system, and would wait for ever.
+    if broadcast_object_list([is_finished])[0]:
         note(RUN, str(run.path.resolve()))
         return logger.info("%s is already complete: %s", run.path, run.final)
     start, args, plan, extensions = choose_start(run, args, plan, run_identity)
-    run_identity |= {"extensions": extensions}
+    run_identity = run_identity | {"extensions": extensions}
 
     # Below the checks, so that a mistake is answered before the rest of the stack is imported.
     from transformers import set_seed
