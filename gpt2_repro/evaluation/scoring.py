@@ -13,9 +13,10 @@ from typing import Any
 from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fetch_data
 from gpt2_repro.evaluation.models import EvaluatedModel
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, ScoredModel, TaskScores, read_scores
+from gpt2_repro.evaluation.scores import EvaluationSettings, ScoredModel, TaskScores, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.typed_json import from_json
 
 
 logger = logging.getLogger(__name__)
@@ -108,11 +109,7 @@ def _read_cache(key: dict[str, Any]) -> Results | None:
     stored = read_object(_cache_file(key))
     if stored.get("key") != key:  # damaged
         return None
-    scores = [
-        TaskScores(**scores | {"metrics": [Metric(**metric) for metric in scores["metrics"]]})
-        for scores in stored["scores"]
-    ]
-    return stored["results"], scores
+    return stored["results"], from_json(list[TaskScores], stored["scores"])
 
 
 def _write_cache(key: dict[str, Any], found: Results) -> None:

@@ -9,7 +9,7 @@ from gpt2_repro.formatting import duration
 from gpt2_repro.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Run, mapping, values
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.fields import is_number
+from gpt2_repro.typed_json import is_number
 
 
 OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set

@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter
 from gpt2_repro.references import NAME, band
 from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
 from gpt2_repro.report.read import Row, Run, mapping, points
-from gpt2_repro.run_record.fields import is_number
+from gpt2_repro.typed_json import is_number
 
 
 # The colour-blind-safe palette of Okabe and Ito without yellow, which is faint on white.

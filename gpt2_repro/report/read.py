@@ -12,9 +12,9 @@ from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.run_record.fields import is_number
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
 from gpt2_repro.run_record.status import RunStatus
+from gpt2_repro.typed_json import is_number
 
 
 Row = dict[str, Any]
