@@ -53,13 +53,9 @@ def main(argv: list[str]) -> None:
     unique = {checkpoint.name: checkpoint for checkpoint in checkpoints}.values()
     models = [open_model(checkpoint, functools.partial(load_pair, checkpoint.source)) for checkpoint in unique]
     baseline = _open_baseline(arguments.baseline, models)
-    settings = EvaluationSettings(
-        max_length=common_window(models, arguments.max_length, explicit=options.max_length is not None),
-        batch_size=options.batch_size or (4 if device == "cpu" else 32),
-        seed=SEED,
-        device=device,
-        limit=options.limit,
-    )
+    window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
+    batch_size = options.batch_size or (4 if device == "cpu" else 32)
+    settings = EvaluationSettings(window, batch_size, SEED, device, options.limit)
     output = options.output_dir or default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
     check_output(output)
 

@@ -19,16 +19,13 @@ class EvaluationArguments:
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
-        help="Tasks of lm-evaluation-harness, and two on the run's own validation documents: last_word and "
-        "document_perplexity.",
+        help="Tasks of lm-eval, and two on the run's own validation documents: last_word and document_perplexity.",
     )
     baseline: str = HfArg(
         default="openai-community/gpt2",
-        help="The model to compare with: a Hub id, a folder, untrained (the same model with fresh weights), or none.",
+        help="A Hub id, a folder, untrained (the same model with fresh weights) or none.",
     )
-    max_length: int = HfArg(
-        default=1024, help="Window in tokens; never more than every compared model was trained on."
-    )
+    max_length: int = HfArg(default=1024, help="Window in tokens, at most what every model was trained on.")
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
@@ -36,15 +33,10 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
 
     Raises UserError for unknown options and impossible values.
     """
-    parser = CommandParser(
-        prog="bash evaluate.sh", usage="%(prog)s CHECKPOINT... [--key value ...]", description=description
-    )
-    parser.add_argument(
-        "checkpoints",
-        nargs="*",
-        metavar="CHECKPOINT",
-        help="A run (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id.",
-    )
+    usage = "%(prog)s CHECKPOINT... [--key value ...]"
+    parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
+    models = "A run (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
     recipe = parser.add_argument_group("recipe section evaluation (of the checkpoint's run, or these defaults)")
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)

@@ -47,7 +47,7 @@ def check_output(folder: Path) -> None:
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
         raise UserError(
-            f"{folder / names[0]} is damaged or was not written by evaluate.sh. Delete it or pass another --output_dir."
+            f"{folder / names[0]} is not from evaluate.sh or damaged. Delete it or pass another --output_dir."
         )
 
 
@@ -74,10 +74,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     notes = "\n".join(f"- {note}" for note in _notes(comparison))
     if comparison.limit is None:
         return "\n\n".join([*warnings, table, notes]) + "\n"
-    smoke_test = (
-        f"**A smoke test, not benchmark numbers: --limit {comparison.limit} scored only the first documents of "
-        "each task, and nothing is judged.**"
-    )
+    smoke_test = f"**Not benchmark numbers: --limit {comparison.limit} scored only the first documents of each task.**"
     return "\n\n".join([*warnings, smoke_test, table, smoke_test, notes]) + "\n"
 
 
@@ -103,9 +100,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def _describe(model: ComparedModel) -> str:
     if model.revision is None:
         return f"{model.name}: not measured here, published by {'; '.join(model.published_by)}"
-    trained = (
-        "tokens trained not known" if model.tokens_trained is None else f"{model.tokens_trained:,} tokens trained"
-    )
+    trained = f"{'unknown' if model.tokens_trained is None else format(model.tokens_trained, ',')} tokens trained"
     source = "" if model.source == model.name else f"from {model.source}, "
     return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}revision {model.revision[:12]}"
 

@@ -46,25 +46,20 @@ NUMBERS = {
 
 def published_numbers(model: str, window: int) -> list[PublishedNumber]:
     """Return the published numbers of a Hub id for this window in tokens. LAMBADA and HellaSwag fit into 256 and more."""
-    short_enough = window >= 256
-    return [
-        number for number in NUMBERS.get(model, ()) if (number.window == window if number.window else short_enough)
-    ]
+    numbers = NUMBERS.get(model, ())
+    return [number for number in numbers if number.window == window or (number.window is None and window >= 256)]
 
 
 def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
     """Return a line for each measured number that is not the published one: then the setup is broken."""
-    measured = {
-        (task.task, metric.name): metric.value for task in scores if _is_whole(task) for metric in task.metrics
-    }
+    whole = [task for task in scores if _is_whole(task)]
+    measured = {(task.task, metric.name): metric.value for task in whole for metric in task.metrics}
     lines = []
     for number in published_numbers(model, window):
         value = measured.get((number.task, number.metric))
         if value is not None and abs(value - number.value) > number.tolerance:
-            lines.append(
-                f"BROKEN SETUP: {model} has {number.task} {number.metric} {value:.4f}, and {number.value:.4f} ± "
-                f"{number.tolerance:g} is known ({number.source})"
-            )
+            known = f"{number.value:.4f} ± {number.tolerance:g} is known ({number.source})"
+            lines.append(f"BROKEN SETUP: {model} has {number.task} {number.metric} {value:.4f}, and {known}")
     return lines
 
 
@@ -76,7 +71,7 @@ def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) ->
     numbers = [number for number in published_numbers(model, window) if number.task in whole]
     if not numbers:
         logger.warning(
-            "no scores of %s are published for these documents and this window: there is no baseline", model
+            "There is no baseline: no scores of %s are published for these documents and this window.", model
         )
         return None
     by_task: dict[str, list[Metric]] = {}

@@ -123,7 +123,7 @@ def _warn_of_other_versions(key: dict[str, Any]) -> None:
     for path in sorted(CACHE.glob(f"{key['task']}-*.json")):
         stored = read_object(path).get("key", {})
         if stored | {"harness": key["harness"]} == key:
+            versions = key["task"], stored["harness"], key["harness"]
             logger.warning(
-                "%s was scored by lm_eval %s. It is scored again with %s: scores of two versions do not compare.",
-                *(key["task"], stored["harness"], key["harness"]),
+                "%s was scored by lm_eval %s, and is now by %s: scores of two versions do not compare.", *versions
             )
