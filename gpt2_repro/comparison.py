@@ -208,9 +208,7 @@ def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
     """Return the tables of a diagnosis.json by their titles."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
-    return {
-        title: Table(headers, [_bucket(bucket) for bucket in buckets]) for title, buckets in tables.items() if buckets
-    }
+    return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}
 
 
 def _bucket(bucket: Mapping[str, Any]) -> list[Cell]:

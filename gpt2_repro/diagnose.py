@@ -38,6 +38,7 @@ HOME = "validation text"
 SHORTEST_WINDOW = 16
 COUNTED_TOKENS = 10_000_000  # of the training rows, for token frequencies
 
+Counts = NDArray[np.int64]  # of each id [vocabulary]
 logger = logging.getLogger("gpt2_repro.diagnose")
 
 
@@ -113,9 +114,7 @@ def _baseline_of(run: Path | None) -> str:
     return baseline
 
 
-def _read_texts(
-    folder: Path | None, options: Namespace, tokenizer: Any
-) -> tuple[list[Domain], NDArray[np.int64] | None]:
+def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
     """Return the texts to score, and the count of each id in the folder's training rows [vocabulary]."""
     domains: list[Domain] = []
     counts = None
@@ -136,19 +135,17 @@ def _read_texts(
     return domains, counts
 
 
-def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], NDArray[np.int64]]:
+def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], Counts]:
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.export import load_tokenizer
 
     data = PreparedData.read(folder)
     _check_vocabulary(load_tokenizer(str(folder / "tokenizer")), tokenizer, f"--dataset_dir {folder}")
     separator = None if data.manifest.form.separator == "none" else tokenizer.eos_token_id
-    domains = [
-        texts.domain_of_rows(
-            f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator
-        )
-        for name, rows in data.validation().items()
-    ]
+    spread = {
+        f"validation {name}" if name else HOME: _spread(rows, tokens) for name, rows in data.validation().items()
+    }
+    domains = [texts.domain_of_rows(name, rows, tokenizer, separator=separator) for name, rows in spread.items()]
     ids = np.concatenate(_spread(data.rows("train"), COUNTED_TOKENS))
     return domains, np.bincount(ids, minlength=len(tokenizer))
 

@@ -1,6 +1,7 @@
 """Compare the scores of several models: a pure function from their scores to a Comparison."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ def compare(
         for model, tasks in scored
     }
     first, judged, name = scored[0][1], settings.limit is None, baseline.name if baseline else None
+    deviations = [find_deviations(model.source, settings.max_length, tasks) for model, tasks in scored]
     return Comparison(
         **dataclasses.asdict(settings),
         **metadata,
@@ -40,11 +42,7 @@ def compare(
         task_details={task.task: TaskDetails(task.version, task.num_documents, task.data) for task in first},
         baseline=name,
         models=[model for model, _ in scored],
-        warnings=[
-            line
-            for model, tasks in (scored if judged else ())
-            for line in find_deviations(model.source, settings.max_length, tasks)
-        ],
+        warnings=list(itertools.chain(*deviations)) if judged else [],
         rows=[_row(task.task, metric, found, name, judged=judged) for task in first for metric in task.metrics],
     )
 

@@ -105,9 +105,7 @@ def _missing_data_as_user_error() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        raise UserError(
-            f"{in_a_line(error)}. Pass --local_data DIR with the tasks' files to run without a network."
-        ) from None
+        raise UserError(f"{in_a_line(error)}. Pass --local_data DIR with the tasks' files.") from None
 
 
 @functools.cache

@@ -69,10 +69,8 @@ def _item(row: Any, where: str) -> Item:
     context, endings, label = (fields.get(name) for name in Item._fields)
     texts = [context, *endings] if isinstance(endings, list | tuple) else []
     if len(texts) != 1 + ENDINGS or not all(isinstance(text, str) and text for text in texts) or label not in LABELS:
-        found = (
-            f"{where} is not HellaSwag's: it needs a text ctx, {ENDINGS} endings and a label of 0 to {ENDINGS - 1}."
-        )
-        raise UserError(f"{found} Pass its validation split, {SKIP}.")
+        found = f"{where} needs a text ctx, {ENDINGS} texts endings and a label of 0 to {ENDINGS - 1}."
+        raise UserError(f"{found} Pass HellaSwag's validation split, {SKIP}.")
     return Item(texts[0], tuple(texts[1:]), int(fields["label"]))
 
 

@@ -53,9 +53,7 @@ def open_model(checkpoint: Checkpoint, load: Load) -> EvaluatedModel:
     model, tokenizer = load()
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
-            raise UserError(
-                f"{checkpoint.source} has weights that are not finite ({name}). Pass an earlier checkpoint."
-            )
+            raise UserError(f"{checkpoint.source} has weights that are not finite ({name}). Pass another checkpoint.")
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}."

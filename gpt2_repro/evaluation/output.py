@@ -35,11 +35,8 @@ def file_name(name: str) -> str:
 
 def command_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Return the command, the time and the versions of libraries. `command` is what a user types before `argv`."""
-    return {
-        "date": now(),
-        "command": f"{command} {shlex.join(argv)}",
-        "versions": {library: version(library) for library in LIBRARIES},
-    }
+    versions = {library: version(library) for library in LIBRARIES}
+    return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
 
 
 def check_output(folder: Path) -> None:
@@ -47,7 +44,7 @@ def check_output(folder: Path) -> None:
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
         raise UserError(
-            f"{folder / names[0]} is not from evaluate.sh or damaged. Delete it or pass another --output_dir."
+            f"{folder / names[0]} is not evaluate.sh's or damaged. Delete it or pass another --output_dir."
         )
 
 

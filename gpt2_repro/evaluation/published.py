@@ -70,9 +70,7 @@ def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) ->
     whole = [task.task for task in scored if _is_whole(task)]
     numbers = [number for number in published_numbers(model, window) if number.task in whole]
     if not numbers:
-        logger.warning(
-            "There is no baseline: no scores of %s are published for these documents and this window.", model
-        )
+        logger.warning("No baseline: no scores of %s are published for these documents and this window.", model)
         return None
     by_task: dict[str, list[Metric]] = {}
     for number in numbers:

@@ -124,6 +124,4 @@ def _warn_of_other_versions(key: dict[str, Any]) -> None:
         stored = read_object(path).get("key", {})
         if stored | {"harness": key["harness"]} == key:
             versions = key["task"], stored["harness"], key["harness"]
-            logger.warning(
-                "%s was scored by lm_eval %s, and is now by %s: scores of two versions do not compare.", *versions
-            )
+            logger.warning("%s was scored by lm_eval %s, now by %s: their scores do not compare.", *versions)

@@ -107,8 +107,7 @@ def why_not_comparable(runs: Sequence[Run]) -> list[str]:
     reasons = []
     if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
         reasons.append(
-            "The runs have different tokenizers: their losses per token do not compare. Bits per byte do: run "
-            "bash evaluate.sh with all of them."
+            "The runs have different tokenizers: only bits per byte compare. Run bash evaluate.sh with all of them."
         )
     elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
         reasons.append("The runs validate on different rows: their losses do not compare, but scores of tasks do.")

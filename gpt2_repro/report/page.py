@@ -23,10 +23,8 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     """
     folder = output.with_suffix("") if output.suffix else output.with_name(f"{output.name}-figures")
     labels, several = label_runs(runs), len(runs) > 1
-    figures = [
-        _write_figures(run_figures(run), folder / label if several else folder)
-        for run, label in zip(runs, labels, strict=True)
-    ]
+    folders = [folder / label if several else folder for label in labels]
+    figures = [_write_figures(run_figures(run), its) for run, its in zip(runs, folders, strict=True)]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

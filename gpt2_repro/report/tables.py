@@ -101,14 +101,11 @@ def _text(value: object) -> str:
 def aligned(table: Table) -> list[str]:
     """Return the table as lines of text, with numbers on the right."""
     lines = [[Cell(header, row.kind) for header, row in zip(table.headers, table.rows[0], strict=True)], *table.rows]
-    widths = [max(len(cell.text) for cell in column) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.text.rjust(width) if cell.kind == "number" else cell.text.ljust(width)
-            for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    columns = []
+    for column in zip(*lines, strict=True):
+        width = max(len(cell.text) for cell in column)
+        columns.append([f"{cell.text:{'>' if cell.kind == 'number' else '<'}{width}}" for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _plain(value: object) -> Cell:
