@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from gpt2_repro.references import NAME, band
-from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
 from gpt2_repro.report.read import Row, Run, mapping, points
+from gpt2_repro.report.tables import baseline_losses, hellaswag_lines
 from gpt2_repro.typed_json import is_number
 
 

@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 from gpt2_repro.errors import UserError
 from gpt2_repro.report import plots
 from gpt2_repro.report.__main__ import main
-from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.page import label_runs
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.tables import recipe_differences
+from gpt2_repro.report.tables import recipe_differences, why_not_comparable
 from tests.report.conftest import SAMPLE, add, change, write_run
 
 
