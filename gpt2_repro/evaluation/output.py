@@ -43,9 +43,7 @@ def check_output(folder: Path) -> None:
     """Raise UserError if `folder` holds a comparison.json or comparison.md that evaluate.sh did not write."""
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
-        raise UserError(
-            f"{folder / names[0]} is not evaluate.sh's or damaged. Delete it or pass another --output_dir."
-        )
+        raise UserError(f"{folder / names[0]} is not from evaluate.sh. Delete it or pass another --output_dir.")
 
 
 def write_comparison(comparison: Comparison, folder: Path, models: Iterable[EvaluatedModel]) -> str:
