@@ -40,13 +40,9 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     recipe = parser.add_argument_group("recipe section evaluation (of the checkpoint's run, or these defaults)")
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
-        shown = " ".join(default) if isinstance(default, list) else default
-        recipe.add_argument(
-            f"--{field.name}",
-            type=_count if isinstance(default, int) else str,
-            nargs="+" if isinstance(default, list) else None,
-            help=f"{field.metadata['help']} (default: {shown})",
-        )
+        shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
+        kind, text = _count if isinstance(default, int) else str, f"{field.metadata['help']} (default: {shown})"
+        recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files: no network.")
     parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each named run.")
     parser.add_argument("--no_cache", action="store_true", help="Score again what is in .cache/evaluation.")

@@ -60,7 +60,8 @@ def score_models(
                     model_folder = Path(scratch, str(model.column.revision))
                     found = _evaluate(*loaded, task, settings, task_folder, model_folder)
                     if cached:
-                        _write_cache(key, found)
+                        stored = {"results": found[0], "scores": [dataclasses.asdict(its) for its in found[1]]}
+                        write_whole(_cache_file(key), json.dumps({"key": key, **stored}))
                 results, of_task = found
                 write_whole(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
                 scores += of_task
@@ -110,12 +111,6 @@ def _read_cache(key: dict[str, Any]) -> Results | None:
     if stored.get("key") != key:  # damaged
         return None
     return stored["results"], from_json(list[TaskScores], stored["scores"])
-
-
-def _write_cache(key: dict[str, Any], found: Results) -> None:
-    results, scores = found
-    stored = {"key": key, "results": results, "scores": [dataclasses.asdict(its) for its in scores]}
-    write_whole(_cache_file(key), json.dumps(stored))
 
 
 def _warn_of_other_versions(key: dict[str, Any]) -> None:

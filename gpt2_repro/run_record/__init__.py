@@ -106,8 +106,9 @@ class RunRecord:
         proofs = [self.status().state, self.identity(), self.recipe().get("training")]
         proofs += [checkpoints.read_manifest(path).get("run_identity") for path in layout.checkpoints(self.path)]
         if not any(proofs):
-            told = f"{self.path} holds files and is not a run directory of train.py."
-            raise UserError(f"{told} Pass an --output_dir that is new, empty or a run to resume.")
+            raise UserError(
+                f"{self.path} is not a run of train.py. Pass a new or empty --output_dir, or a run to resume."
+            )
 
     def damaged(self) -> Path | None:
         """Return the first of recipe, environment and status that cannot be read, or None."""
