@@ -3,7 +3,9 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
+
+from gpt2_repro.typed_json import from_json
 
 
 # Two models are called equal if they differ by less than this: in points of 1 for accuracies, otherwise as a fraction of
@@ -161,7 +163,7 @@ class Comparison:
     def from_json(cls, text: str) -> "Comparison":
         """Read what `to_json` returned. Raises ValueError for anything else; only `rows` must be there."""
         try:
-            return _from_json(cls, json.loads(text))
+            return from_json(cls, json.loads(text))
         except (TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a comparison: {error}") from None
 
@@ -202,25 +204,11 @@ class Comparison:
         return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)
 
 
-def _from_json(kind: Any, value: Any) -> Any:
-    """Return a JSON value as a dataclass, or as a list or dictionary of them. Other keys are ignored."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        fields = {field.name: field.type for field in dataclasses.fields(kind) if field.name in value}
-        return kind(**{name: _from_json(its, value[name]) for name, its in fields.items()})
-    if get_origin(kind) is list:
-        return [_from_json(get_args(kind)[0], item) for item in value]
-    if get_origin(kind) is dict:
-        return {key: _from_json(get_args(kind)[1], item) for key, item in value.items()}
-    return value
-
-
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
     """Return the tables of a diagnosis.json by their titles."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
-    return {
-        title: Table(headers, [_bucket(bucket) for bucket in buckets]) for title, buckets in tables.items() if buckets
-    }
+    return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}
 
 
 def _bucket(bucket: Mapping[str, Any]) -> list[Cell]:

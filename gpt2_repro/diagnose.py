@@ -23,16 +23,9 @@ from gpt2_repro.cli import CommandParser
 from gpt2_repro.comparison import diagnosis_tables
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run
+from gpt2_repro.evaluation.diagnosis import texts
 from gpt2_repro.evaluation.diagnosis.measure import measure
-from gpt2_repro.evaluation.diagnosis.texts import (
-    TASKS,
-    Domain,
-    Ids,
-    domain_of_rows,
-    read_task,
-    rows_to_score,
-    score_rows,
-)
+from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import open_model
@@ -45,6 +38,7 @@ HOME = "validation text"
 SHORTEST_WINDOW = 16
 COUNTED_TOKENS = 10_000_000  # of the training rows, for token frequencies
 
+Counts = NDArray[np.int64]  # of each id [vocabulary]
 logger = logging.getLogger("gpt2_repro.diagnose")
 
 
@@ -65,7 +59,7 @@ def main(argv: list[str]) -> None:
     device = choose_device(options.device)
     models = [open_model(one, functools.partial(load_pair, one.source)) for one in (checkpoint, baseline)]
     window = min(options.max_length, *(model.positions for model in models))
-    rows = rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
+    rows = texts.rows_to_score(domains, tokenizer, window=window, tokens=options.tokens)
     diagnosis = {
         "models": [{key: getattr(model.column, key) for key in ("name", "source", "revision")} for model in models],
         "window": window,
@@ -75,7 +69,7 @@ def main(argv: list[str]) -> None:
         "frequencies_of": "these texts" if counts is None else "the training text",
         **measure(
             rows,
-            [score_rows(model.load()[0], rows, device=device, name=model.name) for model in models],
+            [texts.score_rows(model.load()[0], rows, device=device, name=model.name) for model in models],
             names=[domain.name for domain in domains],
             window=window,
             separator=tokenizer.eos_token_id,
@@ -108,10 +102,8 @@ def _parse(argv: list[str]) -> Namespace:
 
 def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
     if tokenizer.get_vocab() != expected.get_vocab():
-        raise UserError(
-            f"{option} has another tokenizer than the model, so losses per token do not compare. Pass one of the same "
-            "tokenizer; bash evaluate.sh compares models of different tokenizers by bits per byte."
-        )
+        fix = "Pass one with the same tokenizer, or use bash evaluate.sh, which has bits per byte."
+        raise UserError(f"{option} has another tokenizer than the model: losses per token do not compare. {fix}")
 
 
 def _baseline_of(run: Path | None) -> str:
@@ -122,9 +114,7 @@ def _baseline_of(run: Path | None) -> str:
     return baseline
 
 
-def _read_texts(
-    folder: Path | None, options: Namespace, tokenizer: Any
-) -> tuple[list[Domain], NDArray[np.int64] | None]:
+def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
     """Return the texts to score, and the count of each id in the folder's training rows [vocabulary]."""
     domains: list[Domain] = []
     counts = None
@@ -135,7 +125,7 @@ def _read_texts(
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     for task in TASKS:
         try:
-            domains.append(read_task(task, local.get(task), tokenizer))
+            domains.append(texts.read_task(task, local.get(task), tokenizer))
         except UserError as error:
             if task in local:
                 raise
@@ -145,22 +135,22 @@ def _read_texts(
     return domains, counts
 
 
-def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], NDArray[np.int64]]:
+def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Domain], Counts]:
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.export import load_tokenizer
 
     data = PreparedData.read(folder)
     _check_vocabulary(load_tokenizer(str(folder / "tokenizer")), tokenizer, f"--dataset_dir {folder}")
     separator = None if data.manifest.form.separator == "none" else tokenizer.eos_token_id
-    domains = [
-        domain_of_rows(f"validation {name}" if name else HOME, _spread(rows, tokens), tokenizer, separator=separator)
-        for name, rows in data.validation().items()
-    ]
+    spread = {
+        f"validation {name}" if name else HOME: _spread(rows, tokens) for name, rows in data.validation().items()
+    }
+    domains = [texts.domain_of_rows(name, rows, tokenizer, separator=separator) for name, rows in spread.items()]
     ids = np.concatenate(_spread(data.rows("train"), COUNTED_TOKENS))
     return domains, np.bincount(ids, minlength=len(tokenizer))
 
 
-def _spread(rows: Any, tokens: int) -> list[Ids]:
+def _spread(rows: Any, tokens: int) -> list[texts.Ids]:
     """Return rows of about so many targets, spread evenly."""
     count = -(-len(rows) * tokens // max(1, int((rows.lengths() - 1).sum())))
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]

@@ -16,6 +16,11 @@ class Diverged(RunFailed):
     """A run that would fail in the same way when it is started again."""
 
 
+def in_a_line(error: Exception) -> str:
+    """Return the message of `error` on one line, or its class name if it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """The end of a message about an unknown `word`: the nearest of the `valid` ones, or all of them if none is near."""
     choices = sorted(set(valid))

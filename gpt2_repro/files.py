@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 
 
 def sync_folder(folder: Path) -> None:
@@ -70,7 +70,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                     yield number, _json_value(line, f"{path}, line {number}")
     except (OSError, EOFError, zlib.error) as error:
         place = f"{path}, line {number + 1}," if number else str(path)
-        raise UserError(f"{place} cannot be read: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{place} cannot be read: {in_a_line(error)}") from None
 
 
 def _json_value(line: bytes, place: str) -> Any:

@@ -34,15 +34,10 @@ def main(argv: list[str]) -> None:
     window = model.config.max_position_embeddings
     start = start_ids(tokenizer, args.prompt, window=window)
     ids = torch.tensor([start] * args.num_samples, device=model.device)
+    lengths = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
     sampling = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k} if args.temperature else {}
     torch.manual_seed(args.seed)
-    written = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=min(args.max_new_tokens, window - len(start)),
-        pad_token_id=tokenizer.eos_token_id,
-        **sampling,
-    )
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **sampling)
     for number, sample in enumerate(written, 1):
         if args.num_samples > 1:
             print(f"--- {number}")

@@ -1,13 +1,12 @@
 """The manifest of a prepared folder: what was asked for, counts and hashes. `manifest.json` is this object as JSON."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
+
+from gpt2_repro.typed_json import from_json
 
 
 MANIFEST = "manifest.json"
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,28 +92,10 @@ class Manifest:
 
     @property
     def form(self) -> RowForm:
-        return _build(RowForm, self.request)
+        return from_json(RowForm, self.request)
 
     def to_json(self) -> dict[str, Any]:
         """The object of manifest.json, its keys in the order of the fields, without those that are None."""
         return dataclasses.asdict(
             self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
         )
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Manifest":
-        """Read the object of manifest.json. Raises KeyError, TypeError or AttributeError if it is not a manifest."""
-        overlap = values.get("overlap")
-        typed = {
-            "counts": {split: _build(SplitCounts, counts) for split, counts in values["counts"].items()},
-            "read": _build(ReadCounts, values["read"]),
-            "shards": {split: [_build(Shard, of) for of in shards] for split, shards in values["shards"].items()},
-            "overlap": overlap and [_build(FileOverlap, of) for of in overlap],
-        }
-        return _build(cls, {**values, **typed})
-
-
-def _build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of a dataclass, without the values that are not among its fields."""
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: values[name] for name in names if name in values})

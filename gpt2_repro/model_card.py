@@ -62,10 +62,8 @@ def model_card(
     counts = data["counts"]["train"]
     prepared = {
         "source": json.dumps(_without_files(data["source"])),
-        "documents": f"{counts['documents']:,}",
-        "tokens": f"{counts['tokens']:,}",
-        "packing": data["request"]["packing"],
-        "separator": data["request"]["separator"],
+        **{key: f"{counts[key]:,}" for key in ("documents", "tokens")},
+        **{key: data["request"][key] for key in ("packing", "separator")},
     }
     settings = {key: run_identity[key] for key in SETTINGS if key in run_identity}
     parts = [

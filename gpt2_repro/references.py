@@ -94,13 +94,9 @@ ANCHORS = {
 }
 # Up to a step: half of the least width of the band. Three runs are few, and between the anchors the curve bends.
 HALF_WIDTHS = {500: 0.03, 2000: 0.015, 10_000: 0.011, 19_500: 0.0075}
-ABOVE = (
-    "usual causes of a loss above it: fewer tokens per step or another learning rate than the plan above says, dropout, "
-    "weights or sums in bf16, labels shifted twice or not at all, other data or another order of documents"
-)
+ABOVE = "usual causes: tokens per step, learning rate, dropout, weights or sums in bf16, labels not shifted once, other data"
 BELOW = (
-    "usual causes of a loss below it: validation documents among the training ones, a validation set that is not the first "
-    "10,485,760 tokens of the shard, targets that the model can see"
+    "usual causes: validation documents in the training rows, other validation rows, targets that the model can see"
 )
 
 

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
         owner = Path(notes, f".{OWNER}").open("w")  # locked before it has its name, and until this process ends
         fcntl.flock(owner, fcntl.LOCK_EX)
         Path(owner.name).rename(Path(notes, OWNER))
-        Supervisor(command, Path(notes), attempts=args.attempts, wait=args.wait, grace=args.grace).run()
+        Supervisor(command, Path(notes), args).run()
 
 
 def remove_leftovers() -> None:
@@ -70,9 +70,8 @@ def remove_leftovers() -> None:
 class Supervisor:
     """One command, its restarts and their bounds."""
 
-    def __init__(self, command: list[str], notes: Path, *, attempts: int, wait: float, grace: float) -> None:
-        self.command, self.notes = command, notes
-        self.attempts, self.first_wait, self.grace = attempts, wait, grace
+    def __init__(self, command: list[str], notes: Path, options: argparse.Namespace) -> None:
+        self.command, self.notes, self.options = command, notes, options
         self.process: subprocess.Popen[bytes] | None = None
         self.signalled = False
 
@@ -95,9 +94,9 @@ class Supervisor:
             reached = run.newest_step() if run else -1
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
-            if failures >= self.attempts:
+            if failures >= self.options.attempts:
                 raise RunFailed(f"gave up: {failures} crashes without a newer checkpoint (last exit code {code})")
-            wait = min(LONGEST_WAIT, self.first_wait * 2 ** (failures - 1))
+            wait = min(LONGEST_WAIT, self.options.wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
             logger.warning("crashed (exit code %s), attempt %d: %s again in %.0f s", code, failures, where, wait)
             self._sleep(wait)
@@ -107,7 +106,7 @@ class Supervisor:
     def _attempt(self) -> int:
         """Run the command once, to the end of the last process that it has started."""
         before = set(psutil.Process().children(recursive=True))
-        environment = {LAUNCHERS_PATIENCE: str(int(self.grace))} | os.environ | {FOLDER: str(self.notes)}
+        environment = {LAUNCHERS_PATIENCE: str(int(self.options.grace))} | os.environ | {FOLDER: str(self.notes)}
         try:
             self.process = subprocess.Popen(self.command, env=environment, start_new_session=True)
         except OSError as error:
@@ -118,7 +117,7 @@ class Supervisor:
         # What the launcher has left belongs to this process now. No second job may start while it runs.
         if left := set(psutil.Process().children(recursive=True)) - before:
             logger.warning("waiting for %d processes that the launcher has left", len(left))
-        _, alive = psutil.wait_procs(left, timeout=self.grace)
+        _, alive = psutil.wait_procs(left, timeout=self.options.grace)
         for process in alive:
             process.kill()
         psutil.wait_procs(alive)

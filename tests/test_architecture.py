@@ -17,7 +17,7 @@ SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
 PURE = [
     *("errors", "batch_plan", "model_size", "comparison", "time_breakdown", "references", "manifest"),
     *("formatting", "model_card", "data/packing", "data/preparation/order", "data/sources/presets"),
-    *("evaluation/compare", "checkpoint", "run_record/environment", "run_record/fields"),
+    *("evaluation/compare", "checkpoint", "run_record/environment", "typed_json"),
 ]
 RUN_FILES = ("run_status.json", "environment.json", "metrics.jsonl", "samples.jsonl", "recipe.yaml", "checkpoint-{")
 

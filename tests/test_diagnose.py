@@ -1,7 +1,6 @@
 """`python -m gpt2_repro.diagnose` of a run. What it finds: tests/evaluation/diagnosis."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from gpt2_repro.errors import UserError
 
 
 @pytest.mark.slow
-def test_a_run_brings_its_own_data_and_baseline(
-    train: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_brings_its_own_data_and_baseline(train, tmp_path: Path, caplog) -> None:
     one, other = train(tmp_path / "one"), train(tmp_path / "other", "--seed", "7")
     with pytest.raises(UserError, match="untrained.*--baseline"):
         diagnose.main([str(one)])

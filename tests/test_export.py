@@ -63,9 +63,7 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
         ("--push_to_hub a/b", "HF_TOKEN"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(
-    run: Path, words: str, told: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_mistake_writes_one_line(run: Path, words: str, told: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     Path("there").mkdir()

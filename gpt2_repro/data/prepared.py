@@ -17,6 +17,7 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of
 from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
+from gpt2_repro.typed_json import from_json
 
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class PreparedData:
         if not folder.exists():
             raise UserError(f"there is no {folder}: prepare the data first with `{command}`")
         try:
-            return cls(folder, Manifest.from_json(read_object(file)))
-        except (KeyError, TypeError, AttributeError):
+            return cls(folder, from_json(Manifest, read_object(file)))
+        except (TypeError, AttributeError):
             fix = f"Move {folder} away and run `{command}`, or pass another --dataset_dir."
             raise UserError(f"{file} is missing or damaged. {fix}") from None
 

@@ -18,11 +18,10 @@ from gpt2_repro.checkpoint import all_checkpoints, resolve_checkpoint
 from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
-from gpt2_repro.evaluation.compare import compare
+from gpt2_repro.evaluation.compare import NUMBERS, compare, published_baseline
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import EvaluatedModel, common_window, open_model
 from gpt2_repro.evaluation.output import check_output, command_metadata, default_output_dir, write_comparison
-from gpt2_repro.evaluation.published import NUMBERS, published_baseline
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.scoring import score_models
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion
@@ -53,13 +52,9 @@ def main(argv: list[str]) -> None:
     unique = {checkpoint.name: checkpoint for checkpoint in checkpoints}.values()
     models = [open_model(checkpoint, functools.partial(load_pair, checkpoint.source)) for checkpoint in unique]
     baseline = _open_baseline(arguments.baseline, models)
-    settings = EvaluationSettings(
-        max_length=common_window(models, arguments.max_length, explicit=options.max_length is not None),
-        batch_size=options.batch_size or (4 if device == "cpu" else 32),
-        seed=SEED,
-        device=device,
-        limit=options.limit,
-    )
+    window = common_window(models, arguments.max_length, explicit=options.max_length is not None)
+    batch_size = options.batch_size or (4 if device == "cpu" else 32)
+    settings = EvaluationSettings(window, batch_size, SEED, device, options.limit)
     output = options.output_dir or default_output_dir(checkpoints[0], smoke_test=options.limit is not None)
     check_output(output)
 

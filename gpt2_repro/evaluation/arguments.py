@@ -19,16 +19,13 @@ class EvaluationArguments:
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
-        help="Tasks of lm-evaluation-harness, and two on the run's own validation documents: last_word and "
-        "document_perplexity.",
+        help="Tasks of lm-eval, and two on the run's own validation documents: last_word and document_perplexity.",
     )
     baseline: str = HfArg(
         default="openai-community/gpt2",
-        help="The model to compare with: a Hub id, a folder, untrained (the same model with fresh weights), or none.",
+        help="A Hub id, a folder, untrained (the same model with fresh weights) or none.",
     )
-    max_length: int = HfArg(
-        default=1024, help="Window in tokens; never more than every compared model was trained on."
-    )
+    max_length: int = HfArg(default=1024, help="Window in tokens, at most what every model was trained on.")
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
@@ -36,25 +33,16 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
 
     Raises UserError for unknown options and impossible values.
     """
-    parser = CommandParser(
-        prog="bash evaluate.sh", usage="%(prog)s CHECKPOINT... [--key value ...]", description=description
-    )
-    parser.add_argument(
-        "checkpoints",
-        nargs="*",
-        metavar="CHECKPOINT",
-        help="A run (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id.",
-    )
+    usage = "%(prog)s CHECKPOINT... [--key value ...]"
+    parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
+    models = "A run (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
     recipe = parser.add_argument_group("recipe section evaluation (of the checkpoint's run, or these defaults)")
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
-        shown = " ".join(default) if isinstance(default, list) else default
-        recipe.add_argument(
-            f"--{field.name}",
-            type=_count if isinstance(default, int) else str,
-            nargs="+" if isinstance(default, list) else None,
-            help=f"{field.metadata['help']} (default: {shown})",
-        )
+        shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
+        kind, text = _count if isinstance(default, int) else str, f"{field.metadata['help']} (default: {shown})"
+        recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files: no network.")
     parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each named run.")
     parser.add_argument("--no_cache", action="store_true", help="Score again what is in .cache/evaluation.")

@@ -1,14 +1,20 @@
-"""Compare the scores of several models: a pure function from their scores to a Comparison."""
+"""Compare the scores of several models with each other and with published ones.
+
+Published scores of a baseline check the setup if it is scored, and replace it if it cannot be loaded.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpt2_repro.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
-from gpt2_repro.evaluation.published import find_deviations
-from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, ScoredModel
+from gpt2_repro.evaluation.scores import COMPLETION, EvaluationSettings, Metric, ScoredModel, TaskScores
 from gpt2_repro.evaluation.statistics import paired
 
+
+logger = logging.getLogger(__name__)
 
 Found = tuple[list[str], Metric]  # hashes of the documents, and the metric
 
@@ -33,6 +39,7 @@ def compare(
         for model, tasks in scored
     }
     first, judged, name = scored[0][1], settings.limit is None, baseline.name if baseline else None
+    deviations = [find_deviations(model.source, settings.max_length, tasks) for model, tasks in scored]
     return Comparison(
         **dataclasses.asdict(settings),
         **metadata,
@@ -40,11 +47,7 @@ def compare(
         task_details={task.task: TaskDetails(task.version, task.num_documents, task.data) for task in first},
         baseline=name,
         models=[model for model, _ in scored],
-        warnings=[
-            line
-            for model, tasks in (scored if judged else ())
-            for line in find_deviations(model.source, settings.max_length, tasks)
-        ],
+        warnings=list(itertools.chain(*deviations)) if judged else [],
         rows=[_row(task.task, metric, found, name, judged=judged) for task in first for metric in task.metrics],
     )
 
@@ -74,3 +77,78 @@ def _difference(ours: Found | None, theirs: Found | None) -> Difference | None:
     if mine.ndim > 1 and not (mine[:, 1] == base[:, 1]).all():
         return unpaired  # per token, of two tokenizers
     return paired(our.name, our.aggregation, mine, base, higher_is_better=our.higher_is_better)
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedNumber:
+    """A published number, the tolerance of a sound setup, and who measured it."""
+
+    task: str
+    metric: str
+    value: float
+    tolerance: float
+    source: str
+    stderr: float | None = None
+    window: int | None = None  # None if no document of the task is longer than 512 tokens
+
+
+# Of the whole sets: another split, or a part, has other scores.
+DOCUMENTS = {"lambada_openai": 5153, "hellaswag": 10_042, COMPLETION: 10_042, "wikitext": 62}
+LM_EVAL = "lm-evaluation-harness, issue 2159 (LAMBADA) and pull request 396 (wikitext)"
+HELLASWAG = "build-nanogpt, hellaswag.py: lm-evaluation-harness and its own completion style"
+BLOG = "suzyahyah.github.io, July 2025: lm-evaluation-harness at 512 tokens"
+# LAMBADA's longest passage has 224 tokens and HellaSwag's longest request 151: their scores do not depend on the window.
+NUMBERS = {
+    "openai-community/gpt2": (
+        PublishedNumber("lambada_openai", "perplexity", 40.0554, 0.2, LM_EVAL, stderr=1.4787),
+        PublishedNumber("lambada_openai", "acc", 0.3256, 0.003, LM_EVAL, stderr=0.0065),
+        PublishedNumber("hellaswag", "acc", 0.2892, 0.003, HELLASWAG, stderr=0.0045),
+        PublishedNumber("hellaswag", "acc_norm", 0.3114, 0.003, HELLASWAG, stderr=0.0046),
+        PublishedNumber(COMPLETION, "completion", 0.2955, 0.003, HELLASWAG),
+        PublishedNumber("wikitext", "word_perplexity", 37.3698, 0.1, LM_EVAL, window=1024),
+        PublishedNumber("wikitext", "bits_per_byte", 0.9769, 0.001, LM_EVAL, window=1024),
+        PublishedNumber("wikitext", "word_perplexity", 42.5, 0.3, BLOG, window=512),
+    )
+}
+
+
+def published_numbers(model: str, window: int) -> list[PublishedNumber]:
+    """Return the published numbers of a Hub id for this window in tokens. LAMBADA and HellaSwag fit into 256 and more."""
+    numbers = NUMBERS.get(model, ())
+    return [number for number in numbers if number.window == window or (number.window is None and window >= 256)]
+
+
+def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
+    """Return a line for each measured number that is not the published one: then the setup is broken."""
+    whole = [task for task in scores if _is_whole(task)]
+    measured = {(task.task, metric.name): metric.value for task in whole for metric in task.metrics}
+    lines = []
+    for number in published_numbers(model, window):
+        value = measured.get((number.task, number.metric))
+        if value is not None and abs(value - number.value) > number.tolerance:
+            known = f"{number.value:.4f} ± {number.tolerance:g} is known ({number.source})"
+            lines.append(f"BROKEN SETUP: {model} has {number.task} {number.metric} {value:.4f}, and {known}")
+    return lines
+
+
+def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
+    """Return a model with its published scores of the tasks that were scored as a whole; None if there are none."""
+    if model not in NUMBERS:
+        return None
+    whole = [task.task for task in scored if _is_whole(task)]
+    numbers = [number for number in published_numbers(model, window) if number.task in whole]
+    if not numbers:
+        logger.warning("No baseline: no scores of %s are published for these documents and this window.", model)
+        return None
+    by_task: dict[str, list[Metric]] = {}
+    for number in numbers:
+        higher = number.metric not in ("perplexity", "word_perplexity", "bits_per_byte")
+        by_task.setdefault(number.task, []).append(Metric(number.metric, number.value, number.stderr, higher))
+    tasks = [TaskScores(task, None, "published", [], None, metrics) for task, metrics in by_task.items()]
+    sources = list(dict.fromkeys(number.source for number in numbers))
+    return ComparedModel(f"{model} (published)", model, published_by=sources), tasks
+
+
+def _is_whole(task: TaskScores) -> bool:
+    """Return whether a task was scored on as many documents as its published numbers."""
+    return task.num_documents == DOCUMENTS.get(task.task, task.num_documents)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS
 from gpt2_repro.launchers import LAUNCHERS
@@ -105,8 +105,7 @@ def _missing_data_as_user_error() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{reason}. Pass --local_data DIR with the tasks' files to run without a network.") from None
+        raise UserError(f"{in_a_line(error)}. Pass --local_data DIR with the tasks' files.") from None
 
 
 @functools.cache

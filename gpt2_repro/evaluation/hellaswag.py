@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gpt2_repro.batch_plan import IGNORED
-from gpt2_repro.errors import RunFailed, UserError
+from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.files import read_json_lines
 
 
@@ -60,10 +60,8 @@ def _load_from_hub(source: str) -> Iterable[Any]:
         return datasets.load_dataset(source, split="validation")
     except Exception as error:  # of a network, a Hub, a cache and a builder there is nothing narrower
         kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
-        raise kind(
-            f"HellaSwag ({source}) cannot be loaded from the Hub ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}). Pass a local file as --hellaswag_data, {SKIP}."
-        ) from None
+        fix = f"Pass a local file as --hellaswag_data, {SKIP}."
+        raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {fix}") from None
 
 
 def _item(row: Any, where: str) -> Item:
@@ -71,10 +69,8 @@ def _item(row: Any, where: str) -> Item:
     context, endings, label = (fields.get(name) for name in Item._fields)
     texts = [context, *endings] if isinstance(endings, list | tuple) else []
     if len(texts) != 1 + ENDINGS or not all(isinstance(text, str) and text for text in texts) or label not in LABELS:
-        raise UserError(
-            f"{where} needs a text ctx, {ENDINGS} texts endings and a label of 0 to {ENDINGS - 1}. Name HellaSwag's "
-            f"validation split, {SKIP}"
-        )
+        found = f"{where} needs a text ctx, {ENDINGS} texts endings and a label of 0 to {ENDINGS - 1}."
+        raise UserError(f"{found} Pass HellaSwag's validation split, {SKIP}.")
     return Item(texts[0], tuple(texts[1:]), int(fields["label"]))
 
 

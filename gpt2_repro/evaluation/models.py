@@ -53,15 +53,11 @@ def open_model(checkpoint: Checkpoint, load: Load) -> EvaluatedModel:
     model, tokenizer = load()
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
-            raise UserError(
-                f"{checkpoint.source} has weights that are not finite, in {name}. Pass an earlier checkpoint."
-            )
+            raise UserError(f"{checkpoint.source} has weights that are not finite ({name}). Pass another checkpoint.")
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
-        raise UserError(
-            f"The tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}. Put the files of the "
-            "tokenizer that it was trained with into the folder."
-        )
+        found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}."
+        raise UserError(f"{found} Put the files of its own tokenizer into the folder.")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     return EvaluatedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)
@@ -88,9 +84,7 @@ def common_window(models: Sequence[EvaluatedModel], asked: int, *, explicit: boo
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(asked, shortest.trained_window)
     if explicit and window < asked <= min(model.positions for model in models):
-        logger.warning(
-            "window %d tokens: %s was trained on %d, its later positions are random", asked, shortest.name, window
-        )
+        logger.warning("window %d tokens: %s has random positions after %d", asked, shortest.name, window)
         return asked
     if window < asked:
         logger.warning("window %d tokens in place of %d: %s was trained on no more", window, asked, shortest.name)

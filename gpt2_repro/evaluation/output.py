@@ -35,20 +35,15 @@ def file_name(name: str) -> str:
 
 def command_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Return the command, the time and the versions of libraries. `command` is what a user types before `argv`."""
-    return {
-        "date": now(),
-        "command": f"{command} {shlex.join(argv)}",
-        "versions": {library: version(library) for library in LIBRARIES},
-    }
+    versions = {library: version(library) for library in LIBRARIES}
+    return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
 
 
 def check_output(folder: Path) -> None:
     """Raise UserError if `folder` holds a comparison.json or comparison.md that evaluate.sh did not write."""
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
-        raise UserError(
-            f"{folder / names[0]} is damaged or was not written by evaluate.sh. Delete it or pass another --output_dir."
-        )
+        raise UserError(f"{folder / names[0]} is not from evaluate.sh. Delete it or pass another --output_dir.")
 
 
 def write_comparison(comparison: Comparison, folder: Path, models: Iterable[EvaluatedModel]) -> str:
@@ -74,10 +69,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     notes = "\n".join(f"- {note}" for note in _notes(comparison))
     if comparison.limit is None:
         return "\n\n".join([*warnings, table, notes]) + "\n"
-    smoke_test = (
-        f"**A smoke test, not benchmark numbers: --limit {comparison.limit} scored only the first documents of "
-        "each task, and nothing is judged.**"
-    )
+    smoke_test = f"**Not benchmark numbers: --limit {comparison.limit} scored only the first documents of each task.**"
     return "\n\n".join([*warnings, smoke_test, table, smoke_test, notes]) + "\n"
 
 
@@ -103,9 +95,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def _describe(model: ComparedModel) -> str:
     if model.revision is None:
         return f"{model.name}: not measured here, published by {'; '.join(model.published_by)}"
-    trained = (
-        "tokens trained not known" if model.tokens_trained is None else f"{model.tokens_trained:,} tokens trained"
-    )
+    trained = f"{'unknown' if model.tokens_trained is None else format(model.tokens_trained, ',')} tokens trained"
     source = "" if model.source == model.name else f"from {model.source}, "
     return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}revision {model.revision[:12]}"
 

@@ -10,17 +10,9 @@ from numpy.typing import NDArray
 
 from gpt2_repro.comparison import ComparedModel
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation.statistics import (
-    BITS_PER_BYTE,
-    MEAN,
-    PERPLEXITY,
-    WEIGHTED_PERPLEXITY,
-    aggregate,
-    standard_error,
-)
+from gpt2_repro.evaluation.statistics import AGGREGATIONS, BITS_PER_BYTE, MEAN, aggregate, standard_error
 
 
-PAIRED = (MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE)
 COMPLETION = "hellaswag_completion"
 # A model whose every score is NaN takes the first of HellaSwag's four endings, which is right 2,515 times in 10,042.
 NAN_SIGNATURE = (2515, 10_042)
@@ -50,7 +42,7 @@ class Metric:
     value: float | None
     stderr: float | None
     higher_is_better: bool | None
-    aggregation: str | None = None  # None if it is not one of PAIRED
+    aggregation: str | None = None  # None if it is not one of AGGREGATIONS
     values: list[Any] = dataclasses.field(default_factory=list)  # of each document, with its weight if it has one
 
     def array(self) -> NDArray[np.float64]:
@@ -91,16 +83,10 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
         if any(metric.name == "word_perplexity" for metric in metrics):
             metrics.append(_nats_per_token(logged, tokenizer))
         config = results.get("configs", {}).get(task, {})
-        scores.append(
-            TaskScores(
-                task=task,
-                version=results.get("versions", {}).get(task),
-                data=(config.get("metadata") or {}).get("source") or config.get("dataset_path"),
-                documents=[sample["doc_hash"] for sample in logged],
-                num_documents=results.get("n-samples", {}).get(task, {}).get("effective"),
-                metrics=metrics,
-            )
-        )
+        data = (config.get("metadata") or {}).get("source") or config.get("dataset_path")
+        version, documents = results.get("versions", {}).get(task), [sample["doc_hash"] for sample in logged]
+        num_documents = results.get("n-samples", {}).get(task, {}).get("effective")
+        scores.append(TaskScores(task, version, data, documents, num_documents, metrics))
         _refuse_nan_signature(scores[-1], logged)
     return scores
 
@@ -111,10 +97,8 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
         for answer in sample["filtered_resps"]:
             number = answer[0] if isinstance(answer, list | tuple) else answer
             if isinstance(number, int | float) and not math.isfinite(number):
-                raise RunFailed(
-                    f"{task}: document {sample['doc_id']} has the log-probability {number}. Look for updates that were "
-                    "not finite in the run's metrics."
-                )
+                found = f"{task}: document {sample['doc_id']} has the log-probability {number}."
+                raise RunFailed(f"{found} Look for updates that were not finite in the run's metrics.")
 
 
 def _refuse_nan_signature(scores: TaskScores, samples: Sequence[Mapping[str, Any]]) -> None:
@@ -123,10 +107,8 @@ def _refuse_nan_signature(scores: TaskScores, samples: Sequence[Mapping[str, Any
         if scores.num_documents != number or metric.aggregation != MEAN or sum(metric.values) != right:
             continue
         if metric.values == [float(str(sample["target"]) == "0") for sample in samples]:
-            raise RunFailed(
-                f"{scores.task} {metric.name} is {right}/{number}, the share of first endings that are right. The model scores all "
-                "endings alike, as with weights that are NaN."
-            )
+            found = f"{scores.task} {metric.name} is {right}/{number}, the share of first endings that are right."
+            raise RunFailed(f"{found} The model scores all endings alike, as with weights that are NaN.")
 
 
 def _is_metric(key: str, value: Any) -> bool:
@@ -139,7 +121,7 @@ def _metric(results: Mapping[str, Any], task: str, key: str, samples: Sequence[M
     entries = results["results"][task]
     aggregation = _aggregation(results.get("configs", {}).get(task, {}), metric)
     values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
-    if aggregation not in PAIRED or not values:
+    if aggregation not in AGGREGATIONS or not values:
         aggregation, values = None, []
     stderr = entries.get(f"{metric}_stderr,{filter_name}")
     if aggregation is not None and len(values) > 1:
@@ -167,13 +149,9 @@ def _finite(value: Any) -> float | None:
 def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
     """Return the loss of whole documents per token of the model, as training logs it."""
     # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
-    values = [
-        [
-            sample["word_perplexity"][0] * math.log(2),
-            len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]),
-        ]
-        for sample in samples
-    ]
+    nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
+    tokens = [len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]) for sample in samples]
+    values = [list(pair) for pair in zip(nats, tokens, strict=True)]
     loss = aggregate(BITS_PER_BYTE, np.asarray(values, dtype=np.float64))
     stderr = standard_error(BITS_PER_BYTE, values) if len(values) > 1 else None
     return Metric("nats_per_token", loss, stderr, False, BITS_PER_BYTE, values)

@@ -13,9 +13,10 @@ from typing import Any
 from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fetch_data
 from gpt2_repro.evaluation.models import EvaluatedModel
 from gpt2_repro.evaluation.output import file_name
-from gpt2_repro.evaluation.scores import EvaluationSettings, Metric, ScoredModel, TaskScores, read_scores
+from gpt2_repro.evaluation.scores import EvaluationSettings, ScoredModel, TaskScores, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
 from gpt2_repro.files import read_object, write_whole
+from gpt2_repro.typed_json import from_json
 
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ def score_models(
                     model_folder = Path(scratch, str(model.column.revision))
                     found = _evaluate(*loaded, task, settings, task_folder, model_folder)
                     if cached:
-                        _write_cache(key, found)
+                        stored = {"results": found[0], "scores": [dataclasses.asdict(its) for its in found[1]]}
+                        write_whole(_cache_file(key), json.dumps({"key": key, **stored}))
                 results, of_task = found
                 write_whole(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
                 scores += of_task
@@ -108,17 +110,7 @@ def _read_cache(key: dict[str, Any]) -> Results | None:
     stored = read_object(_cache_file(key))
     if stored.get("key") != key:  # damaged
         return None
-    scores = [
-        TaskScores(**scores | {"metrics": [Metric(**metric) for metric in scores["metrics"]]})
-        for scores in stored["scores"]
-    ]
-    return stored["results"], scores
-
-
-def _write_cache(key: dict[str, Any], found: Results) -> None:
-    results, scores = found
-    stored = {"key": key, "results": results, "scores": [dataclasses.asdict(its) for its in scores]}
-    write_whole(_cache_file(key), json.dumps(stored))
+    return stored["results"], from_json(list[TaskScores], stored["scores"])
 
 
 def _warn_of_other_versions(key: dict[str, Any]) -> None:
@@ -126,7 +118,5 @@ def _warn_of_other_versions(key: dict[str, Any]) -> None:
     for path in sorted(CACHE.glob(f"{key['task']}-*.json")):
         stored = read_object(path).get("key", {})
         if stored | {"harness": key["harness"]} == key:
-            logger.warning(
-                "%s was scored by lm_eval %s. It is scored again with %s: scores of two versions do not compare.",
-                *(key["task"], stored["harness"], key["harness"]),
-            )
+            versions = key["task"], stored["harness"], key["harness"]
+            logger.warning("%s was scored by lm_eval %s, now by %s: their scores do not compare.", *versions)

@@ -18,10 +18,12 @@ RESAMPLES = 10_000
 FEWEST = 30  # documents, below which an interval is too narrow to judge by
 Z95 = 1.959964  # standard errors on each side of a 95 % interval
 # How the harness aggregates a metric's values of the documents (lm_eval/api/metrics.py, 0.4.13).
-MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
+AGGREGATIONS = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
+MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = AGGREGATIONS
+Values = NDArray[np.float64]  # of the documents, or [documents, 2] with their weights
 
 
-def aggregate(aggregation: str, values: NDArray[np.float64]) -> float:
+def aggregate(aggregation: str, values: Values) -> float:
     """Return one number from the values [documents] or, with their weights, [documents, 2], as the harness does."""
     if aggregation == MEAN:
         return float(values.mean())
@@ -32,12 +34,7 @@ def aggregate(aggregation: str, values: NDArray[np.float64]) -> float:
 
 
 def paired(
-    metric: str,
-    aggregation: str,
-    ours: NDArray[np.float64],
-    theirs: NDArray[np.float64],
-    *,
-    higher_is_better: bool | None,
+    metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None
 ) -> Difference:
     """Return the difference of two models' values of the same documents in the same order.
 
@@ -108,15 +105,15 @@ def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_
         return float(np.concatenate(drawn).std(ddof=1))
 
 
-def _mean_stderr(values: NDArray[np.float64]) -> float:
+def _mean_stderr(values: Values) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def _bootstrapped(aggregation: str, *of_models: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
     """Return RESAMPLES aggregates of each model's values, from the same documents for all, so that they stay paired."""
     source, count = np.random.default_rng(0), len(of_models[0])
     piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples at once, for the memory
-    drawn: list[list[NDArray[np.float64]]] = [[] for _ in of_models]
+    drawn: list[list[Values]] = [[] for _ in of_models]
     for start in range(0, RESAMPLES, piece):
         picks = source.integers(0, count, size=(min(piece, RESAMPLES - start), count))
         for values, its in zip(of_models, drawn, strict=True):
@@ -125,7 +122,7 @@ def _bootstrapped(aggregation: str, *of_models: NDArray[np.float64]) -> list[NDA
     return [np.concatenate(its) for its in drawn]
 
 
-def _is_significant(ours: NDArray[np.float64], theirs: NDArray[np.float64], aggregation: str) -> bool:
+def _is_significant(ours: Values, theirs: Values, aggregation: str) -> bool:
     """Return whether the documents suffice: by McNemar's exact test for right or wrong answers, else by their number."""
     if aggregation != MEAN or not np.isin([*ours, *theirs], (0, 1)).all():
         return len(ours) >= FEWEST

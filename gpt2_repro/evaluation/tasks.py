@@ -57,9 +57,8 @@ OWN_TASKS = {
 }
 # llm.c's and build-nanogpt's HellaSwag: the original text, which the stock task rewrites.
 ORIGINAL_TEXT = {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
-LOCAL_TASKS = (
-    STOCK_TASKS | OWN_TASKS | {COMPLETION: LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_TEXT)}
-)
+COMPLETION_TASK = LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_TEXT)
+LOCAL_TASKS = STOCK_TASKS | OWN_TASKS | {COMPLETION: COMPLETION_TASK}
 # Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
 # minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
@@ -79,9 +78,7 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     found = {task: there[0] for task, there in paths.items() if there}
     if not found:
         names = sorted({files[0] for files in wanted.values()}) or ["a file for any of these tasks"]
-        raise UserError(
-            f"--local_data {local_data} holds no data for {', '.join(tasks)}: put {', '.join(names)} there"
-        )
+        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Put {', '.join(names)} there.")
     return found
 
 
@@ -90,10 +87,8 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     missing = [task for task in tasks if task not in local]
     for task in missing:
         if task in OWN_TASKS:
-            raise UserError(
-                f"The task {task} needs validation.jsonl. Pass --local_data DIR, the folder that prepare_data.py "
-                "wrote with --validation_text."
-            )
+            fix = "Pass --local_data DIR with a folder that prepare_data.py wrote with --validation_text."
+            raise UserError(f"The task {task} needs validation.jsonl. {fix}")
     if all(task in STOCK_TASKS for task in missing):
         return
     known = stock_task_names() | LOCAL_TASKS.keys()
@@ -109,11 +104,8 @@ def stock_task_names() -> set[str]:
     Its own TaskManager parses all of them as YAML, which takes ten.
     """
     pattern = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
-    return {
-        name
-        for path in _stock_folder().rglob("*.yaml")
-        for name in pattern.findall(path.read_text(encoding="utf-8", errors="replace"))
-    }
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in _stock_folder().rglob("*.yaml")]
+    return {name for text in texts for name in pattern.findall(text)}
 
 
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
@@ -141,21 +133,17 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
             suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else ".jsonl"
             data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
             data.write_bytes(content)
+            cache = str(output.resolve() / "datasets")
+            version = 1.0 if name in OWN_TASKS else _stock_version(task.stock)
             definition |= {
                 "dataset_path": "json",
                 "dataset_name": None,
-                "dataset_kwargs": {
-                    "data_files": {task.split: str(data.resolve())},
-                    "cache_dir": str(output.resolve() / "datasets"),
-                },
+                "dataset_kwargs": {"data_files": {task.split: str(data.resolve())}, "cache_dir": cache},
                 # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{task.split}_split": task.split,
                 # The copy is gone after the evaluation; results name the user's file.
-                "metadata": {
-                    "version": 1.0 if name in OWN_TASKS else _stock_version(task.stock),
-                    "source": str(source),
-                },
+                "metadata": {"version": version, "source": str(source)},
             }
         (output / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
         hashes[name] = digest.hexdigest()
@@ -172,9 +160,8 @@ def _stock_version(stock: str) -> float:
 def _own_data(task: str, source: Path) -> bytes:
     """Make the data of one of OWN_TASKS from validation documents, as the content of a .jsonl file."""
     documents = read_documents(source)
-    column, texts = (
-        ("text", cut_passages(documents)) if task == "last_word" else ("page", documents_to_score(documents))
-    )
+    words = task == "last_word"
+    column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))
     if not texts:
         raise UserError(f"The validation documents are too short for {task}. Leave it out of --tasks.")
     return "".join(json.dumps({column: text}) + "\n" for text in texts).encode()

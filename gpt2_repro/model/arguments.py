@@ -23,9 +23,8 @@ class Overrides(str):
         if not text.strip() or text.lstrip().startswith("{"):
             values = json.loads(text or "{}")
         else:
-            values = {
-                key.strip(): _value(value.strip()) for key, value in (part.split("=") for part in text.split(","))
-            }
+            pairs = [part.split("=") for part in text.split(",")]
+            values = {key.strip(): _value(value.strip()) for key, value in pairs}
         return super().__new__(cls, json.dumps(values, sort_keys=True) if values else "")
 
 
@@ -40,36 +39,26 @@ def _value(text: str) -> Any:
 class ModelArguments:
     """A model by its shape. The defaults are the 124M GPT-2 of the paper as llm.c trains it."""
 
-    model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(
-        default="gpt2", help="Architecture, by its model_type in transformers."
-    )
+    model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="model_type in transformers.")
     config_overrides: Overrides = HfArg(
         default=Overrides(""),
-        help="Further keys of its configuration: a mapping in a recipe; as an option JSON, or key=value,key=value, in "
-        "place of the recipe's.",
+        help="More keys of its configuration: a mapping in a recipe, JSON or key=value,… as option.",
     )
     n_layer: int = HfArg(default=12, help="Transformer blocks.")
     n_head: int = HfArg(default=12, help="Attention heads in a block.")
     n_embd: int = HfArg(default=768, help="Width of the residual stream.")
-    dropout: float = HfArg(
-        default=0.0, help="Dropout of embeddings, attention and residuals; transformers' default is 0.1."
-    )
+    dropout: float = HfArg(default=0.0, help="Of embeddings, attention and residuals; transformers' default is 0.1.")
     pad_vocab_to_multiple_of: int = HfArg(
-        default=128,
-        help="Rows of the embedding while training: 50,257 becomes 50,304. Padding ids are never predicted.",
+        default=128, help="Pad the embedding in training: 50,257 becomes 50,304 rows."
     )
     attn_implementation: Literal["auto", "flash_attention_2", "causal_sdpa", "eager"] = HfArg(
         default="auto", help="auto is flash_attention_2 where flash-attn works, else torch's SDPA without a mask."
     )
     document_mask: bool = HfArg(
         default=False,
-        help="Keep attention inside a document, in the loss of packed rows; positions stay those of the row. With "
-        "SDPA and eager by a mask that costs speed, with flash_attention_2 by the documents' lengths.",
+        help="Keep attention inside a document. Positions stay those of the row. Costs speed without flash_attention_2.",
     )
-    init_from: str = HfArg(
-        default="",
-        help="Start from the weights of this folder or Hub id, in its shape where the recipe says none. Empty: fresh.",
-    )
+    init_from: str = HfArg(default="", help="Start from the weights and shape of this folder or Hub id. Empty: fresh.")
 
     def __post_init__(self) -> None:
         if min(self.n_layer, self.n_head, self.n_embd, self.pad_vocab_to_multiple_of) < 1:
@@ -85,10 +74,7 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
     if model.document_mask and packing == "wrap":
         raise UserError("with packing wrap a row is of one document: leave out --document_mask")
     if model.document_mask and separator == "none":
-        raise UserError(
-            "--document_mask finds documents by their separator, and with separator none rows have none: prepare the data "
-            "with --separator before, or leave it out"
-        )
+        raise UserError("--document_mask needs rows with separators. Prepare the data with --separator before.")
 
 
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:

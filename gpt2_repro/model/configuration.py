@@ -7,7 +7,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
 from gpt2_repro.model_size import padded_size
 
@@ -81,11 +81,6 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:
         raise UserError(f"transformers builds no such {config.model_type}: {in_a_line(error)}") from None
-
-
-def in_a_line(error: Exception) -> str:
-    """Return the message of `error` on one line, or its class name if it has none."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:

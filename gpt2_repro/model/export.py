@@ -15,9 +15,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import read_object
-from gpt2_repro.model.configuration import FAILURES, SAFELY, in_a_line
+from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.pretraining import plain_config, plain_model
 
 

@@ -123,12 +123,8 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
     balances = model.balance_loss is not None and torch.is_grad_enabled()
     routers = {"output_router_logits": True} if balances else {}
     outputs = model.base_model(input_ids=input_ids, use_cache=False, **routers, **attention)
-    loss = chunked_cross_entropy(
-        outputs.last_hidden_state.flatten(0, 1),
-        model.get_output_embeddings().weight,
-        shift_labels.flatten(),
-        vocab_size=model.config.true_vocab_size,
-    )
+    hidden, head = outputs.last_hidden_state.flatten(0, 1), model.get_output_embeddings().weight
+    loss = chunked_cross_entropy(hidden, head, shift_labels.flatten(), vocab_size=model.config.true_vocab_size)
     if balances:
         balance = model.balance_loss(outputs) * (shift_labels != IGNORED).sum()
         loss = loss + (balance - balance.detach())
@@ -208,9 +204,8 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
         return None
     maybe_install_capturing_hooks(model.base_model)  # of router logits; torch.compile cannot install them
-    return lambda outputs: (
-        coefficient * load_balancing_loss_func(outputs.router_logits, model.num_experts, model.num_experts_per_tok)
-    )
+    experts = model.num_experts, model.num_experts_per_tok
+    return lambda outputs: coefficient * load_balancing_loss_func(outputs.router_logits, *experts)
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -15,8 +15,8 @@ from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 from gpt2_repro.report.check import signs
-from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.read import read_run
+from gpt2_repro.report.tables import why_not_comparable
 
 
 def main(argv: list[str]) -> None:

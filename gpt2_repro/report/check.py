@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from gpt2_repro.formatting import duration
 from gpt2_repro.references import band, explained, verdict
-from gpt2_repro.report.facts import progress
 from gpt2_repro.report.read import Run, reading, values
-from gpt2_repro.run_record.fields import is_number
+from gpt2_repro.report.tables import progress
 from gpt2_repro.run_record.layout import STATUS
+from gpt2_repro.typed_json import is_number
 
 
 SILENT_SECONDS = 900  # without an update of the status of a running run

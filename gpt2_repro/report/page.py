@@ -10,7 +10,7 @@ import jinja2
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
-from gpt2_repro.report import facts, tables
+from gpt2_repro.report import tables
 from gpt2_repro.report.plots import overlay_figures, run_figures
 from gpt2_repro.report.read import Run
 from gpt2_repro.time_breakdown import breakdown_lines
@@ -23,20 +23,17 @@ def write_page(runs: Sequence[Run], output: Path) -> None:
     """
     folder = output.with_suffix("") if output.suffix else output.with_name(f"{output.name}-figures")
     labels, several = label_runs(runs), len(runs) > 1
-    figures = [
-        _write_figures(run_figures(run), folder / label if several else folder)
-        for run, label in zip(runs, labels, strict=True)
-    ]
+    folders = [folder / label if several else folder for label in labels]
+    figures = [_write_figures(run_figures(run), its) for run, its in zip(runs, folders, strict=True)]
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     html = environment.get_template("page.html.j2").render(
-        facts=facts,
         tables=tables,
         runs=list(zip(runs, labels, figures, strict=True)),
         overlay=_write_figures(overlay_figures(runs, labels), folder) if several else {},
-        not_comparable=facts.why_not_comparable(runs),
+        not_comparable=tables.why_not_comparable(runs),
         run_table=tables.run_table(runs, labels) if several else None,
         differences=tables.recipe_differences(runs, labels),
         written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
@@ -70,11 +67,11 @@ def _write(path: Path, content: bytes) -> None:
 
 def summary(run: Run, page: Path) -> list[str]:
     """Return state, key numbers, time, evaluation, missing parts and paths of a run."""
-    lines = [f"{run.name}: {run.status.state}, {facts.progress(run)}"]
+    lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
         lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
-    lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in facts.key_numbers(run)]
+    lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in tables.key_numbers(run)]
     price = run.environment.usd_per_hour
     lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=price)]
     if run.comparison and run.comparison.rows:
@@ -82,4 +79,4 @@ def summary(run: Run, page: Path) -> list[str]:
     if limit := run.comparison and run.comparison.limit:
         lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
-    return lines + [f"  {name:<11}{path}" for name, path in (facts.where_things_are(run) | {"report": page}).items()]
+    return lines + [f"  {name:<11}{path}" for name, path in (tables.where_things_are(run) | {"report": page}).items()]

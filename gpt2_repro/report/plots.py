@@ -1,5 +1,6 @@
 """Figures of runs as PNG bytes. The page scales them to its width."""
 
+import functools
 import io
 import itertools
 import statistics
@@ -12,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from gpt2_repro.references import NAME, band
-from gpt2_repro.report.facts import baseline_losses, hellaswag_lines
 from gpt2_repro.report.read import Row, Run, mapping, points
-from gpt2_repro.run_record.fields import is_number
+from gpt2_repro.report.tables import baseline_losses, hellaswag_lines
+from gpt2_repro.typed_json import is_number
 
 
 # The colour-blind-safe palette of Okabe and Ito without yellow, which is faint on white.
@@ -40,18 +41,15 @@ End = tuple[float, str, str]  # where a curve ends, its label, its colour
 
 def run_figures(run: Run) -> dict[str, bytes]:
     """Return the figures of one run by file name, without those for which nothing is logged."""
-    figures: dict[str, bytes] = {}
-    if points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]:
-        figures["loss"] = render(lambda figure: _draw_loss(figure, run))
-    if differences := _beside_reference(run):
-        figures["reference"] = render(lambda figure: _draw_reference(figure, differences))
-    if run.hellaswag:
-        figures["hellaswag"] = render(lambda figure: _draw_hellaswag(figure, [run], [run.name]))
-    if points(run.training, "learning_rate")[0]:
-        figures["learning_rate"] = render(lambda figure: _draw_learning_rate(figure, run))
-    if points(run.training, "tokens_per_second")[0]:
-        figures["throughput"] = render(lambda figure: _draw_throughput(figure, run))
-    return figures
+    losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
+    figures = {
+        "loss": (_draw_loss, losses),
+        "reference": (_draw_reference, _beside_reference(run)),
+        "hellaswag": (lambda figure, run: _draw_hellaswag(figure, [run], [run.name]), run.hellaswag),
+        "learning_rate": (_draw_learning_rate, points(run.training, "learning_rate")[0]),
+        "throughput": (_draw_throughput, points(run.training, "tokens_per_second")[0]),
+    }
+    return {name: render(functools.partial(draw, run=run)) for name, (draw, logged) in figures.items() if logged}
 
 
 def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
@@ -169,10 +167,10 @@ def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
     return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]
 
 
-def _draw_reference(figure: Figure, compared: Sequence[tuple[float, float, float]]) -> None:
+def _draw_reference(figure: Figure, run: Run) -> None:
     """Draw the validation losses relative to the published runs."""
     axes = figure.subplots()
-    tokens, differences, halves = zip(*compared, strict=True)
+    tokens, differences, halves = zip(*_beside_reference(run), strict=True)
     lows = [-half for half in halves]
     axes.fill_between(tokens, lows, halves, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
     axes.plot(tokens, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")

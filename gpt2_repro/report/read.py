@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from gpt2_repro.comparison import Comparison
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.run_record.fields import is_number
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
 from gpt2_repro.run_record.status import RunStatus
+from gpt2_repro.typed_json import is_number
 
 
 Row = dict[str, Any]
@@ -104,8 +104,8 @@ def read_run(path: Path) -> Run:
         training=training,
         validation=_last_per_step(row for row in metrics if any(key.startswith("eval_") for key in row)),
         samples=_samples(events.read(record.samples)[0]),
-        comparison=_read_comparison(path / COMPARISON),
-        diagnosis=_read_object(path / DIAGNOSIS),
+        comparison=_read(path / COMPARISON, Comparison.from_json),
+        diagnosis=mapping(_read(path / DIAGNOSIS, json.loads)),
         broken_lines=broken_lines,
     )
 
@@ -147,14 +147,9 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is damaged: {fix}, or delete it ({' '.join(str(error).split())})") from None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     with reading(path):
-        return mapping(json.loads(path.read_text())) if path.is_file() else {}
-
-
-def _read_comparison(path: Path) -> Comparison | None:
-    with reading(path):
-        return Comparison.from_json(path.read_text()) if path.is_file() else None
+        return parse(path.read_text()) if path.is_file() else None
 
 
 def _samples(rows: Iterable[Row]) -> list[Row]:

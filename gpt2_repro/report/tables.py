@@ -1,15 +1,142 @@
-"""Tables of the report as rows of cells, for the page and the terminal."""
+"""Key numbers and tables of the report, formatted with their units, for the page and the terminal."""
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from gpt2_repro import comparison
 from gpt2_repro.comparison import Cell, Table
-from gpt2_repro.report.facts import key_numbers
-from gpt2_repro.report.read import Row, Run, mapping, reading
+from gpt2_repro.formatting import duration
+from gpt2_repro.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
+from gpt2_repro.report.read import Row, Run, mapping, reading, values
+from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS
 from gpt2_repro.time_breakdown import breakdown
+from gpt2_repro.typed_json import is_number
+
+
+OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set
+
+
+class KeyNumber(NamedTuple):
+    """A number with its label, formatted, and a note to compare it with."""
+
+    label: str
+    text: str
+    note: str = ""
+
+
+def progress(run: Run) -> str:
+    """Return `step 200 of 300, 1.6 M tokens, 45 s left`; the time is at the median speed, while the run is running."""
+    step, tokens = run.status.step, run.status.tokens
+    if step is None:
+        return "no step logged"
+    of = f" of {run.status.max_steps:,}" if run.status.max_steps else ""
+    speed, left = _median(run, "tokens_per_second"), ""
+    if run.status.state == "running" and speed and tokens is not None and run.total_tokens:
+        left = f", {duration(max(0, run.total_tokens - tokens) / speed)} left"
+    return f"step {step:,}{of}, {count(tokens)} tokens{left}"
+
+
+def key_numbers(run: Run) -> list[KeyNumber]:
+    """Return the numbers at the head of a report, without those that are unknown."""
+    losses = values([dict(run.status.losses), *run.validation], "eval_loss")
+    references = ", ".join(f"{name} {loss:.3f}" for name, loss in run.reference_losses.items())
+    further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
+    hellaswag = run.hellaswag[-1] if run.hellaswag else {}
+    beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
+    items = f"of {count(hellaswag.get('hellaswag_items'))} items"
+    seconds, price = run.status.seconds, run.environment.usd_per_hour or 0.0
+    usd = seconds / 3600 * price if seconds is not None and price else None
+    planned = f"of {count(run.total_tokens)} planned" if run.total_tokens else ""
+    numbers = [
+        ("validation loss (nats/token)", _last(losses), "{:.3f}".format, references),
+        ("its best", min(losses, default=None), "{:.3f}".format, ""),
+        *((f"loss of {name}", _last(found), "{:.3f}".format, "") for name, found in further.items()),
+        ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, beside or items),
+        ("parameters", run.environment.parameters or None, count, ""),
+        ("tokens", run.status.tokens, count, planned),
+        ("tokens/s (median)", _median(run, "tokens_per_second"), "{:,.0f}".format, ""),
+        ("MFU (median)", _median(run, "mfu"), "{:.1%}".format, "of the peak FLOP/s"),
+        ("padding (median)", _median(run, "padding"), "{:.1%}".format, "of the computed positions"),
+        ("time", seconds, duration, ""),
+        ("cost", usd, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
+    ]
+    return [KeyNumber(label, form(value), note) for label, value, form, note in numbers if value is not None]
+
+
+def _last(found: Sequence[float]) -> float | None:
+    return found[-1] if found else None
+
+
+def _median(run: Run, key: str) -> float | None:
+    found = values(run.training, key)
+    return statistics.median(found) if found else None
+
+
+def baseline_losses(run: Run) -> dict[str, float]:
+    """Return the baseline's loss on the run's validation set: measured if there is a diagnosis, else as published.
+
+    A diagnosis scores both models on the same tokens of the set. Its difference is added to the run's own loss.
+    """
+    losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
+    if not losses:
+        return {}
+    for domain in run.diagnosis.get("domains", []):
+        if domain["label"] == OWN_TEXT:
+            return {"baseline": losses[-1]["eval_loss"] - domain["difference"]["value"]}
+    baseline = _baseline(run)
+    request = mapping(run.environment.data.get("request"))
+    loss = published_loss(baseline, request, losses[-1].get("eval_tokens"))
+    return {} if loss is None else {baseline.name: loss}
+
+
+def _baseline(run: Run) -> Baseline:
+    """Return the GPT-2 with the nearest number of parameters that work on a token."""
+    return baseline_of(run.environment.active_parameters or run.environment.parameters)
+
+
+def hellaswag_lines(run: Run) -> dict[str, float]:
+    """Return the scores of GPT-2 and GPT-3 of the nearest size, if the run scored the whole validation split."""
+    baseline = _baseline(run)
+    whole = run.hellaswag and run.hellaswag[-1].get("hellaswag_items") == HELLASWAG_ITEMS
+    of_gpt3 = baseline.name.replace("GPT-2", "GPT-3")
+    return {baseline.name: baseline.hellaswag, of_gpt3: baseline.gpt3_hellaswag} if whole else {}
+
+
+def why_not_comparable(runs: Sequence[Run]) -> list[str]:
+    """Return sentences on recorded differences that make the numbers of the runs incomparable."""
+    data = [run.environment.data for run in runs]
+    reasons = []
+    if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
+        reasons.append(
+            "The runs have different tokenizers: only bits per byte compare. Run bash evaluate.sh with all of them."
+        )
+    elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
+        reasons.append("The runs validate on different rows: their losses do not compare, but scores of tasks do.")
+    if len({items for run in runs for items in values(run.hellaswag[-1:], "hellaswag_items")}) > 1:
+        reasons.append("The runs were scored on different items of HellaSwag: their accuracies do not compare.")
+    return reasons
+
+
+def count(number: object) -> str:
+    """Return `9.89 B`, `124.4 M` or `16,384`; a dash if unknown."""
+    if not is_number(number):
+        return "–"
+    if abs(number) >= 1e9:
+        return f"{number / 1e9:.2f} B"
+    if abs(number) >= 1e6:
+        return f"{number / 1e6:.1f} M"
+    return f"{number:,.0f}"
+
+
+def where_things_are(run: Run) -> dict[str, Path]:
+    """Return the paths of the model, the metrics and the evaluation, if they exist."""
+    record = RunRecord(run.path)
+    files = {"model": record.final, "metrics": record.metrics, "evaluation": run.path / "evaluation" / "comparison.md"}
+    return {name: path for name, path in files.items() if path.exists()}
 
 
 def count_table(manifest: Mapping[str, Any]) -> Table:
@@ -101,14 +228,11 @@ def _text(value: object) -> str:
 def aligned(table: Table) -> list[str]:
     """Return the table as lines of text, with numbers on the right."""
     lines = [[Cell(header, row.kind) for header, row in zip(table.headers, table.rows[0], strict=True)], *table.rows]
-    widths = [max(len(cell.text) for cell in column) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.text.rjust(width) if cell.kind == "number" else cell.text.ljust(width)
-            for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    columns = []
+    for column in zip(*lines, strict=True):
+        width = max(len(cell.text) for cell in column)
+        columns.append([f"{cell.text:{'>' if cell.kind == 'number' else '<'}{width}}" for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _plain(value: object) -> Cell:

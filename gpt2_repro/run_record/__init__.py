@@ -17,9 +17,9 @@ from gpt2_repro.files import read_object, sync, write_whole
 from gpt2_repro.formatting import now
 from gpt2_repro.run_record import checkpoints, events, layout
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.run_record.fields import fill
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
 from gpt2_repro.time_breakdown import PARTS, STEPS
+from gpt2_repro.typed_json import from_json
 
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class RunRecord:
 
     def environment(self) -> Environment:
         """Return versions, device, data, batch plan and run identity. Missing and damaged values are empty."""
-        return fill(Environment(), read_object(self.path / layout.ENVIRONMENT))
+        return from_json(Environment, read_object(self.path / layout.ENVIRONMENT), empty=Environment(), tolerant=True)
 
     def status(self) -> RunStatus:
         """Return the last written status."""
@@ -106,8 +106,9 @@ class RunRecord:
         proofs = [self.status().state, self.identity(), self.recipe().get("training")]
         proofs += [checkpoints.read_manifest(path).get("run_identity") for path in layout.checkpoints(self.path)]
         if not any(proofs):
-            told = f"{self.path} holds files and is not a run directory of train.py."
-            raise UserError(f"{told} Pass an --output_dir that is new, empty or a run to resume.")
+            raise UserError(
+                f"{self.path} is not a run of train.py. Pass a new or empty --output_dir, or a run to resume."
+            )
 
     def damaged(self) -> Path | None:
         """Return the first of recipe, environment and status that cannot be read, or None."""

@@ -10,8 +10,8 @@ from typing import Any
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of, sync, write_whole
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.fields import fill
 from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, STAGING, TRASH, checkpoints, step_of
+from gpt2_repro.typed_json import from_json
 
 
 SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a process had it open
@@ -145,7 +145,11 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
         run, known = read_object(checkpoint.parent / ENVIRONMENT), "run_identity" in manifest
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
         manifest |= {"step": step_of(checkpoint), "losses": {"eval_loss": manifest.get("eval_loss")}}
-    return fill(TrainingRecord(), manifest) if "run_identity" in manifest["environment"] else None
+    return (
+        from_json(TrainingRecord, manifest, empty=TrainingRecord(), tolerant=True)
+        if "run_identity" in manifest["environment"]
+        else None
+    )
 
 
 def size(checkpoint: Path) -> int:

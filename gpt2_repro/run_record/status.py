@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from gpt2_repro.run_record.fields import fill
 from gpt2_repro.supervision import SINCE, noted
 from gpt2_repro.time_breakdown import PARTS
+from gpt2_repro.typed_json import from_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RunStatus:
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
         """Read a document. Values of another type are left out."""
         losses = {key: value for key, value in document.items() if key.endswith("_loss")}
-        return fill(cls(), {**document, "losses": losses})
+        return from_json(cls, {**document, "losses": losses}, tolerant=True)
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:

@@ -24,26 +24,12 @@ RIGHT = np.random.default_rng(0).random(2000) < 0.3
 def scores(right: np.ndarray, word_perplexity: float, documents: str = "d") -> list[TaskScores]:
     values = [float(answer) for answer in right]
     pages = [[-np.log(word_perplexity) * 100 * (1 + 0.01 * page), 100] for page in range(-15, 16)]
+    accuracy = Metric("acc", float(np.mean(right)), 0.0102, True, "mean", values)
+    perplexity = Metric("word_perplexity", word_perplexity, None, False, "weighted_perplexity", pages)
+    hashes, grouped = [f"{documents}{number}" for number in range(len(right))], Metric("grouped", 0.5, None, None)
     return [
-        TaskScores(
-            task="hellaswag",
-            version=1.0,
-            data="Rowan/hellaswag",
-            documents=[f"{documents}{number}" for number in range(len(right))],
-            num_documents=len(right),
-            metrics=[Metric("acc", float(np.mean(right)), 0.0102, True, "mean", values)],
-        ),
-        TaskScores(
-            task="wikitext",
-            version=2.0,
-            data="/d/pages.jsonl",
-            documents=[f"p{page}" for page in range(31)],
-            num_documents=31,
-            metrics=[
-                Metric("word_perplexity", word_perplexity, None, False, "weighted_perplexity", pages),
-                Metric("grouped", 0.5, None, None),
-            ],
-        ),
+        TaskScores("hellaswag", 1.0, "Rowan/hellaswag", hashes, len(right), [accuracy]),
+        TaskScores("wikitext", 2.0, "/d/pages.jsonl", [f"p{page}" for page in range(31)], 31, [perplexity, grouped]),
     ]
 
 
@@ -81,9 +67,8 @@ def test_the_table_has_values_differences_and_verdicts() -> None:
     assert headers == ["task", "metric", OURS, GPT2, "difference"]
     own, base = (score.value for score in result.rows[0].values.values())
     accuracy, perplexity, grouped = rows
-    assert [cell.text for cell in accuracy[:4]] == [
-        *("hellaswag", "acc ↑", f"{own:.4f} ± 0.0102", f"{base:.4f} ± 0.0102")
-    ]
+    values = [f"{own:.4f} ± 0.0102", f"{base:.4f} ± 0.0102"]
+    assert [cell.text for cell in accuracy[:4]] == ["hellaswag", "acc ↑", *values]
     assert accuracy[4].text.startswith(f"−{base - own:.4f} ± ") and accuracy[4].text.endswith(" worse")
     assert [cell.kind for cell in accuracy] == ["", "", "number", "number", "worse"]
     assert [cell.text for cell in perplexity[1:4]] == ["word_perplexity ↓", "52.10", "37.37"]

@@ -52,9 +52,7 @@ def naive(network, gpt2_tokenizer, line: dict, window: int = 160) -> list[float]
     return means
 
 
-def test_losses_and_answers_are_those_of_a_loop_over_endings(
-    network, losses_of, gpt2_tokenizer, lines, source
-) -> None:
+def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokenizer, lines, source) -> None:
     scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     losses = scorer.losses(losses_of, positions=2000, device=torch.device("cpu"))
     expected = torch.tensor([naive(network, gpt2_tokenizer, line) for line in lines], dtype=torch.float64)
@@ -83,9 +81,8 @@ def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:
     ]
     assert torch.equal(sum(shares), whole)
     # Sharded weights ask for as many passes of each.
-    assert [passes.count(one) for one in range(3)] == [-(-len(scorer.batches(500)) // 3)] * 3 and len(
-        scorer.batches(500)
-    ) % 3
+    count = len(scorer.batches(500))
+    assert [passes.count(one) for one in range(3)] == [-(-count // 3)] * 3 and count % 3
     assert all(int((share > 0).sum()) > 20 for share in shares)
 
 
@@ -98,9 +95,7 @@ def test_a_model_of_nan_has_no_score(gpt2_tokenizer, source, caplog: pytest.LogC
 
 def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: Path) -> None:
     items = read_items(str(source))
-    assert [(item.ctx, list(item.endings), item.label) for item in items] == [
-        (line["ctx"], line["endings"], int(line["label"])) for line in lines
-    ]
+    assert items == [(line["ctx"], tuple(line["endings"]), int(line["label"])) for line in lines]
     packed = tmp_path / "hellaswag.jsonl.gz"
     packed.write_bytes(gzip.compress(source.read_bytes()))
     assert read_items(str(packed)) == items

@@ -16,9 +16,9 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation import scoring
 from gpt2_repro.evaluation.__main__ import main
 from gpt2_repro.evaluation.arguments import EvaluationArguments, override_arguments, parse_options
+from gpt2_repro.evaluation.compare import DOCUMENTS, PublishedNumber
 from gpt2_repro.evaluation.models import common_window
 from gpt2_repro.evaluation.output import default_output_dir
-from gpt2_repro.evaluation.published import DOCUMENTS, PublishedNumber
 from gpt2_repro.run_record.checkpoints import seal
 
 
@@ -60,11 +60,12 @@ def scored(monkeypatch) -> list[str]:
     """The tasks that are really scored."""
     tasks: list[str] = []
     original = scoring.evaluate_model
-    monkeypatch.setattr(
-        scoring,
-        "evaluate_model",
-        lambda model, tokenizer, task, *rest: tasks.append(task) or original(model, tokenizer, task, *rest),
-    )
+
+    def recorded(*args):
+        tasks.append(args[2])
+        return original(*args)
+
+    monkeypatch.setattr(scoring, "evaluate_model", recorded)
     return tasks
 
 
@@ -74,9 +75,8 @@ def test_run_and_checkpoint_beside_an_untrained_model(tiny_run, capsys):
     output = tiny_run / "evaluation"
     text, table = ((output / f"comparison.{kind}").read_text() for kind in ("json", "md"))
     comparison = json.loads(text)
-    assert [(m["name"], m["tokens_trained"]) for m in comparison["models"]] == [
-        *((NAME, 5000), ("checkpoint-3 (runs/tiny)", 1536), ("untrained", 0))
-    ]
+    trained = {model["name"]: model["tokens_trained"] for model in comparison["models"]}
+    assert trained == {NAME: 5000, "checkpoint-3 (runs/tiny)": 1536, "untrained": 0}
     assert comparison["baseline"] == "untrained"
     assert comparison["max_length"] == 64, "the run's sequences are shorter than the recipe's window"
     perplexity, accuracy = comparison["rows"]
@@ -191,7 +191,7 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
 @pytest.mark.parametrize("published", ["these documents", "other documents", "nothing"])
 def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, monkeypatch, caplog, published):
     if published != "nothing":
-        monkeypatch.setattr("gpt2_repro.evaluation.published.published_numbers", lambda *_: [PUBLISHED])
+        monkeypatch.setattr("gpt2_repro.evaluation.compare.published_numbers", lambda *_: [PUBLISHED])
     if published == "other documents":
         monkeypatch.setitem(DOCUMENTS, "last_word", 5153)
     comparison = evaluate(f"--baseline {GPT2}", tasks="last_word")
@@ -208,7 +208,7 @@ def test_published_numbers_stand_in_for_gpt2_if_it_cannot_be_loaded(tiny_run, mo
 
 def test_a_known_model_that_scores_otherwise_is_a_broken_setup(tiny_run, monkeypatch, caplog):
     known = {"runs/tiny/final": [PUBLISHED]}
-    monkeypatch.setattr("gpt2_repro.evaluation.published.published_numbers", lambda model, _: known.get(model, []))
+    monkeypatch.setattr("gpt2_repro.evaluation.compare.published_numbers", lambda model, _: known.get(model, []))
     (warning,) = evaluate(tasks="last_word")["warnings"]
     assert "runs/tiny/final" in warning and "0.3000 ± 0.001" in warning and warning in caplog.text
     assert evaluate("--baseline none --limit 2", tasks="last_word")["warnings"] == []
@@ -273,10 +273,8 @@ def test_evaluate_sh_ends_a_mistake_with_one_line_and_code_2(type_command):
 
 
 def test_window_is_what_every_model_was_trained_on(caplog):
-    whole, short, b = (
-        SimpleNamespace(name=str(width), trained_window=width, positions=positions)
-        for width, positions in ((1024, 1024), (512, 1024), (512, 512))
-    )
+    widths = (1024, 1024), (512, 1024), (512, 512)
+    whole, short, b = (SimpleNamespace(name=str(width), trained_window=width, positions=n) for width, n in widths)
     assert common_window([whole], 1024, explicit=False) == 1024
     assert common_window([whole, short], 1024, explicit=False) == 512
     assert "1024: 512" in caplog.text

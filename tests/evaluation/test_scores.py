@@ -5,14 +5,13 @@ import math
 import pytest
 
 from gpt2_repro.errors import RunFailed
-from gpt2_repro.evaluation import published
+from gpt2_repro.evaluation import compare
 from gpt2_repro.evaluation.scores import NAN_SIGNATURE, Metric, TaskScores, read_scores
 
 
 def results(task: str, metrics: dict[str, float | str], aggregation: str | None = None) -> dict:
-    metric_list = [
-        {"metric": key.split(",")[0]} | ({"aggregation": aggregation} if aggregation else {}) for key in metrics
-    ]
+    aggregated = {"aggregation": aggregation} if aggregation else {}
+    metric_list = [{"metric": key.split(",")[0]} | aggregated for key in metrics]
     return {
         "results": {task: {"alias": task, "sample_len": 2} | metrics},
         "configs": {task: {"dataset_path": "Some/data", "metric_list": metric_list}},
@@ -69,7 +68,7 @@ def test_the_score_of_a_model_of_nan_is_known() -> None:
 
 def test_published_numbers_check_what_is_measured() -> None:
     def measured(task: str, metric: str, value: float, part: int = 0) -> list[TaskScores]:
-        documents = published.DOCUMENTS[task] - part
+        documents = compare.DOCUMENTS[task] - part
         return [TaskScores(task, 1.0, "d", [], documents, [Metric(metric, value, None, True)])]
 
     gpt2 = "openai-community/gpt2"
@@ -81,18 +80,18 @@ def test_published_numbers_check_what_is_measured() -> None:
         (gpt2, 1024, measured("wikitext", "word_perplexity", 42.5), True),
         ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),
     ):
-        assert len(lines := published.find_deviations(model, window, scores)) == broken, (model, window, scores)
+        assert len(lines := compare.find_deviations(model, window, scores)) == broken, (model, window, scores)
         assert all(model in line for line in lines)
 
 
 def test_published_numbers_stand_in() -> None:
     def scored(*tasks: str) -> list[TaskScores]:
-        return [TaskScores(task, 1.0, "d", [], published.DOCUMENTS[task], []) for task in tasks]
+        return [TaskScores(task, 1.0, "d", [], compare.DOCUMENTS[task], []) for task in tasks]
 
     gpt2 = "openai-community/gpt2"
-    _, tasks = published.published_baseline(gpt2, 1024, scored("lambada_openai", "wikitext"))
+    _, tasks = compare.published_baseline(gpt2, 1024, scored("lambada_openai", "wikitext"))
     assert {(task.task, its.name): its.value for task in tasks for its in task.metrics} == {
         **{("lambada_openai", "perplexity"): 40.0554, ("lambada_openai", "acc"): 0.3256},
         **{("wikitext", "word_perplexity"): 37.3698, ("wikitext", "bits_per_byte"): 0.9769},
     }
-    assert published.published_baseline(gpt2, 512, scored("wikitext"))[0].published_by == [published.BLOG]
+    assert compare.published_baseline(gpt2, 512, scored("wikitext"))[0].published_by == [compare.BLOG]

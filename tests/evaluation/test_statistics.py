@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 from lm_eval.api import metrics
 
-from gpt2_repro.evaluation.statistics import (
-    BITS_PER_BYTE,
-    MEAN,
-    PERPLEXITY,
-    WEIGHTED_PERPLEXITY,
-    aggregate,
-    paired,
-    perplexity_stderr,
-)
+from gpt2_repro.evaluation.statistics import AGGREGATIONS, aggregate, paired, perplexity_stderr
+
+
+MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = AGGREGATIONS
 
 
 source = np.random.default_rng(1)

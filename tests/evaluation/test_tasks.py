@@ -24,13 +24,6 @@ from gpt2_repro.evaluation.tasks import (
 from gpt2_repro.files import read_json_lines
 
 
-def write_documents(folder: Path, documents: list[str]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
-    (folder / "validation.jsonl").write_text(lines)
-    return folder
-
-
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
     """The harness's results and samples of each task."""
     settings = EvaluationSettings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
@@ -51,7 +44,9 @@ def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
 
 def test_own_tasks_equal_a_plain_loop(model, tokenizer, documents, tmp_path):
     tasks = ["last_word", "document_perplexity"]
-    folder = write_tasks(write_documents(tmp_path / "text", documents), tmp_path / "tasks", tasks)
+    lines = [json.dumps({"text": document}) + "\n" for document in documents]
+    (tmp_path / "validation.jsonl").write_text("".join(lines))
+    folder = write_tasks(tmp_path, tmp_path / "tasks", tasks)
     found = score(model, tokenizer, tasks, folder, max_length=64)
     results = {task: found[task][0]["results"][task] for task in tasks}
 
@@ -137,11 +132,8 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
     """The stock tasks read from the Hub: here what they would fetch are the same files, ten documents each."""
     import datasets
 
-    hub = {
-        "lambada_openai": "EleutherAI/lambada_openai",
-        "hellaswag": "Rowan/hellaswag",
-        "wikitext": "EleutherAI/wikitext_document_level",
-    }
+    hub = {"lambada_openai": "EleutherAI/lambada_openai", "hellaswag": "Rowan/hellaswag"}
+    hub["wikitext"] = "EleutherAI/wikitext_document_level"
     for task, path in find_local_files(real_data, hub).items():
         lines = itertools.islice(read_json_lines(path), 10)
         (tmp_path / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for _, row in lines))

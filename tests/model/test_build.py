@@ -44,9 +44,7 @@ def test_initialisation_is_gpt2s() -> None:
         ({"one_row_compiled": True, "document_mask": True}, None),
     ],
 )
-def test_flash_attention_is_taken_where_it_works_and_refused_with_a_reason(
-    device: dict, obstacle: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_is_taken_where_it_works(device: dict, obstacle: str | None, monkeypatch) -> None:
     device = {"cuda": True, "bf16": True} | device
     installed, capability = device.pop("installed", True), device.pop("capability", (9, 0))
     differences = [device.pop(key, 0.01) for key in ("difference", "difference_of_documents")]

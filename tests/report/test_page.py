@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 from gpt2_repro.errors import UserError
 from gpt2_repro.report import plots
 from gpt2_repro.report.__main__ import main
-from gpt2_repro.report.facts import why_not_comparable
 from gpt2_repro.report.page import label_runs
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.tables import recipe_differences
+from gpt2_repro.report.tables import recipe_differences, why_not_comparable
 from tests.report.conftest import SAMPLE, add, change, write_run
 
 
@@ -57,9 +56,8 @@ def recorded(run_folder: Path) -> Path:
     add(run_folder, step=40, loss=4.1, padding=0.0625)
     deviation = {"field": "model.dropout", "run": "0.1", "recipe": "0"}
     change(run_folder / "environment.json", usd_per_hour=14.0, deviations=[deviation])
-    change(
-        run_folder / "run_status.json", seconds=3600, time_breakdown={"startup": 60, "training": 3300, "saving": 240}
-    )
+    parts = {"startup": 60, "training": 3300, "saving": 240}
+    change(run_folder / "run_status.json", seconds=3600, time_breakdown=parts)
     (run_folder / "evaluation" / "diagnosis").mkdir()
     change(run_folder / "evaluation" / "diagnosis" / "diagnosis.json", **DIAGNOSIS)
     return run_folder

@@ -69,16 +69,11 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
 
 def test_damaged_values_of_the_environment_are_left_out(run: RunRecord) -> None:
     assert run.environment() == Environment()
-    whole = Environment(
-        seed=1, plan=BatchPlan(256, 32, 4, 1, 2, 12), deviations=[{"field": "a"}], engine={"clip": None}
-    )
+    deviations, plan = [{"field": "a"}], BatchPlan(256, 32, 4, 1, 2, 12)
+    whole = Environment(seed=1, plan=plan, deviations=deviations, engine={"clip": None})
     run.write_environment(whole)
     assert run.environment() == whole and whole.to_json()["plan"]["total_tokens"] == 12 * 256
-    damaged = whole.to_json() | {
-        "seed": "1",
-        "versions": {"torch": 2, "python": "3"},
-        "deviations": [5, {"field": "a"}],
-    }
+    damaged = whole.to_json() | {"seed": "1", "versions": {"torch": 2, "python": "3"}, "deviations": [5, *deviations]}
     damaged |= {"plan": damaged["plan"] | {"max_steps": True}, "accelerator": [], "data": None, "unknown": 1}
     (run.path / "environment.json").write_text(json.dumps(damaged))
     plan = dataclasses.replace(whole.plan, max_steps=0)
@@ -157,7 +152,7 @@ LATE = {"training": 700, "data": 60}  # the accounts at the checkpoint of step 6
     ],
 )
 def test_the_time_of_earlier_attempts(
-    run, start: int, at_checkpoint, supervised, training, redone, data, idle, tmp_path: Path, monkeypatch
+    run, start, at_checkpoint, supervised, training, redone, data, idle, tmp_path, monkeypatch
 ) -> None:
     began = time.time() - process_seconds()
     if supervised is not None:

@@ -135,17 +135,11 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
     telling = [gain for gain in telling if gain.label == reference.label] or telling
     # The context is worth less to the model by more than it lacks on the last sentence alone.
     lacks = {bucket.label: -bucket.difference.value for bucket in tables["sentence"]}
-    unused = [
-        gain
-        for gain in telling
-        if Estimate(-gain.difference.value, gain.difference.stderr).exceeds(
-            max(NATS, UNUSED * gain.theirs, lacks[gain.label])
-        )
-    ]
+    losses = [Estimate(-gain.difference.value, gain.difference.stderr) for gain in telling]
+    bounds = [max(NATS, UNUSED * gain.theirs, lacks[gain.label]) for gain in telling]
+    unused = [gain for gain, loss, bound in zip(telling, losses, bounds, strict=True) if loss.exceeds(bound)]
     if unused:
-        shown = (
-            f"{gain.ours:.2f} nats to it and {gain.theirs:.2f} to the baseline on {gain.label}" for gain in unused
-        )
+        shown = [f"{its.ours:.2f} nats to it and {its.theirs:.2f} to the baseline on {its.label}" for its in unused]
         yield Cause(
             "context that is not used",
             min(everywhere, max(-gain.difference.value for gain in unused)),
@@ -172,11 +166,10 @@ def _not_judged(tables: Tables) -> list[str]:
 
 
 def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
-    sentences = [
-        f"{'Likely cause' if cause.nats >= NATS else 'A defect that costs little'}: {cause.name}. {cause.evidence}. "
-        f"To fix it: {cause.remedy}."
-        for cause in causes
-    ]
+    sentences = []
+    for cause in causes:
+        kind = "Likely cause" if cause.nats >= NATS else "A defect that costs little"
+        sentences.append(f"{kind}: {cause.name}. {cause.evidence}. To fix it: {cause.remedy}.")
     if not causes:
         sentences.append(
             "No cause stands out. Fewer tokens, another learning rate, dropout or batch cost the same everywhere: "

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
 
 
@@ -81,7 +81,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
         try:
             texts = list(load_dataset(path, configuration, split=split)[column])
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot load {task} from {path}: {' '.join(str(error).split())[:200]}") from None
+            raise UserError(f"cannot load {task} from {path}: {in_a_line(error)}") from None
     if task == "wikitext":
         texts = [wikitext_detokenizer({column: text}) for text in texts]
     # A text longer than the model's window is cut into rows; the tokenizer would warn.

@@ -178,9 +178,7 @@ def run(planted: Callable[[str], Path], prepared: Path, local_data: Path, tmp_pa
         ("sound", "untrained_positions", []),
     ],
 )
-def test_a_planted_defect_is_named_and_nothing_else(
-    run: Callable[..., Any], name: str, baseline: str, causes: list[str]
-) -> None:
+def test_a_planted_defect_is_named_and_nothing_else(run, name: str, baseline: str, causes: list[str]) -> None:
     found = run(name, baseline)
     assert [its["name"] for its in found["causes"]] == causes and (causes or not found["not_judged"])
     assert all(cause in found["conclusion"] for cause in causes)
@@ -188,9 +186,7 @@ def test_a_planted_defect_is_named_and_nothing_else(
     assert ("--diff_recipe" in found["conclusion"]) == (not causes)
 
 
-def test_both_files_hold_the_same_numbers(
-    run: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_files_hold_the_same_numbers(run, tmp_path: Path, capsys) -> None:
     found = run("brief")
     table = (tmp_path / "brief" / "diagnosis.md").read_text()
     assert table in capsys.readouterr().out and found["window"] == WINDOW
@@ -208,9 +204,7 @@ def test_both_files_hold_the_same_numbers(
     assert cost == pytest.approx(starts - bare, rel=1e-6)
 
 
-def test_mistakes_are_one_line(
-    planted: Callable[[str], Path], local_data: Path, model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_path: Path) -> None:
     sound, stranger = str(planted("sound")), str(tmp_path / "stranger")
     model.save_pretrained(stranger)
     tokenizer.save_pretrained(stranger)

@@ -10,16 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.evaluation.diagnosis import texts
-from gpt2_repro.evaluation.diagnosis.profiles import (
-    buckets,
-    by_frequency,
-    by_place,
-    clustered,
-    find_jump,
-    join,
-    position_edges,
-)
+from gpt2_repro.evaluation.diagnosis import profiles, texts
 from gpt2_repro.evaluation.diagnosis.texts import Domain, Row, domain_of_rows, read_task, rows_to_score, split_passage
 
 
@@ -71,9 +62,7 @@ def test_the_last_sentence_is_found(text: str, parts: tuple[str, str, str] | Non
     assert split_passage(text) == parts
 
 
-def test_words_are_encoded_as_the_harness_does(
-    model: PreTrainedModel, gpt2_tokenizer: PreTrainedTokenizerBase, real_data: Path
-) -> None:
+def test_words_are_encoded_as_the_harness_does(model, gpt2_tokenizer, real_data: Path) -> None:
     from lm_eval.models.huggingface import HFLM
 
     scorer = HFLM(pretrained=model, tokenizer=gpt2_tokenizer, device="cpu")
@@ -93,17 +82,15 @@ def test_words_are_encoded_as_the_harness_does(
 def test_tables_equal_plain_sums(tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
     source = np.random.default_rng(seed)
     rows = text_rows([33] * 20, [16] * 20, window=32, tokens=10**6, tokenizer=tokenizer)
-    targets = join(rows, ([source.exponential(3, row.targets) for row in rows] for _ in range(2)))
-    edges = position_edges(32)
+    targets = profiles.join(rows, ([source.exponential(3, row.targets) for row in rows] for _ in range(2)))
+    edges = profiles.position_edges(32)
     counts = np.bincount(targets.token) * 10 ** (np.arange(targets.token.max() + 1) % 6)
     shares = counts[targets.token] / counts.sum()
+    first_positions = [max(its for its in edges if its <= at) for at in targets.position]
     for found, of_target in [
-        (buckets(targets, targets.domain, ["a", "b"]), targets.domain),
-        (
-            by_place(targets, targets.position, edges),
-            [max(its for its in edges if its <= at) for at in targets.position],
-        ),
-        (by_frequency(targets, counts), sum(shares >= limit for limit in (1e-3, 1e-4, 1e-5, 1e-6))),
+        (profiles.buckets(targets, targets.domain, ["a", "b"]), targets.domain),
+        (profiles.by_place(targets, targets.position, edges), first_positions),
+        (profiles.by_frequency(targets, counts), sum(shares >= limit for limit in (1e-3, 1e-4, 1e-5, 1e-6))),
     ]:
         groups = np.array(of_target)
         expected = {name: targets.ours[groups == name] for name in groups}
@@ -115,12 +102,11 @@ def test_tables_equal_plain_sums(tokenizer: PreTrainedTokenizerBase, seed: int) 
 def test_errors_are_those_of_documents_not_of_tokens() -> None:
     source = np.random.default_rng(0)
     cluster = np.repeat(np.arange(100), 50)
-    estimates = [
-        clustered(source.normal(size=5000) + np.repeat(source.normal(size=100), 50), cluster)[0] for _ in range(300)
-    ]
+    draws = (source.normal(size=5000) + np.repeat(source.normal(size=100), 50) for _ in range(300))
+    estimates = [profiles.clustered(draw, cluster)[0] for draw in draws]
     spread = np.std([estimate.value for estimate in estimates])
     assert np.mean([estimate.stderr for estimate in estimates]) == pytest.approx(spread, rel=0.15)
-    assert clustered(np.ones(5), np.zeros(5, np.int64))[0].stderr == math.inf
+    assert profiles.clustered(np.ones(5), np.zeros(5, np.int64))[0].stderr == math.inf
 
 
 @pytest.mark.parametrize(
@@ -132,12 +118,10 @@ def test_errors_are_those_of_documents_not_of_tokens() -> None:
         (lambda position: -0.3 * (position >= 32), None),
     ],
 )
-def test_a_jump_is_found_where_it_is(
-    rise: Callable[[Any], Any], expected: int | None, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_jump_is_found_where_it_is(rise: Callable[[Any], Any], expected: int | None, tokenizer) -> None:
     source = np.random.default_rng(0)
     rows = text_rows([65] * 400, window=64, tokens=10**6, tokenizer=tokenizer)
     text = [source.exponential(3, 64) for _ in rows]
     losses = ([its + source.normal(0, 0.5, 64) + grow * rise(np.arange(64)) for its in text] for grow in (1, 0))
-    jump = find_jump(join(rows, losses), position_edges(64))
+    jump = profiles.find_jump(profiles.join(rows, losses), profiles.position_edges(64))
     assert (jump and jump.position) == expected

@@ -1,0 +1,47 @@
+"""Read dataclasses from JSON, strictly or from files that may be damaged."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether `value` is a finite number. Larger ones cannot be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
+
+
+def from_json(kind: Any, value: Any, *, empty: Any = None, tolerant: bool = False) -> Any:
+    """Return a JSON value as `kind`: a dataclass, or a list or mapping of them. Keys without a field are ignored.
+
+    Args:
+        empty: an instance whose values stay where `value` has none.
+        tolerant: leave out fields and items of another type. Otherwise the types of plain values are not checked.
+
+    Raises TypeError or AttributeError if `value` is of another type or lacks a field.
+    """
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # `X | None`
+        return None if value is None else from_json(items[0], value, empty=empty, tolerant=tolerant)
+    fields: dict[Any, Any] | None = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else None
+    if fields is None and origin not in (list, dict, Mapping):
+        fits = kind is Any or (is_number(value) if kind in (int, float) else isinstance(value, kind))
+        if tolerant and not fits:
+            raise TypeError(f"{value!r} is not of type {kind}")
+        return value
+    if origin is list and not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    entries: dict[Any, Any] = dict(enumerate(value)) if origin is list else value
+    found = {}
+    for key, item in entries.items():
+        if fields is None or key in fields:
+            field, default = (fields[key], getattr(empty, key, None)) if fields else (items[-1], None)
+            try:
+                found[key] = from_json(field, item, empty=default, tolerant=tolerant)
+            except (TypeError, AttributeError):
+                if not tolerant:
+                    raise
+    if fields is None:
+        return list(found.values()) if origin is list else found
+    return kind(**found) if empty is None else dataclasses.replace(empty, **found)
