@@ -16,10 +16,10 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.build import choose_attention
-from gpt2_repro.preflight import environment, memory, topology
-from gpt2_repro.preflight.all_reduce import check_all_reduce
-from gpt2_repro.preflight.findings import Finding
-from gpt2_repro.preflight.prices import card_of
+from gpt2_repro.preflight import environment, links, memory
+from gpt2_repro.preflight.cost import card_of
+from gpt2_repro.preflight.environment import Finding
+from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.training.arguments import MUON, TrainingRecipe
 
 
@@ -97,7 +97,7 @@ def check_links(file: str | None) -> list[Finding]:
     else:
         return []
     try:
-        sound, sentence = topology.advice(topology.parse_topology(text))
+        sound, sentence = links.advice(links.parse_topology(text))
     except UserError as error:
         if file:
             raise

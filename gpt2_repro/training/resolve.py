@@ -9,7 +9,7 @@ from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan, plan_run
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launcher
-from gpt2_repro.preflight.prices import price_of
+from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.recipe import values_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRecipe

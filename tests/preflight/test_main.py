@@ -10,9 +10,9 @@ from gpt2_repro import machine
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
-from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.memory import Outcome
-from tests.preflight.test_topology import BLOG
+from tests.preflight.test_links import BLOG
 from tests.sections import parse_for_training
 
 
