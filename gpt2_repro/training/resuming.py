@@ -78,9 +78,7 @@ def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start
 def _look(run: Path, name: str) -> Start:
     chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
     if chosen is None and skipped:
-        raise UserError(
-            f"{run} has no complete checkpoint ({'; '.join(skipped)}): move them away, or pass another --output_dir"
-        )
+        raise UserError(f"No checkpoint is complete ({'; '.join(skipped)}). Move them, or pass another --output_dir.")
     if chosen is None:
         return Start()
     manifest = checkpoints.read_manifest(chosen)
@@ -109,10 +107,10 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
         try:
             named = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - DEEPSPEED_CLASSES
         except Exception as error:  # of a file that torch.save did not write, anything
-            named = {f"what cannot be read ({type(error).__name__}: {error})"}
+            named = {f"{type(error).__name__}: {error}"}
         if named:
             raise UserError(
-                f"{path} names {', '.join(sorted(named))}: loading it would run code. Resume from another checkpoint."
+                f"Loading {path} could run code ({', '.join(sorted(named))}). Resume from another checkpoint."
             )
 
 
@@ -138,19 +136,19 @@ def choose_start(
     args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
     if start.checkpoint is None:
         if run.final.exists():
-            told = f"{run.final} is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
-            raise UserError(f"{told} Restore it, or pass another --output_dir.")
+            raise UserError(
+                f"{run.final} is damaged ({run.final_defect()}). Restore it, or pass another --output_dir."
+            )
         return start, args, plan, extensions
     saved, where = start.manifest["run_identity"], start.checkpoint
     by = launcher_of_checkpoint(start.manifest["files"])
     if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
-        told = f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change."
-        raise UserError(f"{told} Pass --bf16 {saved.get('bf16')} or another --output_dir.")
+        raise UserError(
+            f"{where} cannot change its precision. Pass --bf16 {saved.get('bf16')} or another --output_dir."
+        )
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
-        raise UserError(
-            f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."
-        )
+        raise UserError(f"{where} is after --max_steps {plan.max_steps}. Pass more, or an earlier --resume_from.")
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config}, or pass another --output_dir."
         raise UserError(f"{where} was written {by.form.words}. {fix}")
@@ -186,9 +184,9 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     """
     needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
     if free < needed:
+        space = f"{(needed - free) / 1e6:,.0f} MB"
         raise UserError(
-            f"{checkpoint} has to be converted for this number of processes, and {(needed - free) / 1e6:,.0f} MB are missing "
-            "for it on the disk: free them, or start as many processes as before"
+            f"Converting {checkpoint} needs {space} more disk. Free it or start as many processes as before."
         )
     copy.mkdir(parents=True)
     for path in checkpoint.iterdir():
