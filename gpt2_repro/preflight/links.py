@@ -10,7 +10,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.preflight.environment import Finding
@@ -68,10 +67,7 @@ def advice(links: Links) -> tuple[bool, str]:
     usable = 1 << (len(groups[0]).bit_length() - 1)
     numbers = ",".join(name.removeprefix("GPU") for name in groups[0][:usable])
     together = f"; close together: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {usable}" if usable > 1 else ""
-    return False, (
-        f"{all_of_them} in groups {parts}; SYS crosses between processors: set no NCCL variable first; if a run or "
-        f"--dist hangs, set NCCL_P2P_DISABLE=1{together}"
-    )
+    return False, f"{all_of_them} in groups {parts}; if a run or --dist hangs, set NCCL_P2P_DISABLE=1{together}"
 
 
 def measure(seconds: float) -> None:
@@ -124,20 +120,20 @@ def _fail(reason: str) -> None:
 def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     """Sum over so many processes. If GPUs fail, try again without peer to peer."""
     about = f"sum over {processes} processes"
-    speed, trouble = _attempt(processes, seconds, {})
+    speed, trouble = _attempt(processes, seconds)
     if speed:
         return Finding("✓", about, f"{speed}, every number right")
     fix = "see `nvidia-smi topo -m` and `dmesg`, or rent another machine"
-    if shutil.which("nvidia-smi") and _attempt(processes, seconds, WITHOUT_P2P)[0]:
+    if shutil.which("nvidia-smi") and _attempt(processes, seconds, **WITHOUT_P2P)[0]:
         fix = "it works with NCCL_P2P_DISABLE=1, more slowly: export that before the run"
     return Finding("✗", about, f"{trouble}; {fix}")
 
 
-def _attempt(processes: int, seconds: float, variables: Mapping[str, str]) -> tuple[str, str]:
+def _attempt(processes: int, seconds: float, **variables: str) -> tuple[str, str]:
     """Return the speed, or '' and what went wrong."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     limit = STARTING + seconds
-    code, said = run_to_end([*launcher, *WORKER, str(seconds)], seconds=limit, variables=variables)
+    code, said = run_to_end([*launcher, *WORKER, str(seconds)], seconds=limit, **variables)
     if code is None:
         return "", f"not done in {limit:.0f} s"
     speed = re.search(r"^[\d.]+ GB/s$", said, re.MULTILINE)

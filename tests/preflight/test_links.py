@@ -106,7 +106,7 @@ def test_what_processes_say_is_judged(
 ) -> None:
     """`works_without_p2p` is None if there is no GPU."""
 
-    def run(command, seconds, variables) -> tuple[int | None, str]:
+    def run(command, seconds, **variables) -> tuple[int | None, str]:
         mended = works_without_p2p and variables == {"NCCL_P2P_DISABLE": "1"}
         return (0, "9.5 GB/s\n") if mended else (code, said)
 

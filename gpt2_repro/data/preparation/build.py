@@ -69,9 +69,7 @@ def check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any]) 
     """Raise UserError if the staging is of another request, so that hours of work never vanish by a changed option."""
     if difference := first_difference(kept, request):
         key, holds, value = difference
-        raise UserError(
-            f"{staging} holds unfinished work with {key} {holds}, not {value}: pass {holds} to resume, or delete it"
-        )
+        raise UserError(f"{staging} has unfinished work with {key} {holds}, not {value}. Pass {holds} or delete it.")
 
 
 def _open_sources(staging: Path, request: dict[str, Any], args: DataArguments, options: PreparationOptions) -> Sources:
@@ -162,18 +160,14 @@ def _write_folder(
             shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
             rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
             if not rows:
-                least = max(1, args.min_length) if args.packing == "wrap" else args.sequence_length
-                raise UserError(
-                    f"{split} has {tokens:,} tokens and no row of {least + 1}: use more text or another "
-                    "--validation_tokens, --validation_fraction, --split, --min_length or --sequence_length"
-                )
+                fix = "Change --validation_tokens, --validation_fraction, --split, --min_length or --sequence_length."
+                raise UserError(f"{split} has {tokens:,} tokens, too few for one row. {fix}")
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
             # The whole split is cut, or each document; its first id is no target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
-            counts[split] = SplitCounts(
-                **total, sources=of_sources, rows=rows, row_tokens=targets, dropped_tokens=dropped
-            )
+            of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
+            counts[split] = SplitCounts(**total, **of_rows, sources=of_sources)
     if args.validation_text:
         _write_validation_text(folder / "text", groups)
     (folder / "tokenizer").mkdir()

@@ -51,6 +51,5 @@ def check_disk(target: Path, staging: Path, needed: float) -> None:
     free = shutil.disk_usage(staging).free + staged
     logger.info("preparing %s takes about %s of disk at its peak; %s are free", target, size(needed), size(free))
     if 0.8 * needed > free:  # the estimate is of English text
-        raise UserError(
-            f"{target} needs {size(needed)}, {size(free)} are free: pass another --dataset_dir or fewer --max_tokens"
-        )
+        fix = "Pass another --dataset_dir or fewer --max_tokens."
+        raise UserError(f"{target} needs {size(needed)}, and {size(free)} are free. {fix}")

@@ -84,9 +84,7 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
     for text in args.validation_sets:
         name, _, source = text.partition("=")
         if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
-            raise UserError(
-                f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _: pass books=pg19"
-            )
+            raise UserError(f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _")
         if name in sets:
             raise UserError(f"--validation_sets names {name} twice")
         sets[name] = source
@@ -128,10 +126,8 @@ class SourceOpener:
             preset = PRESETS[name]
             repository = self._repository(preset.repository)
             described |= {"repository": repository.name, "files": preset.train, "revision": repository.revision}
-            train = repository.files(preset.train, preset.form)
-            return Source(
-                described, train, repository.files(preset.validation, preset.form) if preset.validation else []
-            )
+            own = repository.files(preset.validation, preset.form) if preset.validation else []
+            return Source(described, repository.files(preset.train, preset.form), own)
         if name == "tiny-shakespeare":
             folder = str(self.downloads)
             parts = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)
