@@ -10,11 +10,10 @@ from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.base import SourceFile, TextForm
-from gpt2_repro.data.sources.embedded import Docstrings, Topics
 from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
-from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
+from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
 from gpt2_repro.errors import UserError, did_you_mean
 
 
