@@ -24,20 +24,12 @@ from gpt2_repro.manifest import MANIFEST
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print the sources with size, tokens, disk and time, and stop."},
-    "verify": {
-        "action": "store_true",
-        "help": "Read the finished folder again and compare it with its manifest; prepare it first if it is not there.",
-    },
+    "verify": {"action": "store_true", "help": "Compare every byte of the folder with its manifest."},
     "check_overlap": {
-        "nargs": "+",
-        "metavar": "FILE",
-        "default": [],
-        "help": "Look for the 13-token n-grams of these evaluation files in the training rows, and note how many are there.",
+        **{"nargs": "+", "metavar": "FILE", "default": []},
+        "help": "Count 13-token n-grams of these evaluation files in the training rows.",
     },
-    "export_llmc": {
-        "metavar": "DIR",
-        "help": "Also write the finished folder as llm.c's .bin shards into a new folder.",
-    },
+    "export_llmc": {"metavar": "DIR", "help": "Also write llm.c's .bin shards into a new folder."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
@@ -75,17 +67,12 @@ def describe(data: PreparedData) -> None:
     """Print what a finished folder holds."""
     manifest = data.manifest
     for split, counts in manifest.counts.items():
-        print(
-            f"{data.path / split}: {counts.documents:,} documents, {counts.tokens:,} tokens, "
-            f"{counts.rows:,} rows, {counts.dropped_tokens:,} tokens left over"
-        )
+        text = f"{counts.documents:,} documents, {counts.tokens:,} tokens"
+        print(f"{data.path / split}: {text}, {counts.rows:,} rows, {counts.dropped_tokens:,} tokens left over")
     if bad := manifest.read.bad_documents:
         print(f"{bad:,} rows held no readable text, the first: {manifest.read.bad_examples[0]}")
     for of in manifest.overlap or []:
-        print(
-            f"{of.file}: {of.items_with_overlap:,} of {of.items:,} items share {of.n} tokens in a row with the "
-            "training text"
-        )
+        print(f"{of.file}: {of.items_with_overlap:,} of {of.items:,} items share {of.n}-grams with the training text")
     if losses := manifest.reference_losses:
         print(f"to beat, nats per token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
 

@@ -1,6 +1,7 @@
 """Arithmetic of a run: batches and steps from a token budget. No torch."""
 
 import dataclasses
+import itertools
 import math
 from typing import Literal, Protocol
 
@@ -84,43 +85,27 @@ def plan_batches(
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
     if rest or not accumulation:
+        rows, rest = divmod(tokens_per_step, sequence_length * num_processes)
+        fitting = [] if rest else [size for size in range(1, rows + 1) if rows % size == 0]
+        nearest = sorted(fitting, key=lambda size: abs(size - micro_batch_size))[:1]
+        fixes = [f"--per_device_train_batch_size {size} or " for size in nearest]
         below = max(1, accumulation) * tokens_per_pass
-        choices = sorted({below, below + tokens_per_pass})
-        fitting = nearest_micro_batch(tokens_per_step, sequence_length, micro_batch_size, num_processes)
-        mend = f"--per_device_train_batch_size {fitting} or " if fitting else ""
-        raise UserError(
-            f"{tokens_per_step:,} tokens per step do not divide by {micro_batch_size} rows x {sequence_length} tokens "
-            f"x {num_processes} processes = {tokens_per_pass:,}: use {mend}--tokens_per_step "
-            + " or ".join(str(choice) for choice in choices)
-        )
+        fixes.append(f"--tokens_per_step {below} or {below + tokens_per_pass}")
+        a_pass = f"{micro_batch_size} rows x {sequence_length} tokens x {num_processes} processes"
+        raise UserError(f"tokens_per_step {tokens_per_step:,} does not divide by {a_pass}. Pass {''.join(fixes)}.")
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
-
-
-def check_counts(*counts: int) -> None:
-    """Raise UserError where one of them is less than 1."""
-    if min(counts) < 1:
-        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
 
 
 def count_steps(training: BatchSettings) -> int:
     """Return the optimizer steps of a whole run. Raises UserError if there are none."""
-    check_counts(training.tokens_per_step)
+    if min(training.tokens_per_step, training.per_device_train_batch_size) < 1:
+        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
     if training.max_steps < 0:
         raise UserError(f"--max_steps {training.max_steps} must be at least 1, or 0 to derive it from total_tokens")
     steps = training.max_steps or training.total_tokens // training.tokens_per_step
     if steps < 1:
-        raise UserError(
-            f"total_tokens {training.total_tokens:,} is less than one step of {training.tokens_per_step:,} tokens"
-        )
+        raise UserError(f"total_tokens {training.total_tokens:,} is less than tokens_per_step. Pass more.")
     return steps
-
-
-def nearest_micro_batch(tokens_per_step: int, sequence_length: int, wanted: int, num_processes: int) -> int | None:
-    """The micro-batch nearest to `wanted` (the smaller of two) that divides a step, or None if none does."""
-    rows, rest = divmod(tokens_per_step, sequence_length * num_processes)
-    if rest or not rows:
-        return None
-    return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: (abs(n - wanted), n))
 
 
 def plan_run(
@@ -135,21 +120,14 @@ def plan_run(
     Raises UserError where tokens per step do not divide or cannot be cut, and where the strategy does not fit.
     """
     check_strategy(training, rows)
+    tokens, length, steps = training.tokens_per_step, rows.sequence_length, count_steps(training)
     micro_batch = training.per_device_train_batch_size
-    check_counts(training.tokens_per_step, rows.sequence_length, micro_batch, num_processes)
-    steps = count_steps(training)
     layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
     if training.train_sampling_strategy != BY_LENGTH:
-        return plan_batches(training.tokens_per_step, rows.sequence_length, **layout)
-    plan = plan_by_length(
-        training.tokens_per_step, longest=rows.sequence_length, shortest=max(1, rows.min_length), **layout
-    )
-    if epoch_targets is not None and epoch_targets < plan.tokens_per_step:
-        raise UserError(
-            f"the training rows have {epoch_targets:,} targets, less than one step of {plan.tokens_per_step:,}: use "
-            "a smaller --tokens_per_step or prepare more text"
-        )
-    return plan
+        return plan_batches(tokens, length, **layout)
+    if epoch_targets is not None and epoch_targets < tokens:
+        raise UserError(f"The training rows have {epoch_targets} targets. Pass a smaller --tokens_per_step.")
+    return plan_by_length(tokens, longest=length, shortest=max(1, rows.min_length), **layout)
 
 
 def check_strategy(training: BatchSettings, rows: RowSettings) -> None:
@@ -158,14 +136,9 @@ def check_strategy(training: BatchSettings, rows: RowSettings) -> None:
         return
     option = f"--train_sampling_strategy {BY_LENGTH}"
     if rows.packing != "wrap":
-        raise UserError(
-            f"with packing {rows.packing} all rows have one length: leave out {option}, or prepare the data with "
-            "--packing wrap"
-        )
+        raise UserError(f"{option} does not fit packing {rows.packing}. Leave it out or pass --packing wrap.")
     if training.torch_compile:
-        raise UserError(
-            f"{option} gives every pass another shape, and --torch_compile would compile again for each: leave out one"
-        )
+        raise UserError(f"{option} gives every pass another shape. Leave it out or leave out --torch_compile.")
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
@@ -199,16 +172,13 @@ def plan_by_length(
 
     if not fits(tokens_per_step, micro_batch_size):
         fewest = tokens_per_step // longest
-        larger = next((n for n in range(micro_batch_size, fewest + 1) if fits(tokens_per_step, n)), None)
-        more = range(fewest + 1, 8 * fewest + 100 * num_processes)
-        longer = next((n * longest for n in more if fits(n * longest, micro_batch_size)), None)
-        choices = [f"--per_device_train_batch_size {larger}"] if larger else []
-        choices += [f"--tokens_per_step {longer}"] if longer else []
-        raise UserError(
-            f"a step of {tokens_per_step:,} targets can have as few as {fewest:,} rows, and up to "
-            f"{accumulation(tokens_per_step, micro_batch_size) * num_processes:,} passes of {micro_batch_size} x "
-            f"{longest} positions: use {' or '.join(choices) or '--train_sampling_strategy random'}"
-        )
+        larger = (size for size in range(micro_batch_size, fewest + 1) if fits(tokens_per_step, size))
+        more = (rows * longest for rows in range(fewest + 1, 8 * fewest + 100 * num_processes))
+        longer = (tokens for tokens in more if fits(tokens, micro_batch_size))
+        choices = [f"--per_device_train_batch_size {size}" for size in itertools.islice(larger, 1)]
+        choices += [f"--tokens_per_step {tokens}" for tokens in itertools.islice(longer, 1)]
+        fix = " or ".join(choices) or "--train_sampling_strategy random"
+        raise UserError(f"tokens_per_step {tokens_per_step:,} can be fewer rows than passes. Pass {fix}.")
     passes = accumulation(tokens_per_step, micro_batch_size)
     return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, max_steps, by_length=True)
 
@@ -229,14 +199,12 @@ def extend_plan(
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:
         if extensions:
-            raise UserError(f"this run was extended: type --extend_to {end * plan.tokens_per_step} to go on with it")
+            raise UserError(f"This run was extended. Pass --extend_to {end * plan.tokens_per_step} to continue it.")
         return plan, []
     if not step:
-        raise UserError("--extend_to extends a run that has a checkpoint, and there is none: use --total_tokens")
+        raise UserError("--extend_to needs a run with a checkpoint. Pass --total_tokens for a new run.")
     steps = extend_to // plan.tokens_per_step
     if steps < end:
-        raise UserError(
-            f"--extend_to {extend_to} ends at step {steps:,}, and the run goes to step {end:,} without it: name more tokens"
-        )
+        raise UserError(f"--extend_to {extend_to} ends before the run's step {end:,}. Pass more tokens.")
     further = [[step, steps]] if steps > end else []
     return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

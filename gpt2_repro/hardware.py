@@ -59,9 +59,8 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
 
     if torch.cuda.is_available() and not use_cpu:
         properties = torch.cuda.get_device_properties(0)
-        return Accelerator(
-            "cuda", properties.name, torch.cuda.device_count(), peak_flops(properties.name), properties.total_memory
-        )
+        name, count = properties.name, torch.cuda.device_count()
+        return Accelerator("cuda", name, count, peak_flops(name), properties.total_memory)
     return Accelerator("cpu", platform.processor() or platform.machine(), os.cpu_count() or 1, None, None)
 
 
@@ -80,14 +79,11 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
     driver = None if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else nvidia_driver()
     if driver is not None:
         cuda = torch.version.cuda
-        wheel = f"built for CUDA {cuda}" if cuda else "built without CUDA"
-        mend = "update the driver or install a torch built for an older CUDA" if cuda else "install a torch with CUDA"
-        raise UserError(
-            f"an NVIDIA device is here (driver {driver}) and torch {torch.__version__}, {wheel}, cannot use it: "
-            f"{mend}, or type {cpu_option} to compute on the CPU"
-        )
+        fix = "Update the driver or install a torch for an older CUDA" if cuda else "Install a torch with CUDA"
+        told = f"torch {torch.__version__} (CUDA {cuda}) cannot use the NVIDIA device with driver {driver}."
+        raise UserError(f"{told} {fix}, or pass {cpu_option}.")
     if not accept_any_hardware:
-        raise UserError(f"there is no GPU here: type {cpu_option} to compute on the CPU all the same")
+        raise UserError(f"No GPU found. Pass {cpu_option} to compute on the CPU.")
     return True
 
 
@@ -97,10 +93,7 @@ def check_processes(num_processes: int) -> None:
 
     gpus = torch.cuda.device_count()
     if num_processes > gpus:
-        raise UserError(
-            f"{num_processes} processes and {gpus} GPU{'s' if gpus != 1 else ''}: type --num_processes {gpus} after "
-            "`accelerate launch`"
-        )
+        raise UserError(f"{num_processes} processes need as many GPUs. Pass --num_processes {gpus} to the launcher.")
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
@@ -116,7 +109,7 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         if accept_any_hardware:
             return False, "fp32: this GPU cannot multiply in bf16"
-        raise UserError(f"{torch.cuda.get_device_name()} cannot multiply in bf16: type --bf16 false to train in fp32")
+        raise UserError(f"{torch.cuda.get_device_name()} cannot multiply in bf16. Pass --bf16 false to train in fp32.")
     return True, "bf16 with fp32 masters"
 
 
@@ -131,7 +124,7 @@ def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bo
     if obstacle and asked is None and accept_any_hardware:
         return False
     if obstacle:
-        raise UserError(f"{obstacle}, or type --torch_compile false to train without, about half as fast on a GPU")
+        raise UserError(f"{obstacle}, or pass --torch_compile false, which is half as fast on a GPU.")
     return True
 
 
@@ -139,15 +132,15 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
     import torch
 
     if not use_cpu and torch.__version__.startswith("2.10.") and "A100" in torch.cuda.get_device_name():
-        return "torch 2.10 compiles to NaN on A100: install torch 2.9 or 2.11"
+        return "torch 2.10 compiles to NaN on A100. Install torch 2.9 or 2.11"
     # inductor compiles C++ for a CPU; Triton compiles its launchers in C for a GPU.
     compilers, variable = (("g++",), "CXX") if use_cpu else (("gcc", "clang"), "CC")
     if not any(map(shutil.which, compilers)) and not os.environ.get(variable):
-        return f"torch.compile needs a compiler ({' or '.join(compilers)}) and there is none: install one"
+        return f"torch.compile needs a compiler. Install {' or '.join(compilers)}"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "torch.compile needs Python's headers and they are not here: install python3-dev"
+        return "torch.compile needs Python's headers. Install python3-dev"
     if not use_cpu and importlib.util.find_spec("triton") is None:
-        return "torch.compile needs triton and it is not installed: install it"
+        return "torch.compile needs triton. Install it"
     return None
 
 

@@ -16,10 +16,10 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.build import choose_attention
-from gpt2_repro.preflight import environment, memory, topology
-from gpt2_repro.preflight.all_reduce import check_all_reduce
-from gpt2_repro.preflight.findings import Finding
-from gpt2_repro.preflight.prices import card_of
+from gpt2_repro.preflight import environment, links, memory
+from gpt2_repro.preflight.cost import card_of
+from gpt2_repro.preflight.environment import Finding
+from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.training.arguments import MUON, TrainingRecipe
 
 
@@ -40,20 +40,16 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
 
-    def compiles() -> str:
-        return "the loss is compiled" if hardware.choose_compile(training.torch_compile, **rules) else "off"
-
-    def attends() -> str:
-        device = {"cuda": not on_cpu, "bf16": training.bf16, "document_mask": model.document_mask}
-        return ": ".join(choose_attention(model.attn_implementation, **device))
-
-    found = _judge("attention", attends)
+    device = {"cuda": not on_cpu, "bf16": training.bf16, "document_mask": model.document_mask}
+    here = hardware.find_accelerator(use_cpu=on_cpu)
+    gpus = f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
+    found = _judge("attention", lambda: ": ".join(choose_attention(model.attn_implementation, **device)))
     slower = found.mark == "✓" and not on_cpu and not found.words.startswith("flash_attention_2")
     return [
         driver,
-        Finding("✓", "device", f"the CPU, {os.cpu_count()} cores" if on_cpu else _gpus()),
+        Finding("✓", "device", f"the CPU, {os.cpu_count()} cores" if on_cpu else gpus),
         _judge("precision", lambda: hardware.choose_bf16(training.bf16, **rules)[1]),
-        _judge("torch.compile", compiles),
+        _judge("torch.compile", lambda: "on" if hardware.choose_compile(training.torch_compile, **rules) else "off"),
         found._replace(mark="!") if slower else found,
     ]
 
@@ -64,11 +60,6 @@ def _judge(about: str, rule: Callable[[], str]) -> Finding:
         return Finding("✓", about, rule())
     except UserError as error:
         return Finding("✗", about, str(error))
-
-
-def _gpus() -> str:
-    here = hardware.find_accelerator()
-    return f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
 
 
 def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
@@ -97,7 +88,7 @@ def check_links(file: str | None) -> list[Finding]:
     else:
         return []
     try:
-        sound, sentence = topology.advice(topology.parse_topology(text))
+        sound, sentence = links.advice(links.parse_topology(text))
     except UserError as error:
         if file:
             raise
@@ -147,8 +138,7 @@ def find_micro_batch(recipe: TrainingRecipe, name: str, cards: int) -> Finding:
 
         outcomes = memory.find_largest(min(most, card.micro_batch if card else most), most, rows, attempt)
     if outcomes[-1].result == "failed":
-        probe = " ".join(outcomes[-1].trial.options)
-        return Finding("✗", "memory", f"the probe of {probe} failed: {outcomes[-1].said}")
+        return Finding("✗", "memory", f"{' '.join(outcomes[-1].trial.options)} failed: {outcomes[-1].said}")
     if found := memory.best(outcomes):
         return Finding("✓", "memory", f"fits: {' '.join(found.options)}")
     return Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")
@@ -160,8 +150,5 @@ def check_data(recipe: TrainingRecipe) -> Finding:
     if not Path(folder, MANIFEST).is_file():
         return Finding("!", "data", f"{folder} is not prepared yet")
 
-    def fits() -> str:
-        PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
-        return f"{folder} fits the recipe"
-
-    return _judge("data", fits)
+    opened = functools.partial(PreparedData.open, recipe.data, typed=recipe.typed, recipe=recipe.path)
+    return _judge("data", lambda: f"{opened().path} fits the recipe")

@@ -44,7 +44,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--dataset_dir data/nowhere", ["`python prepare_data.py", " --dataset_dir data/nowhere`"]),
         ("--dataset_dir docs", ["docs/manifest.json"]),
         ("--sequence_length 16", ["32", "16", "--sequence_length 32"]),
-        ("--tokens_per_step 300", ["8 rows x 32 tokens x 1 processes = 256", "--tokens_per_step 256 or 512"]),
+        ("--tokens_per_step 300", ["8 rows x 32 tokens x 1 processes", "--tokens_per_step 256 or 512"]),
         ("--train_sampling_strategy group_by_length --dry_run", ["concat", "--packing wrap"]),
         ("--eval_tokens 1e7", ["eval_tokens", "10,000,000"]),
         ("--attn_implementation flash_attention_2", ["no GPU", "--attn_implementation auto"]),

@@ -21,58 +21,36 @@ class DataArguments:
 
     source: str = option(
         "fineweb-10bt",
-        "A name of --list_sources, a Hub dataset as OWNER/NAME[:CONFIG][@REVISION], or a glob of local files; "
-        "#COLUMN behind it names its text column. Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
+        "A name of --list_sources, OWNER/NAME[:CONFIG][@REVISION] of the Hub, or a glob; #COLUMN names its text column. "
+        "Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
     data_files: list[str] = option(
-        [],
-        "Globs of your own files, in place of the source: .txt, .jsonl, .csv (each also .gz or .zst), .parquet, "
-        "or .bin with tokens (llm.c's shards, nanoGPT's uint16).",
+        [], "Globs of your own .txt, .jsonl, .csv (also .gz, .zst), .parquet or .bin files, in place of the source."
     )
     text_column: str = option("text", "Key or column that holds the document in .jsonl, .csv, .parquet.")
-    sample_by: Literal["document", "paragraph", "line"] = option(
-        "document", "What of a .txt file is a document: all of it, a paragraph or a line."
-    )
+    sample_by: Literal["document", "paragraph", "line"] = option("document", "What is a document in a .txt file.")
     source_split: str = option("train", "The split to take of a Hub dataset that is named by its id.")
     tokenizer: str = option(
-        "openai-community/gpt2",
-        "A Hub id, a local folder, train:N for a byte-level BPE of N ids trained on the source, or char for its "
-        "characters.",
+        "openai-community/gpt2", "A Hub id, a folder, train:N for a BPE of N ids trained on the source, or char."
     )
-    dataset_dir: str = option(
-        "data/fineweb-10bt", "The prepared folder. Typed for train.py, it names the data whatever its source."
-    )
+    dataset_dir: str = option("data/fineweb-10bt", "The prepared folder. train.py takes it whatever its source.")
     packing: Literal["concat", "wrap"] = option(
-        "concat",
-        "concat joins the documents and cuts rows of one length; wrap cuts each document alone into windows "
-        "of at most sequence_length.",
+        "concat", "concat joins documents and cuts rows of one length; wrap cuts each document alone."
     )
-    sequence_length: int = option(
-        1024, "Tokens that one row trains, with packing wrap at most; a row on disk holds one more."
-    )
+    sequence_length: int = option(1024, "Tokens that a row trains, with packing wrap at most.")
     min_length: int = option(0, "Packing wrap drops windows that would train fewer tokens than this.")
-    separator: Literal["before", "after", "none"] = option(
-        "before", "Where the end-of-text id goes: before or after each document, or none."
-    )
+    separator: Literal["before", "after", "none"] = option("before", "Where a document has the end-of-text id.")
     split: Literal["head", "hash", "source"] = option(
         "head",
-        "Validation documents: the first ones (head, as llm.c), by a seeded hash of the text (hash), or the "
-        "source's own validation files (source; of your files those with `val` or `validation` in their name).",
+        "Validation documents: the first, by a hash of the text, or the source's own (`val` in the file's name).",
     )
     validation_tokens: TokenCount = option(
-        TokenCount(100_000_000),
-        "Tokens held out by the split head, by whole documents; of other validation sets at most.",
+        TokenCount(100_000_000), "Tokens held out by the split head, and of each further validation set at most."
     )
     validation_fraction: float = option(0.01, "Share of the documents held out by the split hash.")
     split_seed: int = option(2357, "Seed of the split hash.")
-    validation_text: bool = option(
-        False, "Also write the validation documents to text/validation.jsonl, for evaluation from them."
-    )
-    validation_sets: list[str] = option(
-        [],
-        "Further validation sets, each as NAME=SOURCE: books=pg19 or mine='notes/*.txt'. Training reports "
-        "the loss of each.",
-    )
+    validation_text: bool = option(False, "Also write the validation documents to text/validation.jsonl.")
+    validation_sets: list[str] = option([], "Further validation sets, as NAME=SOURCE: books=pg19 mine='notes/*.txt'.")
     max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 takes them all.")
 
     def __post_init__(self) -> None:
@@ -92,16 +70,10 @@ class PreparationOptions:
 
     num_proc: int = option(1, "Worker processes.", type=int)
     encoder: Literal["auto", "fastokens", "tokenizers"] = option(
-        "auto",
-        "What turns text into ids; auto takes fastokens for byte-level BPE. The ids are the same.",
-        choices=["auto", "fastokens", "tokenizers"],
+        "auto", "auto takes fastokens for byte-level BPE.", choices=["auto", "fastokens", "tokenizers"]
     )
-    max_bad_documents: int = option(
-        0, "Rows that hold no readable text are left out and counted, up to so many.", type=int
-    )
-    keep_downloads: bool = option(
-        False, "Leave files of the Hub in its cache instead of dropping them.", action="store_true"
-    )
+    max_bad_documents: int = option(0, "Skip and count rows without readable text, up to so many.", type=int)
+    keep_downloads: bool = option(False, "Leave files of the Hub in its cache.", action="store_true")
     overwrite: bool = option(False, "Replace a finished folder, once its successor is whole.", action="store_true")
 
     def __post_init__(self) -> None:

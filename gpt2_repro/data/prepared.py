@@ -72,10 +72,8 @@ class PreparedData:
         if difference := first_difference(data.manifest.request, form_of(args) if its_own else request_of(args)):
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
-            raise UserError(
-                f"{args.dataset_dir} was prepared with {key} {holds} and the recipe asks for {value}: use --{key} {holds} "
-                f"or prepare it with `python prepare_data.py {recipe}{option}` and another --dataset_dir"
-            )
+            fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
+            raise UserError(f"{args.dataset_dir} was prepared with {key} {holds}, not {value}. {fix}")
         return data
 
     @functools.cached_property
@@ -104,9 +102,8 @@ class PreparedData:
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
-            raise UserError(
-                f"{self.path} holds out {targets:,} and eval_tokens asks for {eval_tokens:,}: pass --eval_tokens {targets}"
-            )
+            fix = f"Pass --eval_tokens {targets}."
+            raise UserError(f"{self.path} has {targets:,} of {eval_tokens:,} eval_tokens. {fix}")
         further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
         sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}

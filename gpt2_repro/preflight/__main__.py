@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.cli import run as run_story
 from gpt2_repro.errors import UserError, did_you_mean
-from gpt2_repro.preflight import disks, environment
-from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.preflight import environment
+from gpt2_repro.preflight.environment import Finding
 
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
     if options.gpu is not None:
         return [division, *_check_name(name, measured=bool(options.tokens_per_second))], planned
     needs = [
-        disks.Need("data", Path(recipe.data.dataset_dir), work.missing_bytes),
-        disks.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
+        environment.Need("data", Path(recipe.data.dataset_dir), work.missing_bytes),
+        environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
     ]
     findings = [
         *packages,
@@ -96,7 +96,7 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
         division,
         *environment.check_limits(),
         machine.check_data(recipe),
-        *disks.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
+        *environment.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
         environment.check_secrets(os.environ),
         *machine.check_links(options.topology),
     ]
@@ -114,7 +114,7 @@ def _print(findings: Sequence[Finding]) -> None:
 
 def _check_name(name: str, *, measured: bool) -> list[Finding]:
     """Check that the name means one card. Raises UserError for an unknown card without a measured speed."""
-    from gpt2_repro.preflight.prices import card_table, cards_named
+    from gpt2_repro.preflight.cost import card_table, cards_named
 
     meant = [card.card for card in cards_named(name)]
     if not meant and not measured:

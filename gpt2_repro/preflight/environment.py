@@ -1,15 +1,17 @@
-"""Check versions, driver, shared memory, open files and secrets."""
+"""Check versions, driver, disks, shared memory, open files and secrets of a machine."""
 
+import os
 import platform
 import resource
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.formatting import size
 
 
 if TYPE_CHECKING:
@@ -22,6 +24,14 @@ LEAST_SHARED_MEMORY = 1e9  # for NCCL and data loading; Docker's default is 64 M
 LEAST_OPEN_FILES = 4096
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
+
+
+class Finding(NamedTuple):
+    """One line of a preflight: ✓ good, ! a note, ✗ the run would fail."""
+
+    mark: Literal["✓", "!", "✗"]
+    about: str
+    words: str
 
 
 def check_python(requirements: Path) -> list[Finding]:
@@ -80,13 +90,13 @@ def check_driver(driver: str | None, cuda: str | None, *, usable: bool = False) 
 
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
     """Check shared memory and open files."""
-    size = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0
-    enough = size >= LEAST_SHARED_MEMORY
+    shared = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0
+    enough = shared >= LEAST_SHARED_MEMORY
     fix = "" if enough else ": NCCL and data loading need 1 GB; start the container with --shm-size 16g"
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = 0 <= files < LEAST_OPEN_FILES
     return [
-        Finding("✓" if enough else "✗", "shared memory", f"{size / 1e9:.1f} GB{fix}"),
+        Finding("✓" if enough else "✗", "shared memory", f"{shared / 1e9:.1f} GB{fix}"),
         Finding("!" if few else "✓", "open files", f"{files}{': run ulimit -n 65536' if few else ''}"),
     ]
 
@@ -97,3 +107,54 @@ def check_secrets(environment: Mapping[str, str]) -> Finding:
     missing = [name for name in SECRETS if name not in there]
     words = f"{', '.join(there) or 'none'} set" + (f", {', '.join(missing)} not" if missing else "")
     return Finding("✓", "secrets", words)
+
+
+class Need(NamedTuple):
+    """Bytes that a folder will receive."""
+
+    what: str
+    folder: Path
+    bytes: float
+
+
+def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> list[Finding]:
+    """Check each file system for the room that its folders need.
+
+    Args:
+        needs: the data first.
+        volume_bytes: rented size of the volume with the data; a network volume reports the size of the whole cluster.
+    """
+    places: dict[int, list[Need]] = {}
+    for need in needs:
+        places.setdefault(_existing(need.folder).stat().st_dev, []).append(need)
+    return [_check_place(needs, None if number else volume_bytes) for number, needs in enumerate(places.values())]
+
+
+def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
+    there = _existing(needs[0].folder)
+    for need in needs:
+        inside = need.folder.resolve()
+        if not os.access(_existing(inside), os.W_OK) or any(path.is_file() for path in (inside, *inside.parents)):
+            return Finding("✗", "disk", f"{need.folder} cannot be created or written: pass another folder")
+    if volume_bytes is None:
+        free, how = shutil.disk_usage(there).free, "free"
+    else:
+        free, how = volume_bytes - _used_bytes(there), f"left of the volume's {size(volume_bytes)}"
+    to_come = " and ".join(f"{size(need.bytes)} of {need.what} in {need.folder}" for need in needs)
+    said = f"{size(max(0, free))} {how}, needed: {to_come}"
+    if free >= sum(need.bytes for need in needs):
+        return Finding("✓", "disk", said)
+    return Finding("✗", "disk", f"{said}: rent a larger one, or pass another folder")
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder or its nearest existing parent, with links resolved."""
+    resolved = folder.resolve()
+    return next(path for path in (resolved, *resolved.parents) if path.is_dir())
+
+
+def _used_bytes(folder: Path) -> int:
+    """Return the bytes used on the file system of a folder, as `du` counts them."""
+    mount = next(path for path in (folder, *folder.parents) if path.is_mount())
+    command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0])

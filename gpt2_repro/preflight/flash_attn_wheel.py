@@ -32,11 +32,8 @@ def wheels(*, torch: str, cuda: str | None, cxx11_abi: bool, python: tuple[int, 
         return []
     abi = "TRUE" if cxx11_abi else "FALSE"
     tag = f"cp{python[0]}{python[1]}"
-    cuda_major, of_torch = cuda.split(".")[0], f"{built_for[0]}.{built_for[1]}"
-    return [
-        f"{RELEASES}/v{version}/flash_attn-{version}%2Bcu{cuda_major}torch{of_torch}cxx11abi{abi}-{tag}-{tag}-linux_{machine}.whl"
-        for version in VERSIONS
-    ]
+    built = f"cu{cuda.split('.')[0]}torch{built_for[0]}.{built_for[1]}cxx11abi{abi}-{tag}-{tag}-linux_{machine}"
+    return [f"{RELEASES}/v{version}/flash_attn-{version}%2B{built}.whl" for version in VERSIONS]
 
 
 def main() -> None:

@@ -7,16 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 
-def run_to_end(
-    command: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None
-) -> tuple[int | None, str]:
+def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> tuple[int | None, str]:
     """Run a command and return its exit code, None if it took longer than `seconds`, and its output.
 
     Every process that it has started is killed at the end, also if this process is interrupted.
@@ -29,7 +27,7 @@ def run_to_end(
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         log = Path(scratch, "log")
-        environment = {**os.environ, **(variables or {}), "TMPDIR": scratch}
+        environment = {**os.environ, **variables, "TMPDIR": scratch}
         # In a session of its own: Ctrl-C reaches this process only, which then ends the others.
         options: dict[str, Any] = {"env": environment, "stderr": subprocess.STDOUT, "start_new_session": True}
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, **options) as process:

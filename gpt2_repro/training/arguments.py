@@ -14,10 +14,17 @@ from gpt2_repro.recipe import Recipe, parse_recipe
 
 
 MUON = "muon"
+_LAST_WEIGHTS = "pre-training keeps the last weights"
+_PUSH_LATER = "train first, then push final/"
+_LOSSES_ONLY = "validation computes losses only"
 
 
 def _field(default: Any, help: str, **parsing: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help} | parsing)
+
+
+def _switch(help: str) -> Any:
+    return _field(None, help, nargs="?", const=True)
 
 
 @dataclasses.dataclass
@@ -32,17 +39,10 @@ class TrainingSection(TrainingArguments):
     per_device_train_batch_size: int = _field(64, "Rows of one forward pass on one device (micro-batch).")
     learning_rate: float = _field(6e-4, "Peak learning rate.")
     warmup_steps: int = _field(700, "Steps of linear warm-up; the first step already has 1/warmup_steps of the peak.")
-    lr_scheduler_type: Literal["cosine", "warmup_stable_decay", "constant"] = _field(
-        "cosine", "Learning-rate schedule after the warm-up."
-    )
+    lr_scheduler_type: Literal["cosine", "warmup_stable_decay", "constant"] = _field("cosine", "After the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Where the learning rate ends, as a fraction of the peak.")
-    decay_fraction: float = _field(
-        0.2, "warmup_stable_decay: the share of the steps, at the end, in which the rate falls."
-    )
-    optim: str = _field(
-        "adamw_torch_fused",
-        "A transformers name, or muon: for the blocks' matrices, AdamW for the rest; not under ZeRO.",
-    )
+    decay_fraction: float = _field(0.2, "warmup_stable_decay: the share of the steps in which the rate falls.")
+    optim: str = _field("adamw_torch_fused", "A transformers name, or muon for matrices (not under ZeRO or FSDP).")
     weight_decay: float = _field(0.1, "AdamW's decay of matrices and embeddings; biases and norms have none.")
     adam_beta2: float = _field(0.95, "AdamW's second beta; transformers' default is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
@@ -61,9 +61,7 @@ class TrainingSection(TrainingArguments):
     logging_steps: int = _field(10, "Steps between lines of the metrics log.")
     logging_first_step: bool = _field(True, "Log the first step too.")
     logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; True also syncs every micro-step.")
-    save_strategy: Literal["steps", "no"] = _field(
-        "steps", "Save by steps and minutes (steps), or only on a stop (no)."
-    )
+    save_strategy: Literal["steps", "no"] = _field("steps", "Save by steps and minutes, or only on a stop (no).")
     save_steps: int = _field(2000, "Steps between checkpoints.")
     save_minutes: float = _field(15.0, "Minutes after which a checkpoint is due at any step; 0 counts steps only.")
     keep_checkpoints: int = _field(2, "Complete checkpoints to keep, the newest ones; 0 keeps all.")
@@ -71,27 +69,17 @@ class TrainingSection(TrainingArguments):
     keep_every_steps: int = _field(0, "Keep for good the checkpoints of every so many steps; 0 keeps none.")
     resume_from: str = _field("", "Go back to this checkpoint of the run, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = _field(False, "Go on although data, schedule, model or seed are not what they were.")
-    extend_to: TokenCount = _field(
-        TokenCount(0), "Extend the run to this many tokens, with a new warm-up; 0 does not."
-    )
+    extend_to: TokenCount = _field(TokenCount(0), "Extend the run to so many tokens, with a new warm-up. 0: never.")
     max_hours: float = _field(0.0, "Stop with a checkpoint after so many hours of all attempts; 0: never.")
     max_usd: float = _field(0.0, "Stop with a checkpoint when the run has cost so much at usd_per_hour; 0: never.")
     usd_per_hour: float = _field(0.0, "Price of the whole machine. 0: the list price of its cards, if it is known.")
     hang_timeout: float = _field(600.0, "Seconds without progress until all ranks print stacks and exit; 0: never.")
-    skip_loss_z: float = _field(
-        0.0, "Skip updates with a loss this many standard deviations above the last 128; 0: none."
-    )
+    skip_loss_z: float = _field(0.0, "Skip updates with a loss so many deviations above the last 128. 0: none.")
     skip_grad_z: float = _field(0.0, "The same for the gradient norm, before clipping.")
-    train_sampling_strategy: SamplingStrategy = _field(
-        "random", "Order of rows: shuffled by the seed, as stored, or in batches of like length (packing wrap)."
-    )
+    train_sampling_strategy: SamplingStrategy = _field("random", "Order of rows; by length needs packing wrap.")
     dataloader_num_workers: int = _field(2, "Processes that read rows ahead, per device.")
-    torch_compile: bool | None = _field(
-        None, "Compile the loss and its gradient. (default: true on GPUs)", nargs="?", const=True
-    )
-    activation_checkpointing: bool | None = _field(
-        None, "Recompute each block in the backward pass: less memory, more time.", nargs="?", const=True
-    )
+    torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
+    activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
     ddp_find_unused_parameters: bool | None = _field(False, "DDP looks for parameters without gradient: none here.")
     remove_unused_columns: bool = _field(False, "Must stay False: the collator reads its rows itself.")
 
@@ -105,36 +93,24 @@ class TrainingSection(TrainingArguments):
         "accelerator_config": "batches are never dispatched or split, and copied without blocking",
         "auto_find_batch_size": "it changes the micro-batch and with it the tokens per step",
         "enable_jit_checkpoint": "it saves the wrong step under DeepSpeed and deadlocks on several ranks",
-        "load_best_model_at_end": "pre-training keeps the last weights",
-        "metric_for_best_model": "pre-training keeps the last weights",
-        "greater_is_better": "pre-training keeps the last weights",
+        **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), _LAST_WEIGHTS),
         "save_total_limit": "use keep_checkpoints, which counts complete checkpoints only",
         "save_only_model": "a checkpoint is made to be resumed from",
         "save_on_each_node": "rank 0 completes each checkpoint",
         "hub_token": "it would be written into every checkpoint; set HF_TOKEN in the environment",
-        "push_to_hub": "train first, then push final/",
-        "hub_model_id": "train first, then push final/",
-        "hub_strategy": "train first, then push final/",
-        "hub_private_repo": "train first, then push final/",
-        "hub_always_push": "train first, then push final/",
-        "hub_revision": "train first, then push final/",
-        "use_liger_kernel": "it has no GPT-2 patch; the loss is already chunked",
-        "liger_kernel_config": "it has no GPT-2 patch; the loss is already chunked",
+        **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy"), _PUSH_LATER),
+        **dict.fromkeys(("hub_private_repo", "hub_always_push", "hub_revision"), _PUSH_LATER),
+        **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), "it has no GPT-2 patch"),
         "remove_unused_columns": "the collator reads its rows itself",
         "fp16": "it needs loss scaling that this recipe does not have; bf16 or fp32",
-        "fp16_full_eval": "validation computes as training does",
-        "bf16_full_eval": "validation computes as training does",
+        **dict.fromkeys(("fp16_full_eval", "bf16_full_eval"), "validation computes as training does"),
         "lr_scheduler_kwargs": "see final_learning_rate_fraction and decay_fraction",
         "label_smoothing_factor": "the logged loss is the negative log-likelihood",
         "neftune_noise_alpha": "it is a fine-tuning technique that changes the loss",
         "label_names": "the collator names its labels",
         "length_column_name": "the collator knows the lengths of its rows",
-        "prediction_loss_only": "validation computes losses only",
-        "include_for_metrics": "validation computes losses only",
-        "batch_eval_metrics": "validation computes losses only",
-        "eval_accumulation_steps": "validation computes losses only",
-        "eval_do_concat_batches": "validation computes losses only",
-        "eval_use_gather_object": "validation computes losses only",
+        **dict.fromkeys(("prediction_loss_only", "include_for_metrics", "batch_eval_metrics"), _LOSSES_ONLY),
+        **dict.fromkeys(("eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"), _LOSSES_ONLY),
         "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
         "include_num_input_tokens_seen": "the targets trained are logged; counting inputs too syncs each micro-step",
         "resume_from_checkpoint": "resuming is automatic: start the same command again, or name one with resume_from",

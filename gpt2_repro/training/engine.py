@@ -48,7 +48,8 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         wrapped: the model as the launcher's backend wrapped it.
         inner: see innermost_optimizer.
     """
-    weights = next(wrapped.parameters())
+    dtype = next(wrapped.parameters()).dtype
+    weights = _name(dtype)
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
     distributed = torch.distributed.is_initialized()
     facts: dict[str, Any] = {
@@ -56,11 +57,11 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         "processes": torch.distributed.get_world_size() if distributed else 1,
         "backend": torch.distributed.get_backend() if distributed else None,
         "zero_stage": None,
-        "weights": _name(weights.dtype),
-        "products": "bfloat16" if autocast == "bf16" else _name(weights.dtype),
-        "masters": _name(weights.dtype),
-        "accumulation": _name(weights.dtype),
-        "communication": _name(weights.dtype) if distributed else None,
+        "weights": weights,
+        "products": "bfloat16" if autocast == "bf16" else weights,
+        "masters": weights,
+        "accumulation": weights,
+        "communication": weights if distributed else None,
         "clip": None,
     }
     if facts["engine"] == "DeepSpeedEngine":
@@ -80,7 +81,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
         }
     if isinstance(wrapped, FSDPModule):
         policy: Any = wrapped._get_fsdp_state()._mp_policy
-        products, sums = (_name(dtype or weights.dtype) for dtype in (policy.param_dtype, policy.reduce_dtype))
+        products, sums = (_name(one or dtype) for one in (policy.param_dtype, policy.reduce_dtype))
         facts |= {"products": products, "accumulation": sums, "communication": sums}
     return facts | {"optimizer": type(inner).__name__}
 
@@ -130,26 +131,17 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
 
     Raises UserError for a difference that changes the training, and warns of gradients summed in bf16.
     """
-    expected: dict[str, Any] = {
-        "processes": plan.num_processes,
-        "products": "bfloat16" if bf16 else "float32",
-        "masters": "float32",
-    }
+    products = "bfloat16" if bf16 else "float32"
+    expected: dict[str, Any] = {"processes": plan.num_processes, "products": products, "masters": "float32"}
     if facts["zero_stage"] is not None:
-        expected |= {
-            "clip": max_grad_norm,
-            "rows_per_pass": plan.micro_batch_size,
-            "accumulation_steps": plan.gradient_accumulation_steps,
-        }
+        expected |= {"clip": max_grad_norm, "rows_per_pass": plan.micro_batch_size}
+        expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
     for key, value in expected.items():
         if facts[key] != value:
-            told = f"the engine has {key} {facts[key]} and the recipe asks for {value}"
-            raise UserError(f"{told}: use a launcher file of accelerate_configs/, or compare yours with it")
+            told = f"The engine has {key} {facts[key]} and not {value}, which the recipe asks for."
+            raise UserError(f"{told} Use a launcher file of accelerate_configs/.")
     if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
-        told = (
-            "gradients of %d passes are summed in bf16: set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON"
-        )
-        logger.warning(told, plan.gradient_accumulation_steps)
+        logger.warning("Gradients are summed in bf16. Set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON.")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -242,7 +234,5 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
         return
     odd = sorted({rank for rank, _ in differs})
     first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
-    told = f"at step {step} the weights of rank {', '.join(map(str, odd))} are not those of rank 0, first in {first}"
-    raise RunFailed(
-        f"{told}: a GPU or its link is faulty. Start again with NCCL_P2P_DISABLE=1, or on another machine."
-    )
+    told = f"At step {step} rank {', '.join(map(str, odd))} has other weights than rank 0, first in {first}."
+    raise RunFailed(f"{told} A GPU or link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

@@ -67,11 +67,7 @@ class UpdateGuard(TrainerCallback):
     """
 
     def __init__(
-        self,
-        *,
-        skip_loss_z: float,
-        skip_grad_z: float,
-        report: Callable[[int, dict[str, Any]], None],
+        self, *, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]
     ) -> None:
         self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
         self.report = report
@@ -172,10 +168,8 @@ class UpdateGuard(TrainerCallback):
             in_a_row = self.skipped[-IN_A_ROW:] == list(range(step - IN_A_ROW + 1, step + 1))
             if in_a_row or len(self.skipped) >= few:
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
-                told = f"the gradients were not finite {times} up to step {step}: no such update was applied"
-                raise Diverged(
-                    f"{told}. Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
-                )
+                fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
+                raise Diverged(f"The gradients were not finite {times} up to step {step}; none was applied. {fix}")
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, for JSON. Raises Diverged as `after_step` does."""

@@ -68,9 +68,7 @@ def adopt_orphans() -> None:
 def check_launcher() -> None:
     """Raise UserError if the launcher would not do what its files and flags say."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
-        raise UserError(
-            "`accelerate launch --cpu` drops DeepSpeed and runs one process: leave it out, and pass --use_cpu after train.py"
-        )
+        raise UserError("`accelerate launch --cpu` drops DeepSpeed. Leave it out and pass --use_cpu after train.py.")
     for name, mend in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":
@@ -104,9 +102,7 @@ def check_deepspeed_json(path: Path) -> None:
         if value != "auto":
             raise UserError(f'{path}: {key} belongs to the recipe: set it to "auto"')
     if bf16.get(MASTERS):
-        raise UserError(
-            f"{path}: {MASTERS} trains bf16 weights without fp32 masters, which do not learn: leave it out"
-        )
+        raise UserError(f"{path}: {MASTERS} trains without fp32 masters. Leave it out.")
 
 
 # Required values of the block fsdp_config, by names without `fsdp_`, each with its reason. "none": not set.
@@ -124,9 +120,7 @@ FSDP = {
 def check_fsdp() -> None:
     """Raise UserError for one process, and for settings of FSDP that would do nothing or harm."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        raise UserError(
-            "FSDP needs several processes: pass --num_processes, or launch with accelerate_configs/single_gpu.yaml"
-        )
+        raise UserError("FSDP needs several processes. Pass --num_processes, or launch with single_gpu.yaml.")
     for name, (needed, why) in FSDP.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value != needed:

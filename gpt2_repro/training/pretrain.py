@@ -12,8 +12,7 @@ from gpt2_repro.run_record import RunRecord
 from gpt2_repro.supervision import RUN, note
 from gpt2_repro.training.arguments import TrainingRecipe
 from gpt2_repro.training.resolve import resolve_arguments
-from gpt2_repro.training.resuming import choose_start
-from gpt2_repro.training.run_identity import require_same_run, run_identity_of
+from gpt2_repro.training.resuming import choose_start, require_same_run, run_identity_of
 
 
 logger = logging.getLogger(__name__)

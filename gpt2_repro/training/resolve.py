@@ -9,7 +9,7 @@ from gpt2_repro import hardware
 from gpt2_repro.batch_plan import BatchPlan, plan_run
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launcher
-from gpt2_repro.preflight.prices import price_of
+from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.recipe import values_of
 from gpt2_repro.supervision import WENT_BACK, noted
 from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRecipe
@@ -43,10 +43,8 @@ def resolve_arguments(
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     plan = plan_run(asked, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
     if asked.torch_compile and not launcher.torch_compile:
-        raise UserError(
-            f"{launcher.name} cuts the compiled loss apart: leave out --torch_compile, or launch with --config_file "
-            f"{recommended_launcher().config}"
-        )
+        fix = f"Leave it out, or launch with --config_file {recommended_launcher().config}."
+        raise UserError(f"{launcher.name} cannot do --torch_compile, because it shards weights. {fix}")
     compile_asked = asked.torch_compile if launcher.torch_compile and not plan.by_length else False
     compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
@@ -74,10 +72,8 @@ def resolve_arguments(
     if not 0 <= asked.decay_fraction <= 1:
         raise UserError(f"--decay_fraction {asked.decay_fraction} must be from 0 to 1")
     if asked.optim == MUON and not launcher.muon:
-        raise UserError(
-            f"muon updates whole matrices and {launcher.name} cuts them up: launch with --config_file "
-            f"{recommended_launcher(muon=True).config}"
-        )
+        fix = f"Launch with --config_file {recommended_launcher(muon=True).config}."
+        raise UserError(f"{launcher.name} cannot run muon, because it shards matrices. {fix}")
     prepare_deepspeed(use_cpu=use_cpu)
     try:
         args = PretrainingArguments(**(values_of(asked) | derived))

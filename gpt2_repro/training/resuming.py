@@ -1,14 +1,18 @@
-"""Choose the checkpoint to resume from: complete, of the same run, and safe to load under this launcher."""
+"""Choose the checkpoint to resume from: complete, of the same run, and safe to load under this launcher.
+
+The identity of a run is the settings that a resumed run must share with the one that was saved.
+"""
 
 import copy
 import dataclasses
+import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +22,9 @@ from accelerate.utils import broadcast_object_list
 from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
+from gpt2_repro.manifest import Manifest
 from gpt2_repro.run_record import RunRecord, checkpoints, layout
 from gpt2_repro.training.arguments import PretrainingArguments
-from gpt2_repro.training.run_identity import require_same_run
 from gpt2_repro.training.when import validates_at_start
 
 
@@ -35,6 +39,13 @@ DEEPSPEED_CLASSES = {
 }
 # Read by transformers with `weights_only`, which knows what else a random state is made of.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
+
+SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
+OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
+# Fields that --allow_resume_change may override. The others decide states or shapes of the checkpoint; of
+# tokens_per_step it is the position in the order of rows, which is counted in steps.
+CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "dropout"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +89,7 @@ def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start
 def _look(run: Path, name: str) -> Start:
     chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
     if chosen is None and skipped:
-        raise UserError(
-            f"{run} has no complete checkpoint ({'; '.join(skipped)}): move them away, or pass another --output_dir"
-        )
+        raise UserError(f"No checkpoint is complete ({'; '.join(skipped)}). Move them, or pass another --output_dir.")
     if chosen is None:
         return Start()
     manifest = checkpoints.read_manifest(chosen)
@@ -109,10 +118,10 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
         try:
             named = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - DEEPSPEED_CLASSES
         except Exception as error:  # of a file that torch.save did not write, anything
-            named = {f"what cannot be read ({type(error).__name__}: {error})"}
+            named = {f"{type(error).__name__}: {error}"}
         if named:
             raise UserError(
-                f"{path} names {', '.join(sorted(named))}: loading it would run code. Resume from another checkpoint."
+                f"Loading {path} could run code ({', '.join(sorted(named))}). Resume from another checkpoint."
             )
 
 
@@ -138,19 +147,19 @@ def choose_start(
     args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
     if start.checkpoint is None:
         if run.final.exists():
-            told = f"{run.final} is damaged ({run.final_defect()}) and no checkpoint is left to write it again."
-            raise UserError(f"{told} Restore it, or pass another --output_dir.")
+            raise UserError(
+                f"{run.final} is damaged ({run.final_defect()}). Restore it, or pass another --output_dir."
+            )
         return start, args, plan, extensions
     saved, where = start.manifest["run_identity"], start.checkpoint
     by = launcher_of_checkpoint(start.manifest["files"])
     if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
-        told = f"{where} was written with bf16 {saved.get('bf16')}, which DeepSpeed cannot change."
-        raise UserError(f"{told} Pass --bf16 {saved.get('bf16')} or another --output_dir.")
+        raise UserError(
+            f"{where} cannot change its precision. Pass --bf16 {saved.get('bf16')} or another --output_dir."
+        )
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
-        raise UserError(
-            f"{where} is beyond --max_steps {plan.max_steps}. Pass more steps, or an earlier --resume_from."
-        )
+        raise UserError(f"{where} is after --max_steps {plan.max_steps}. Pass more, or an earlier --resume_from.")
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config}, or pass another --output_dir."
         raise UserError(f"{where} was written {by.form.words}. {fix}")
@@ -186,9 +195,9 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     """
     needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
     if free < needed:
+        space = f"{(needed - free) / 1e6:,.0f} MB"
         raise UserError(
-            f"{checkpoint} has to be converted for this number of processes, and {(needed - free) / 1e6:,.0f} MB are missing "
-            "for it on the disk: free them, or start as many processes as before"
+            f"Converting {checkpoint} needs {space} more disk. Free it or start as many processes as before."
         )
     copy.mkdir(parents=True)
     for path in checkpoint.iterdir():
@@ -202,3 +211,49 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def run_identity_of(
+    args: PretrainingArguments, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the identity of a run.
+
+    Args:
+        data: the manifest of the prepared folder.
+        model: the recipe's section.
+    """
+    return {
+        "data": data.sha256["train"],
+        "tokenizer": data.tokenizer_sha256,
+        "sequence_length": plan.sequence_length,
+        "tokens_per_step": plan.tokens_per_step,
+        "max_steps": plan.max_steps,
+        "bf16": args.bf16,
+        **{key: value for key, value in model.items() if key != "attn_implementation"},
+        **{name: getattr(args, name) for name in (*SCHEDULE, *OPTIMIZER, "max_grad_norm", *ORDER)},
+    }
+
+
+def require_same_run(
+    saved: Mapping[str, Any], asked: Mapping[str, Any], *, where: Path, allow_change: bool = False
+) -> None:
+    """Raise UserError, with the differences, if `saved` is another run than `asked`; only warn of allowed changes.
+
+    How far a run was extended is not compared: that is decided by --extend_to and the checkpoint.
+    """
+    asked = json.loads(json.dumps(asked))
+    keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
+    if not keys:
+        return
+    changed = "; ".join(f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}" for key in keys)
+    fix = "undo the change or pass another --output_dir"
+    if set(keys) <= CHANGEABLE:
+        if allow_change:
+            logger.warning("%s continues with changes: %s", where, changed)
+            return
+        fix += ", or pass --allow_resume_change to continue with it"
+    raise UserError(f"{where} belongs to another run ({changed}): {fix}")
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value == "" else str(value)

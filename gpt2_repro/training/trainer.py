@@ -209,9 +209,7 @@ class PretrainingTrainer(Trainer):
         Raises ValueError for another dataset or prefix: the sets are those of the prepared folder.
         """
         if eval_dataset is not None or metric_key_prefix != "eval":
-            raise ValueError(
-                "evaluate() takes no eval_dataset and no metric_key_prefix. Prepare the sets as validation_<name>."
-            )
+            raise ValueError("evaluate() takes no eval_dataset. Prepare the sets as validation_<name>.")
         with self.meter.on("validation"):
             engine.require_same_weights(self.model, step=self.state.global_step)
             metrics = self.validation.measure(

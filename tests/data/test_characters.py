@@ -10,7 +10,7 @@ import prepare_data
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.rows import open_rows
-from gpt2_repro.data.sources import shakespeare
+from gpt2_repro.data.sources import small_texts
 from gpt2_repro.data.tokenizer import count_characters
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.export import start_ids
@@ -31,7 +31,7 @@ def test_ids_are_the_characters_in_their_order(tmp_path: Path, documents: list[s
 
 def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = real_data / "tinyshakespeare" / "input.txt"
-    monkeypatch.setattr(shakespeare, "URL", path.as_uri())
+    monkeypatch.setattr(small_texts, "URL", path.as_uri())
     form = ("--separator", "none", "--split", "source", "--sequence_length", "64", "--num_proc", "1")
     words = ("--source", "tiny-shakespeare", "--tokenizer", "char", "--dataset_dir", str(tmp_path / "out"))
     prepare_data.main([*words, *form])
@@ -43,7 +43,7 @@ def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: 
         rows = open_rows(tmp_path / "out" / split).joined()[0].reshape(-1, 65)
         assert [*rows[:, :-1].ravel(), rows[-1, -1]] == part[: len(rows) * 64 + 1].tolist()
     # Another text under the same address is not taken for it.
-    monkeypatch.setattr(shakespeare, "SHA256", "0" * 64)
+    monkeypatch.setattr(small_texts, "SHA256", "0" * 64)
     args = DataArguments(source="tiny-shakespeare", tokenizer="char", dataset_dir=str(tmp_path / "other"))
     with pytest.raises(UserError, match="--data_files"):
         prepare(args)

@@ -24,7 +24,7 @@ def test_another_form_is_refused_even_for_a_typed_folder(arguments) -> None:
     for typed in ((), ("dataset_dir",)):
         assert open_for(args, *typed) == data
         for changes, fix in [({"packing": "concat"}, "wrap"), ({"packing": "wrap", "min_length": 8}, "12")]:
-            with pytest.raises(UserError, match=f"use --{list(changes)[-1]} {fix}"):
+            with pytest.raises(UserError, match=f"Pass --{list(changes)[-1]} {fix}"):
                 open_for(arguments(**changes), *typed)
     path = Path(args.dataset_dir, "manifest.json")
     manifest = json.loads(path.read_text())

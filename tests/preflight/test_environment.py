@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.preflight import environment
-from gpt2_repro.preflight.disks import Need, check_room
-from gpt2_repro.preflight.environment import check_driver, check_limits, check_python
+from gpt2_repro.preflight.environment import Need, check_driver, check_limits, check_python, check_room
 
 
 def test_the_driver_against_cuda() -> None:

@@ -10,9 +10,9 @@ from gpt2_repro import machine
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.preflight import __main__ as preflight
-from gpt2_repro.preflight.findings import Finding
+from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.memory import Outcome
-from tests.preflight.test_topology import BLOG
+from tests.preflight.test_links import BLOG
 from tests.sections import parse_for_training
 
 
@@ -100,7 +100,9 @@ def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_precision_is_judged_as_train_py_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a T4 of 16 GB, which cannot multiply in bf16."""
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: "570.1")
-    monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda: Accelerator("cuda", "Tesla T4", 1, None, 16))
+    monkeypatch.setattr(
+        "gpt2_repro.hardware.find_accelerator", lambda use_cpu: Accelerator("cuda", "Tesla T4", 1, None, 16)
+    )
     for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", "Tesla T4")):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from gpt2_repro.hardware import peak_flops
-from gpt2_repro.preflight.cost import Workload, plan_on, ranking
-from gpt2_repro.preflight.prices import card_of, card_table, cards_named, price_of, price_table
+from gpt2_repro.preflight.cost import (
+    Workload,
+    card_of,
+    card_table,
+    cards_named,
+    plan_on,
+    price_of,
+    price_table,
+    ranking,
+)
 from gpt2_repro.training.workload import workload_of
 from tests.sections import parse_for_training
 

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.sources import shakespeare
+from gpt2_repro.data.sources import small_texts
 from tests.report.conftest import write_run
 
 
@@ -44,7 +44,7 @@ def test_the_report_in_a_notebook(tmp_path: Path) -> None:
 
 def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monkeypatch) -> None:
     recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text())
-    monkeypatch.setattr(shakespeare, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
+    monkeypatch.setattr(small_texts, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
     prepare(DataArguments(**recipe["data"] | {"dataset_dir": str(tmp_path / "data")}), PreparationOptions(num_proc=1))
     options = "--max_steps 30 --eval_steps 30 --eval_tokens 6400"
     parameters = f'DATA, RUN, OPTIONS = "{tmp_path}/data", "{tmp_path}/run", "{options}"'

@@ -133,7 +133,7 @@ def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path:
     refused("--total_tokens", tmp_path, extend_to=1600)
     save(8)
     assert start_of(tmp_path, extend_to=1600) == (8, 16, [[8, 16]])
-    refused("step 4, .* step 8", tmp_path, extend_to=400)
+    refused("step 8", tmp_path, extend_to=400)
     save(12, run_identity=TRAJECTORY | {"extensions": [[8, 16]]})
     assert start_of(tmp_path, extend_to=1600)[2] == [[8, 16]]  # the same command again
     assert start_of(tmp_path, extend_to=2000)[2] == [[8, 16], [12, 20]]

@@ -17,7 +17,7 @@ from gpt2_repro.run_record import RunRecord, checkpoints, events
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds
 from gpt2_repro.supervision import FOLDER, SINCE
-from gpt2_repro.training.run_identity import require_same_run
+from gpt2_repro.training.resuming import require_same_run
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import functools
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,23 @@ from typing import Any
 from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.disk import check_disk, expected_peak
-from gpt2_repro.data.preparation.order import count_documents
-from gpt2_repro.data.preparation.splits import Group, check_split, stage_groups, streams_of
+from gpt2_repro.data.preparation.splits import Group, check_split, count_documents, stage_groups, streams_of
 from gpt2_repro.data.preparation.tokenizing import EXAMPLES, DamagedTokens, is_held_out
 from gpt2_repro.data.preparation.workers import STREAMS, stage
 from gpt2_repro.data.preparation.writing import split_hash, write_split
 from gpt2_repro.data.prepared import first_difference
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.sources.base import SourceFile
+from gpt2_repro.data.sources.hub import HubFile
+from gpt2_repro.data.sources.local_files import LocalFile
 from gpt2_repro.data.sources.opening import Source, SourceOpener, Sources
+from gpt2_repro.data.sources.presets import peak_bytes
 from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, sha256_of, sync_folder, write_whole
+from gpt2_repro.formatting import size
 from gpt2_repro.manifest import MANIFEST, Manifest, ReadCounts, Shard, SplitCounts
 
 
@@ -33,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 # The marker of a staging folder: it records the request, and proves that the folder is ours to delete.
 REQUEST = "request.json"
+# Bytes of text in a byte of the file: FineWeb's parquet 1.6 (46 GB in 28.5), English prose 2.7 by gzip and 3 by zstd.
+TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
+BYTES_PER_TOKEN = 4.5  # of English web text in GPT-2's ids: 46.0 GB make 9.95B tokens
 
 
 def build_folder(
@@ -69,9 +75,7 @@ def check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any]) 
     """Raise UserError if the staging is of another request, so that hours of work never vanish by a changed option."""
     if difference := first_difference(kept, request):
         key, holds, value = difference
-        raise UserError(
-            f"{staging} holds unfinished work with {key} {holds}, not {value}: pass {holds} to resume, or delete it"
-        )
+        raise UserError(f"{staging} has unfinished work with {key} {holds}, not {value}. Pass {holds} or delete it.")
 
 
 def _open_sources(staging: Path, request: dict[str, Any], args: DataArguments, options: PreparationOptions) -> Sources:
@@ -121,6 +125,40 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
                         yield document
 
 
+def tokens_of(file: SourceFile, *, characters: bool) -> float:
+    """How many tokens a file will give, about."""
+    ending = Path(file.name).suffix
+    if ending == ".bin":
+        return file.size / 2
+    text = file.size * TEXT_PER_BYTE.get(ending, 1.0)
+    return text if characters else text / BYTES_PER_TOKEN
+
+
+def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: int, characters: bool) -> float:
+    """Estimate the most bytes on disk while streams of files are prepared, each up to a limit of tokens (0: all)."""
+    staged = rows = downloads = 0.0
+    for files, limit in streams:
+        tokens = sum(tokens_of(file, characters=characters) for file in files)
+        of_stream = itemsize * (min(tokens, limit) if limit else tokens)
+        rows += of_stream
+        if any(isinstance(file, LocalFile) and file.name.endswith(".bin") for file in files):
+            continue  # token files of this disk are read in place
+        staged += of_stream
+        fetched = [file.size for file in files if isinstance(file, HubFile) and not file.name.endswith(".bin")]
+        downloads = max(downloads, sum(sorted(fetched)[-2:]))
+    return peak_bytes(staged=staged, rows=rows, downloads=downloads)
+
+
+def check_disk(target: Path, staging: Path, needed: float) -> None:
+    """Raise UserError if the disk is clearly too small. Files of an interrupted preparation count as free."""
+    staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+    free = shutil.disk_usage(staging).free + staged
+    logger.info("preparing %s takes about %s of disk at its peak; %s are free", target, size(needed), size(free))
+    if 0.8 * needed > free:  # the estimate is of English text
+        fix = "Pass another --dataset_dir or fewer --max_tokens."
+        raise UserError(f"{target} needs {size(needed)}, and {size(free)} are free. {fix}")
+
+
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
     """Raise UserError if files of tokens have the separator elsewhere than the recipe says."""
     for source in sources:
@@ -162,18 +200,14 @@ def _write_folder(
             shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
             rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
             if not rows:
-                least = max(1, args.min_length) if args.packing == "wrap" else args.sequence_length
-                raise UserError(
-                    f"{split} has {tokens:,} tokens and no row of {least + 1}: use more text or another "
-                    "--validation_tokens, --validation_fraction, --split, --min_length or --sequence_length"
-                )
+                fix = "Change --validation_tokens, --validation_fraction, --split, --min_length or --sequence_length."
+                raise UserError(f"{split} has {tokens:,} tokens, too few for one row. {fix}")
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
             # The whole split is cut, or each document; its first id is no target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
-            counts[split] = SplitCounts(
-                **total, sources=of_sources, rows=rows, row_tokens=targets, dropped_tokens=dropped
-            )
+            of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
+            counts[split] = SplitCounts(**total, **of_rows, sources=of_sources)
     if args.validation_text:
         _write_validation_text(folder / "text", groups)
     (folder / "tokenizer").mkdir()

@@ -40,9 +40,8 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
         data = PreparedData.read(target)
         if difference := first_difference(data.manifest.request, request):
             key, holds, value = difference
-            raise UserError(
-                f"{target} was prepared with {key} {holds}, not {value}: pass --overwrite or another --dataset_dir"
-            )
+            fix = "Pass --overwrite or another --dataset_dir."
+            raise UserError(f"{target} was prepared with {key} {holds}, not {value}. {fix}")
         logger.info("%s is already prepared", target)
         _warn_of_changes(data, args)
         _clear_away(target, staging)
@@ -72,9 +71,7 @@ def _replacement_lock(target: Path) -> Iterator[None]:
         return
     if "request" not in read_object(target / MANIFEST):
         PreparedData.read(target)  # raises
-    with exclusive_lock(
-        target, f"{target} is open in a training: wait for it or end it, or name another --dataset_dir"
-    ):
+    with exclusive_lock(target, f"A training reads {target}. Wait for it, or pass another --dataset_dir."):
         yield
 
 

@@ -153,9 +153,7 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
             yield task
     except BrokenProcessPool:
         fewer = max(1, num_proc // 2)
-        raise UserError(
-            f"A worker was killed, usually because memory ran out. Resume with --num_proc {fewer}."
-        ) from None
+        raise UserError(f"A worker was killed, usually for memory. Resume with --num_proc {fewer}.") from None
     finally:
         # Enough tokens, an error or Ctrl-C: parts that a worker has begun are not waited for.
         for worker in multiprocessing.active_children():

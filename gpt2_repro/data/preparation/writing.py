@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import pack_rows, pack_windows
-from gpt2_repro.data.preparation.order import DocumentSpan
+from gpt2_repro.data.preparation.splits import DocumentSpan
 from gpt2_repro.data.preparation.tokenizing import StagedPart
 from gpt2_repro.data.rows import Block
 from gpt2_repro.files import sha256_of, sync, write_whole

@@ -123,7 +123,5 @@ def hub_errors(what: str) -> Iterator[None]:
         if not from_network and error.errno is not None:
             raise
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(
-            f"Cannot {what} ({line}). Check the name, the network and HF_TOKEN and start the same command again to "
-            "resume, or prepare your own text with --data_files GLOB."
-        ) from None
+        fix = "Check the name, the network and HF_TOKEN and run the command again, or pass --data_files GLOB."
+        raise UserError(f"Cannot {what} ({line}). {fix}") from None

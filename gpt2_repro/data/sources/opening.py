@@ -10,11 +10,10 @@ from typing import Any
 
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.base import SourceFile, TextForm
-from gpt2_repro.data.sources.embedded import Docstrings, Topics
 from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
-from gpt2_repro.data.sources.shakespeare import CHARACTERS, TRAINING, Shakespeare
+from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
 from gpt2_repro.errors import UserError, did_you_mean
 
 
@@ -84,9 +83,7 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
     for text in args.validation_sets:
         name, _, source = text.partition("=")
         if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
-            raise UserError(
-                f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _: pass books=pg19"
-            )
+            raise UserError(f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _")
         if name in sets:
             raise UserError(f"--validation_sets names {name} twice")
         sets[name] = source
@@ -128,10 +125,8 @@ class SourceOpener:
             preset = PRESETS[name]
             repository = self._repository(preset.repository)
             described |= {"repository": repository.name, "files": preset.train, "revision": repository.revision}
-            train = repository.files(preset.train, preset.form)
-            return Source(
-                described, train, repository.files(preset.validation, preset.form) if preset.validation else []
-            )
+            own = repository.files(preset.validation, preset.form) if preset.validation else []
+            return Source(described, repository.files(preset.train, preset.form), own)
         if name == "tiny-shakespeare":
             folder = str(self.downloads)
             parts = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)

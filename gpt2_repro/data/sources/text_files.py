@@ -105,9 +105,7 @@ class TextPart(Part):
     def _document(self, stream: BinaryIO) -> Iterator[Row]:
         content = stream.read(LONGEST_DOCUMENT + 1)
         if len(content) > LONGEST_DOCUMENT:
-            raise UserError(
-                f"{self.name} is longer than {LONGEST_DOCUMENT:,} bytes: pass --sample_by paragraph or line"
-            )
+            raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Pass --sample_by paragraph or line.")
         try:
             yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8"), ""
         except UnicodeDecodeError as error:
@@ -123,11 +121,8 @@ class TextPart(Part):
         try:
             header = next(rows, [])
             if (columns := header.count(column)) != 1:
-                raise UserError(
-                    f"{self.name} has no text column `{column}`. Pass --text_column with one of: {', '.join(header)}."
-                    if not columns
-                    else f"{self.name} names the text column `{column}` {columns} times. Rename all but one."
-                )
+                fix = f"Pass --text_column with one of: {', '.join(header)}."
+                raise UserError(f"{self.name} has the text column `{column}` {columns} times, not once. {fix}")
             place = header.index(column)
             line = rows.line_num
             for row in rows:

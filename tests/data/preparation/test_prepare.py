@@ -7,7 +7,7 @@ import pytest
 
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.data.preparation.prepare import prepare
-from gpt2_repro.data.sources.embedded import Topics, module_docstrings
+from gpt2_repro.data.sources.small_texts import Topics, module_docstrings
 from gpt2_repro.errors import UserError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import prepare_data
 from gpt2_repro.data.arguments import PreparationOptions
-from gpt2_repro.data.preparation import disk
+from gpt2_repro.data.preparation import build
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import exclusive_lock
 from gpt2_repro.data.sources import token_files
@@ -49,7 +49,7 @@ def test_a_folder_that_is_read_is_not_replaced(arguments, tmp_path: Path, conten
 
 
 def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(disk, "peak_bytes", lambda **sizes: 10**18)
+    monkeypatch.setattr(build, "peak_bytes", lambda **sizes: 10**18)
     with pytest.raises(UserError, match=r"--dataset_dir.*--max_tokens"):
         prepare(arguments())
     assert not list(tmp_path.iterdir())
@@ -58,7 +58,7 @@ def test_what_cannot_fit_does_not_start(arguments, monkeypatch: pytest.MonkeyPat
 def test_the_peak_holds_staged_tokens_and_rows_but_no_second_copy_of_own_token_files() -> None:
     text, tokens = LocalFile("a.jsonl", 4_500_000), LocalFile("a.bin", 2_000_000)
     for file, limit, wanted in ((text, 0, 2e6 + 2e6), (text, 500_000, 1e6 + 1e6), (tokens, 0, 2e6)):
-        peak = disk.expected_peak([([file], limit)], itemsize=2, characters=False)
+        peak = build.expected_peak([([file], limit)], itemsize=2, characters=False)
         assert peak == pytest.approx(1.02 * wanted)
 
 
