@@ -132,14 +132,8 @@ class SourceOpener:
             return Source(
                 described, train, repository.files(preset.validation, preset.form) if preset.validation else []
             )
-        if name == "tiny-shakespeare":
-            folder = str(self.downloads)
-            parts = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)
-            return Source(described, [parts[0]], [parts[1]])
-        if name == "embedded":
-            return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
-        if name == "files":
-            raise UserError("source files needs --data_files GLOB")
+        if name in OTHER_SOURCES:
+            return self._open_other(name, described)
         if (
             Path(name).is_file()
             or glob.glob(name, recursive=True)
@@ -152,6 +146,18 @@ class SourceOpener:
             described |= {"repository": repository.name, "config": match["config"], "split": split}
             return Source(described | {"revision": repository.revision}, files, [])
         raise UserError(f"there is no source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
+
+    def _open_other(self, name: str, described: dict[str, Any]) -> Source:
+        """Return the source of a name in OTHER_SOURCES."""
+        if name == "tiny-shakespeare":
+            folder = str(self.downloads)
+            parts = Shakespeare(0, TRAINING, folder), Shakespeare(TRAINING, CHARACTERS, folder)
+            return Source(described, [parts[0]], [parts[1]])
+        if name == "embedded":
+            return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
+        if name == "files":
+            raise UserError("source files needs --data_files GLOB")
+        raise NotImplementedError(name)
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
         folder = None if self.keep_downloads else self.downloads
