@@ -151,9 +151,12 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _stock_version(stock: str) -> float:
-    """Return the version of a stock task, which its file has under `metadata`."""
-    found = re.search(r"^  version: ([\d.]+)$", (_stock_folder() / stock).read_text(), re.MULTILINE)
-    assert found, stock
+    """Return the version of a stock task: `metadata` in its file or in the file that it includes."""
+    path = _stock_folder() / stock
+    while not (found := re.search(r"^  version: ([\d.]+)$", content := path.read_text(), re.MULTILINE)):
+        included = re.search(r"^include: (\S+)$", content, re.MULTILINE)
+        assert included, f"{path} has no version"
+        path = path.parent / included[1]
     return float(found[1])
 
 

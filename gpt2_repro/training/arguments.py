@@ -17,6 +17,7 @@ MUON = "muon"
 _LAST_WEIGHTS = "pre-training keeps the last weights"
 _PUSH_LATER = "train first, then push final/"
 _LOSSES_ONLY = "validation computes losses only"
+Schedule = Literal["cosine", "warmup_stable_decay", "constant"]  # optimization.py has their formulas
 
 
 def _field(default: Any, help: str, **parsing: Any) -> Any:
@@ -39,7 +40,7 @@ class TrainingSection(TrainingArguments):
     per_device_train_batch_size: int = _field(64, "Rows of one forward pass on one device (micro-batch).")
     learning_rate: float = _field(6e-4, "Peak learning rate.")
     warmup_steps: int = _field(700, "Steps of linear warm-up; the first step already has 1/warmup_steps of the peak.")
-    lr_scheduler_type: Literal["cosine", "warmup_stable_decay", "constant"] = _field("cosine", "After the warm-up.")
+    lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Where the learning rate ends, as a fraction of the peak.")
     decay_fraction: float = _field(0.2, "warmup_stable_decay: the share of the steps in which the rate falls.")
     optim: str = _field("adamw_torch_fused", "A transformers name, or muon for matrices (not under ZeRO or FSDP).")
@@ -139,10 +140,12 @@ class PretrainingArguments(TrainingSection):
     def __post_init__(self) -> None:
         # model/compilation.py compiles the loss, inside of what wraps the model; Trainer would compile the wrapper.
         self.compile_loss, self.torch_compile = bool(self.torch_compile), False
-        # transformers knows no muon; the Trainer is handed one.
+        # transformers refuses muon and schedules that it does not have. The Trainer subclass builds both.
         muon, self.optim = self.optim == MUON, "adamw_torch_fused" if self.optim == MUON else self.optim
+        schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         TrainingArguments.__post_init__(self)
         self.optim = MUON if muon else self.optim
+        self.lr_scheduler_type = schedule
 
     @property
     def last_step(self) -> int:

@@ -8,14 +8,14 @@ matrix of GPT-2 and are three to Muon; experts that lie stacked in one tensor ar
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, SchedulerType
+from transformers import PreTrainedModel
 
-from gpt2_repro.training.arguments import MUON, PretrainingArguments
+from gpt2_repro.training.arguments import MUON, PretrainingArguments, Schedule
 
 
 def learning_rate_factor(
@@ -25,7 +25,7 @@ def learning_rate_factor(
     max_steps: int,
     final_factor: float = 0.0,
     extensions: Sequence[Sequence[int]] = (),
-    kind: str = "cosine",
+    kind: Schedule = "cosine",
     decay_fraction: float = 0.2,
 ) -> float:
     """Return the learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a fall.
@@ -51,8 +51,10 @@ def learning_rate_factor(
             falling = round(decay_fraction * (end - begin))
             fallen = min(1.0, max(0, at - (end - falling)) / max(1, falling))
             return final_factor + (1.0 - math.sqrt(fallen)) * (1.0 - final_factor)
-        decay = min(1.0, (at - begin - rise) / max(1, end - begin - rise))
-        return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+        if kind == "cosine":
+            decay = min(1.0, (at - begin - rise) / max(1, end - begin - rise))
+            return final_factor + 0.5 * (1.0 + math.cos(math.pi * decay)) * (1.0 - final_factor)
+        assert_never(kind)
 
     for first, last in extensions:
         if step >= first:
@@ -68,7 +70,7 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: dic
         max_steps=run_identity["max_steps"],
         final_factor=args.final_learning_rate_fraction,
         extensions=run_identity["extensions"],
-        kind=SchedulerType(args.lr_scheduler_type).value,
+        kind=args.lr_scheduler_type,
         decay_fraction=args.decay_fraction,
     )
     return LambdaLR(optimizer, factor)

@@ -30,6 +30,11 @@ def test_accumulation_and_steps_are_derived(resolve, monkeypatch: pytest.MonkeyP
     assert args.eval_on_start and not resolve("--eval_strategy", "no")[0].eval_on_start
 
 
+def test_a_schedule_may_have_a_name_that_transformers_lacks(tmp_path: Path) -> None:
+    options = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "max_steps": 1}
+    assert PretrainingArguments(lr_scheduler_type="sawtooth", **options).lr_scheduler_type == "sawtooth"
+
+
 def test_rows_by_length_are_not_compiled(resolve) -> None:
     wrap = ("--packing", "wrap", "--min_length", "8")
     by_length = (*wrap, "--train_sampling_strategy", "group_by_length", "--tokens_per_step")
