@@ -135,3 +135,13 @@ def test_every_promise_names_tests_that_are_there() -> None:
     for *_, shown in promises:
         named = re.findall(r"`([\w/]+(?:\.py|/))`", shown)
         assert named and all((ROOT / "tests" / name).exists() for name in named), shown
+
+
+def test_the_how_to_names_files_and_identifiers_that_exist() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## How to\n")[2].partition("\n## ")[0]
+    paths = re.findall(r"\b((?:\w+/)+\w+\.(?:py|md|yaml))\b", section.replace("accelerate_configs/NAME.yaml", ""))
+    assert len(paths) >= 15
+    assert all((ROOT / path).exists() or (ROOT / "gpt2_repro" / path).exists() for path in paths), paths
+    source = "".join(path.read_text() for name in ("gpt2_repro", "tests") for path in (ROOT / name).rglob("*.py"))
+    for name in re.findall(r"`([A-Za-z_]+)(?:\(\))?`", section):
+        assert re.search(rf"\b{name}(\(| = |: )", source), name
