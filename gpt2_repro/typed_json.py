@@ -12,18 +12,18 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
 
 
-def from_json(kind: Any, value: Any, *, empty: Any = None, tolerant: bool = False) -> Any:
+def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = None) -> Any:
     """Return a JSON value as `kind`: a dataclass, or a list or mapping of them. Keys without a field are ignored.
 
     Args:
-        empty: an instance whose values stay where `value` has none.
         tolerant: leave out fields and items of another type. Otherwise the types of plain values are not checked.
+        default: an instance of `kind`. Its values stay where `value` has none.
 
     Raises TypeError or AttributeError if `value` is of another type or lacks a field.
     """
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # `X | None`
-        return None if value is None else from_json(items[0], value, empty=empty, tolerant=tolerant)
+        return None if value is None else from_json(items[0], value, tolerant=tolerant, default=default)
     fields: dict[Any, Any] | None = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else None
     if fields is None and origin not in (list, dict, Mapping):
         fits = kind is Any or (is_number(value) if kind in (int, float) else isinstance(value, kind))
@@ -36,12 +36,12 @@ def from_json(kind: Any, value: Any, *, empty: Any = None, tolerant: bool = Fals
     found = {}
     for key, item in entries.items():
         if fields is None or key in fields:
-            field, default = (fields[key], getattr(empty, key, None)) if fields else (items[-1], None)
+            its_kind, its_default = (fields[key], getattr(default or kind, key, None)) if fields else (items[-1], None)
             try:
-                found[key] = from_json(field, item, empty=default, tolerant=tolerant)
+                found[key] = from_json(its_kind, item, tolerant=tolerant, default=its_default if tolerant else None)
             except (TypeError, AttributeError):
                 if not tolerant:
                     raise
     if fields is None:
         return list(found.values()) if origin is list else found
-    return kind(**found) if empty is None else dataclasses.replace(empty, **found)
+    return dataclasses.replace(default, **found) if default else kind(**found)

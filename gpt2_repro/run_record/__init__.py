@@ -60,7 +60,7 @@ class RunRecord:
 
     def environment(self) -> Environment:
         """Return versions, device, data, batch plan and run identity. Missing and damaged values are empty."""
-        return from_json(Environment, read_object(self.path / layout.ENVIRONMENT), empty=Environment(), tolerant=True)
+        return from_json(Environment, read_object(self.path / layout.ENVIRONMENT), tolerant=True)
 
     def status(self) -> RunStatus:
         """Return the last written status."""

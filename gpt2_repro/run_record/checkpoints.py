@@ -145,11 +145,7 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
         run, known = read_object(checkpoint.parent / ENVIRONMENT), "run_identity" in manifest
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
         manifest |= {"step": step_of(checkpoint), "losses": {"eval_loss": manifest.get("eval_loss")}}
-    return (
-        from_json(TrainingRecord, manifest, empty=TrainingRecord(), tolerant=True)
-        if "run_identity" in manifest["environment"]
-        else None
-    )
+    return from_json(TrainingRecord, manifest, tolerant=True) if "run_identity" in manifest["environment"] else None
 
 
 def size(checkpoint: Path) -> int:

@@ -23,10 +23,8 @@ from tests.report.conftest import SAMPLE, add, change, write_run
 
 
 ROOT = Path(__file__).parents[2]
-BUCKET = {
-    **{"label": "validation text", "tokens": 9, "documents": 2, "ours": 4.0, "theirs": 4.3},
-    "difference": {"value": -0.3, "stderr": 0.01},
-}
+DIFFERENCE = {"difference": {"value": -0.3, "stderr": 0.01}}
+BUCKET = {"label": "validation text", "tokens": 9, "documents": 2, "ours": 4.0, "theirs": 4.3} | DIFFERENCE
 DIAGNOSIS = {
     "models": [{"name": "final"}, {"name": "openai-community/gpt2"}],
     "frequencies_of": "the training text",
