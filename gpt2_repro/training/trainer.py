@@ -200,11 +200,9 @@ class PretrainingTrainer(Trainer):
             raise ValueError("evaluate() takes no eval_dataset. Prepare the sets as validation_<name>.")
         with self.meter.on("validation"):
             engine.require_same_weights(self.model, step=self.state.global_step)
-            metrics = self.validation.measure(
-                self.model.eval(),
-                step=self.state.global_step,
-                after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
-            )
+            report = self.callback_handler.on_prediction_step
+            after_batch = functools.partial(report, self.args, self.state, self.control)
+            metrics = self.validation.measure(self.model.eval(), step=self.state.global_step, after_batch=after_batch)
             if metrics is None:
                 self.when.stop(self.when.interruption(), self.control)
                 return {}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2_repro.batch_plan import passes_by_length
+from gpt2_repro.batch_plan import BatchPlan, passes_by_length
 from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, collate_rows, cut_by_length
 
 
@@ -25,9 +25,8 @@ LENGTHS = {
 def batches_of(targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1) -> LengthGroupedBatches:
     """As a run with micro-batches of `rows` rows of 512 targets has them."""
     needed = passes_by_length(tokens, rows=rows, longest=512, shortest=int(targets.min()))
-    whole = -(-needed // processes) * processes
-    form = {"tokens_per_step": tokens, "batches_per_step": whole, "max_positions": rows * 512}
-    return LengthGroupedBatches(targets, seed=seed, **form)
+    plan = BatchPlan(tokens, 512, rows, processes, -(-needed // processes), 1, by_length=True)
+    return LengthGroupedBatches(targets, plan, seed=seed)
 
 
 def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0) -> list[set[int]]:
