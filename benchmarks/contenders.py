@@ -138,15 +138,15 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
     data = RandomRows(dataclasses.replace(setup, micro_batch=setup.micro_batch * processes))
     precision = "bf16" if setup.bf16 else "fp32"
-    environment = Environment(precision=precision, plan=plan, data={"request": {"packing": "concat"}})
+    identity = {"max_steps": plan.max_steps, "extensions": []}
+    request = {"request": {"packing": "concat"}}
+    environment = Environment(precision=precision, plan=plan, data=request, run_identity=identity)
     training = PretrainingTrainer(
         model=our_model(setup, document_mask=document_mask),
         args=args,
-        plan=plan,
         inputs=Inputs(train=data, validation={"": data}, tokenizer=None, hellaswag=None),
         run=RunRecord(args.output_dir),
         environment=environment,
-        run_identity={"max_steps": plan.max_steps, "extensions": []},
     )
     add_callbacks(training)
     training.add_callback(Watched())

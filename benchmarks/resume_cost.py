@@ -43,7 +43,7 @@ def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, 
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
     from torch.utils.data import DataLoader, RandomSampler
 
-    from gpt2_repro.batch_plan import passes_by_length
+    from gpt2_repro.batch_plan import BatchPlan, passes_by_length
     from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches
 
     passes = TOKENS_PER_STEP // LENGTH // micro_batch // processes
@@ -54,13 +54,8 @@ def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, 
     if lengths is not None:
         least = passes_by_length(TOKENS_PER_STEP, rows=micro_batch, longest=1024, shortest=256)
         passes = -(-least // processes)
-        batches = LengthGroupedBatches(
-            lengths,
-            tokens_per_step=TOKENS_PER_STEP,
-            batches_per_step=passes * processes,
-            max_positions=micro_batch * 1024,
-            seed=1,
-        )
+        plan = BatchPlan(TOKENS_PER_STEP, 1024, micro_batch, processes, passes, 1, by_length=True)
+        batches = LengthGroupedBatches(lengths, plan, seed=1)
         loader = DataLoader(rows, batch_sampler=batches, collate_fn=list)
         step = min(step, batches.steps_per_epoch - 1)
     else:

@@ -70,11 +70,8 @@ def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
     found = []
     for section in run.sections:
         ours, theirs = _values(run, section), _values(recipe, section)
-        found += [
-            Deviation(section, key, value, theirs[key], _group(section, key))
-            for key, value in ours.items()
-            if value != theirs[key]
-        ]
+        changed = [key for key, value in ours.items() if value != theirs[key]]
+        found += [Deviation(section, key, ours[key], theirs[key], _group(section, key)) for key in changed]
     return found
 
 

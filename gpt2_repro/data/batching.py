@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from gpt2_repro.batch_plan import IGNORED
+from gpt2_repro.batch_plan import IGNORED, BatchPlan
 
 
 def collate_rows(
@@ -94,19 +94,14 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     Args:
         targets: of each row [rows].
-        tokens_per_step: targets, at least those of the longest row.
-        batches_per_step: as many as always suffice, see `compute.passes_by_length`.
-        max_positions: of a batch, padding included.
+        plan: with as many passes per step as always suffice, see `batch_plan.passes_by_length`.
     """
 
-    def __init__(
-        self, targets: np.ndarray, *, tokens_per_step: int, batches_per_step: int, max_positions: int, seed: int
-    ) -> None:
+    def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
         self.targets = targets.astype(np.uint32)
-        self.tokens_per_step = tokens_per_step
-        self.batches_per_step = batches_per_step
-        self.max_positions = max_positions
-        self.steps_per_epoch = int(targets.sum(dtype=np.int64)) // tokens_per_step
+        self.tokens_per_step, self.batches_per_step = plan.tokens_per_step, plan.passes_per_step
+        self.max_positions = plan.positions_per_pass  # of a batch, padding included
+        self.steps_per_epoch = int(targets.sum(dtype=np.int64)) // plan.tokens_per_step
         self.order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
 
     def set_epoch(self, epoch: int) -> None:
@@ -162,13 +157,8 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
     )
     ends = _fill(lengths, positions.start + place, num_batches)
     while len(ends) < num_batches:
-        starts = [0, *ends[:-1]]
-        sizes = [
-            (lengths[start] * (end - start), start, end)
-            for start, end in zip(starts, ends, strict=True)
-            if end - start > 1
-        ]
-        _, start, end = max(sizes)
+        batches = [(start, end) for start, end in itertools.pairwise([0, *ends]) if end - start > 1]
+        _, start, end = max((lengths[start] * (end - start), start, end) for start, end in batches)
         ends = sorted([*ends, (start + end) // 2])
     return ends
 

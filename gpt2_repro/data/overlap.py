@@ -88,11 +88,7 @@ def check_overlap(data: PreparedData, paths: Sequence[str]) -> PreparedData:
 
 
 def find_overlap(
-    paths: Sequence[Path],
-    encode: Callable[[list[str]], list[np.ndarray]],
-    blocks: Iterable[Block],
-    *,
-    row_length: int,
+    paths: Sequence[Path], encode: Callable[[list[str]], list[np.ndarray]], blocks: Iterable[Block], *, row_length: int
 ) -> list[FileOverlap]:
     """How many items and different n-grams of each evaluation file the rows of a split hold.
 

@@ -26,19 +26,13 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tok
 
 
 def describe_run(
-    args: PretrainingArguments,
-    plan: BatchPlan,
-    model: PreTrainedModel,
-    data: Manifest,
-    attention: tuple[str, str],
-    beside_default: dict[str, Any],
+    args: PretrainingArguments, plan: BatchPlan, model: PreTrainedModel, data: Manifest, **further: Any
 ) -> Environment:
     """Return everything that determines the numbers of this run.
 
     Args:
         data: the manifest of the prepared folder.
-        attention: its name and why it was chosen.
-        beside_default: the deviations from the default recipe, and the reference whose curve is to be expected.
+        further: fields of Environment that only the caller has.
     """
     scale = measure(model, plan.sequence_length)
     return Environment(
@@ -53,12 +47,11 @@ def describe_run(
         active_parameters=scale.active,
         flops_per_token=scale.flops_per_token,
         precision="bf16" if args.bf16 else "fp32",
-        attention=f"{attention[0]} ({attention[1]})",
         document_mask=model.documents is not None,
         usd_per_hour=args.usd_per_hour or None,
         seed=args.seed,
         data=data.to_json(),
-        **beside_default,
+        **further,
     )
 
 
@@ -82,9 +75,8 @@ def announce(environment: Environment) -> Environment:
         logger.info("batch: %s tokens a step = %s rows x %s tokens x %s", step, rows, length, layout)
     bound = "at most " if data["request"]["packing"] == "wrap" and not plan.by_length else ""
     tokens = f"{bound}{plan.total_tokens:,} tokens"
-    logger.info(
-        "length: %s steps = %s, %.2f epochs of %s", f"{plan.max_steps:,}", tokens, epochs, data["source"]["name"]
-    )
+    steps, source = f"{plan.max_steps:,}", data["source"]["name"]
+    logger.info("length: %s steps = %s, %.2f epochs of %s", steps, tokens, epochs, source)
     if further := [name.removeprefix("validation_") for name in data["counts"] if name.startswith("validation_")]:
         logger.info("validation: also on %s", ", ".join(further))
     return environment

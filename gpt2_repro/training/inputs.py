@@ -79,13 +79,7 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> S
     if not plan.by_length:
         shuffle = args.train_sampling_strategy == "random"
         return EpochSampler(len(rows), rows_per_step=plan.rows_per_step, seed=seed, shuffle=shuffle)
-    return LengthGroupedBatches(
-        rows.lengths() - 1,
-        tokens_per_step=plan.tokens_per_step,
-        batches_per_step=plan.passes_per_step,
-        max_positions=plan.positions_per_pass,
-        seed=seed,
-    )
+    return LengthGroupedBatches(rows.lengths() - 1, plan, seed=seed)
 
 
 def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:

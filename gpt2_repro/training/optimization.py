@@ -62,7 +62,7 @@ def learning_rate_factor(
     return factor(step)
 
 
-def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: dict[str, Any]) -> LambdaLR:
+def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Mapping[str, Any]) -> LambdaLR:
     """Build the schedule up to the run's max_steps, and its extensions."""
     factor = functools.partial(
         learning_rate_factor,
@@ -98,11 +98,8 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     """Count the matrices in each 2-D weight of the blocks. Embeddings and the head are outside of the blocks."""
     blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-    return {
-        weight: 3 if name.endswith("c_attn.weight") else 1
-        for name, weight in blocks.named_parameters()
-        if weight.ndim == 2
-    }
+    matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
+    return {weight: 3 if name.endswith("c_attn.weight") else 1 for name, weight in matrices}
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -111,17 +108,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Args:
         params: groups with a weight_decay each, as Trainer makes them.
         pieces: of the weights that are Muon's, how many matrices each is, side by side.
-        lr, betas, eps: AdamW's; Muon takes the rate too.
+        lr: of both.
+        adamw: further arguments of AdamW.
     """
 
     def __init__(
-        self,
-        params: Iterable[dict[str, Any]],
-        *,
-        pieces: Mapping[Tensor, int],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
+        self, params: Iterable[dict[str, Any]], *, pieces: Mapping[Tensor, int], lr: float, **adamw: Any
     ) -> None:
         groups = []
         for group in params:
@@ -139,7 +131,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             inner[group["by"]].append({"params": weights, "lr": lr, "weight_decay": group["weight_decay"]})
         self._inner: dict[str, torch.optim.Optimizer] = {
             MUON: torch.optim.Muon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),
-            "adamw": torch.optim.AdamW(inner["adamw"], lr=lr, betas=betas, eps=eps),
+            "adamw": torch.optim.AdamW(inner["adamw"], lr=lr, **adamw),
         }
 
     @torch.no_grad()
@@ -148,9 +140,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for weight, parts in self._split.items():
             gradients = [None] * len(parts) if weight.grad is None else weight.grad.chunk(len(parts), dim=-1)
             # The weight may lie elsewhere by now: on a device, in a buffer of the launcher's.
-            for part, values, gradient in zip(
-                parts, weight.detach().chunk(len(parts), dim=-1), gradients, strict=True
-            ):
+            values_of_parts = weight.detach().chunk(len(parts), dim=-1)
+            for part, values, gradient in zip(parts, values_of_parts, gradients, strict=True):
                 part.data, part.grad = values, gradient
         for by, optimizer in self._inner.items():
             groups = [group for group in self.param_groups if group["by"] == by]

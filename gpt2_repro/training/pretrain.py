@@ -69,9 +69,8 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, beside_default: dict
     if args.process_index == 0:
         training = dataclasses.replace(recipe.training, output_dir=args.output_dir, resume_from="")
         run.claim(dataclasses.replace(recipe, training=training).to_yaml())
-    environment = announce(describe_run(args, plan, model, manifest, attention, beside_default))
+    chosen = {"attention": f"{attention[0]} ({attention[1]})", "run_identity": run_identity}
+    environment = announce(describe_run(args, plan, model, manifest, **chosen, **beside_default))
     prepare_wandb(args.report_to, run.path)  # before the Trainer imports wandb
-    trainer = PretrainingTrainer(
-        model=model, args=args, inputs=inputs, plan=plan, run=run, environment=environment, run_identity=run_identity
-    )
+    trainer = PretrainingTrainer(model=model, args=args, inputs=inputs, run=run, environment=environment)
     fit(trainer, start)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, TrainerCallback
+from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from gpt2_repro.model.export import start_ids
 from gpt2_repro.run_record import RunRecord, events
@@ -26,12 +26,7 @@ class TextSampler(TrainerCallback):
     """
 
     def __init__(
-        self,
-        run: RunRecord,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        due: Callable[[int], bool],
-        report: Callable[[str], None],
+        self, run: RunRecord, tokenizer: Any, *, due: Callable[[int], bool], report: Callable[[str], None]
     ) -> None:
         self.run, self.tokenizer, self.due, self.report = run, tokenizer, due, report
 
@@ -77,7 +72,5 @@ class _RequireFinite(LogitsProcessor):
 
 def _on_one_line(text: str) -> str:
     """Return the beginning of a text without characters that control the terminal."""
-    line = "".join(
-        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in " ".join(text.split())
-    )
+    line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in " ".join(text.split()))
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"

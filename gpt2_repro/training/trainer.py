@@ -28,7 +28,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import DefaultFlowCallback, Trainer, TrainerControl
 
-from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.model.export import load_experts
 from gpt2_repro.model_size import checkpoint_bytes
 from gpt2_repro.run_record import RunRecord, events
@@ -52,25 +51,15 @@ class PretrainingTrainer(Trainer):
 
     Args:
         inputs: rows, tokenizer and HellaSwag.
-        plan: tokens, rows and steps.
         run: where metrics and checkpoints go.
-        environment: the content of environment.json. The engine is added once there is one.
-        run_identity: what a checkpoint must agree on to be resumed.
+        environment: the content of environment.json, with the plan and with what a checkpoint must agree on to be
+            resumed. The engine is added once there is one.
     """
 
     args: PretrainingArguments
     control: TrainerControl
 
-    def __init__(
-        self,
-        *,
-        inputs: Inputs,
-        plan: BatchPlan,
-        run: RunRecord,
-        environment: Environment,
-        run_identity: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, inputs: Inputs, run: RunRecord, environment: Environment, **kwargs: Any) -> None:
         super().__init__(
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
@@ -78,14 +67,13 @@ class PretrainingTrainer(Trainer):
             optimizer_cls_and_kwargs=muon_for(kwargs["model"], kwargs["args"]),
             **kwargs,
         )
-        self.plan, self.run, self.run_identity = plan, run, run_identity
-        self.sampler = choose_sampler(self.train_dataset, plan, self.args)
-        self.environment = dataclasses.replace(environment, run_identity=run_identity)
+        self.run, self.environment, self.plan = run, environment, environment.plan
+        self.sampler = choose_sampler(self.train_dataset, self.plan, self.args)
         self.full_rows = environment.data["request"]["packing"] == "concat"
         self.meter = meter_of(environment)
         run.measured = self.meter.time_breakdown
         self.when = StepControl(self.args, self.run.seconds)
-        self.validation = Validation(inputs, self.args, plan, self.when)
+        self.validation = Validation(inputs, self.args, self.plan, self.when)
         limits = {"skip_loss_z": self.args.skip_loss_z, "skip_grad_z": self.args.skip_grad_z}
         self.guard = UpdateGuard(**limits, report=self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
@@ -147,7 +135,7 @@ class PretrainingTrainer(Trainer):
         self._restored_losses = manifest["loss_window"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.run_identity)
+        self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.environment.run_identity)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -212,11 +200,9 @@ class PretrainingTrainer(Trainer):
             raise ValueError("evaluate() takes no eval_dataset. Prepare the sets as validation_<name>.")
         with self.meter.on("validation"):
             engine.require_same_weights(self.model, step=self.state.global_step)
-            metrics = self.validation.measure(
-                self.model.eval(),
-                step=self.state.global_step,
-                after_batch=lambda: self.callback_handler.on_prediction_step(self.args, self.state, self.control),
-            )
+            report = self.callback_handler.on_prediction_step
+            after_batch = functools.partial(report, self.args, self.state, self.control)
+            metrics = self.validation.measure(self.model.eval(), step=self.state.global_step, after_batch=after_batch)
             if metrics is None:
                 self.when.stop(self.when.interruption(), self.control)
                 return {}
@@ -241,7 +227,7 @@ class PretrainingTrainer(Trainer):
         losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
         validated = self.eval_losses.get("step") == self.state.global_step
         return {
-            "run_identity": self.run_identity,
+            "run_identity": self.environment.run_identity,
             "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
             "tokens": self.tokens_trained,
             "eval_loss": self.eval_losses["eval_loss"] if validated else None,

@@ -1,12 +1,13 @@
-"""Steps of equal targets from the shuffled order alone; inside a step batches of like length that always fit."""
+"""Batches have the form that Trainer needs. The order of rows depends on the seed alone; grouped steps have equal targets."""
 
 import itertools
 
 import numpy as np
 import pytest
+import torch
 
-from gpt2_repro.batch_plan import passes_by_length
-from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, cut_by_length
+from gpt2_repro.batch_plan import BatchPlan, passes_by_length
+from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, collate_rows, cut_by_length
 
 
 SOURCE = np.random.default_rng(0)
@@ -24,9 +25,8 @@ LENGTHS = {
 def batches_of(targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1) -> LengthGroupedBatches:
     """As a run with micro-batches of `rows` rows of 512 targets has them."""
     needed = passes_by_length(tokens, rows=rows, longest=512, shortest=int(targets.min()))
-    whole = -(-needed // processes) * processes
-    form = {"tokens_per_step": tokens, "batches_per_step": whole, "max_positions": rows * 512}
-    return LengthGroupedBatches(targets, seed=seed, **form)
+    plan = BatchPlan(tokens, 512, rows, processes, -(-needed // processes), 1, by_length=True)
+    return LengthGroupedBatches(targets, plan, seed=seed)
 
 
 def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0) -> list[set[int]]:
@@ -89,3 +89,50 @@ def test_the_largest_batch_is_as_small_as_it_can_be() -> None:
         assert len(ends) == number and ends == sorted(set(ends)) and ends[-1] == len(lengths)
         assert largest(tuple(ends)) == best
         assert cut_by_length(lengths, number, best) == ends
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shape", "inputs", "labels"),
+    [
+        ((4, 4), {}, [[0, 1, 2], [10, 11, 12]], [[1, 2, 3], [11, 12, 13]]),
+        ((4, 2), {}, [[0, 1, 2], [10, 0, 0]], [[1, 2, 3], [11, -100, -100]]),
+        ((3,), {"num_rows": 2, "length": 3}, [[0, 1, 0], [0, 0, 0]], [[1, 2, -100], [-100] * 3]),
+    ],
+)
+def test_shorter_rows_are_padded_behind_their_end(lengths, shape: dict, inputs: list, labels: list) -> None:
+    rows = [{"input_ids": np.arange(row * 10, row * 10 + n, dtype=np.uint16)} for row, n in enumerate(lengths)]
+    batch = collate_rows(rows, **shape)
+    assert batch.keys() == {"input_ids", "labels", "shift_labels"}
+    assert batch["input_ids"].tolist() == inputs and batch["labels"].tolist() == labels
+    assert batch["shift_labels"] is batch["labels"]
+    for tensor in batch.values():
+        assert tensor.dtype == torch.int64 and tensor.is_contiguous()
+
+
+def test_an_epoch_has_whole_steps_and_an_order_of_seed_and_epoch_alone() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = EpochSampler(103, rows_per_step=10, seed=seed, shuffle=True)
+        sampler.set_epoch(epoch)
+        np.random.seed(epoch * 7 + 1)  # nothing global may matter
+        torch.manual_seed(epoch)
+        rows = list(sampler)
+        assert len(rows) == len(sampler) == 100 == len(set(rows)) and set(rows) < set(range(103))
+        return rows
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+    assert list(EpochSampler(23, rows_per_step=4, seed=9, shuffle=False)) == list(range(20))
+
+
+def test_a_large_folder_is_read_in_blocks_and_shuffled_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpochSampler, "BLOCK", 4)
+    monkeypatch.setattr(EpochSampler, "WINDOW", 20)
+    order = list(EpochSampler(1002, rows_per_step=1, seed=3, shuffle=True))
+    assert sorted(order) == list(range(1002))
+    blocks = {row // 4 for row in order[:20]}
+    assert len(blocks) == 5 and max(blocks) - min(blocks) > 20  # five whole blocks from all over the folder
+    assert any(order[i] // 4 != order[i + 1] // 4 for i in range(0, 20, 4))  # whose rows are mixed
+    places = np.empty(1002)
+    places[order] = np.arange(1002)
+    # Far apart on the disk, independent in the order.
+    assert abs(np.corrcoef(places[:-100], places[100:])[0, 1]) < 0.15

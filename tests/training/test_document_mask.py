@@ -1,11 +1,16 @@
-"""A run that keeps attention inside documents, as typed."""
+"""Document masks and other architectures."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gpt2_repro.model.export import load_pair
+from tests.faults.runs import losses
 from tests.training.by_hand import nll, rows_of, targets_of
 
 
@@ -32,3 +37,55 @@ def test_it_trains_and_validates(straight, train, typed, events, data: Path, tmp
     assert abs(across["eval_loss"] - last["eval_loss"]) > 1e-4
     refused = typed(masked)
     assert refused.returncode == 2 and "document_mask True -> False" in refused.stderr
+
+
+KINDS = {
+    "llama": '{"num_key_value_heads": 1, "intermediate_size": 64, "tie_word_embeddings": true}',
+    "mixtral": '{"num_local_experts": 4, "num_key_value_heads": 1, "intermediate_size": 32, "router_aux_loss_coef": 0.1}',
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    # Experts are balanced over a pass, so passes have to be the same on one process and on two.
+    words = ("--model_type", request.param, "--config_overrides", KINDS[request.param])
+    return *words, "--per_device_train_batch_size", "4"
+
+
+@pytest.fixture(scope="module")
+def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp(kind[1]) / "run", *kind)
+
+
+@pytest.mark.parametrize("kind", ["mixtral"], indirect=True)
+def test_a_run_that_was_stopped_is_the_straight_one(train, kind, whole: Path, tmp_path: Path) -> None:
+    """Without DeepSpeed, where Trainer takes weights up by name; experts have other names on the disk."""
+    run = train(tmp_path / "run", *kind, "--stop_at_step", 4)
+    train(run, *kind)
+    assert losses(run) == losses(whole)
+    assert (run / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_same_run(train, events, kind, whole: Path, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", *kind, launcher=("launch", 2))
+    found, expected = ({its[:2]: its[2] for its in losses(each)} for each in (run, whole))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_stock_transformers_reads_what_comes_out(events, whole: Path, kind, typed, data: Path) -> None:
+    model, tokenizer = load_pair(str(whole / "final"))
+    stock = AutoModelForCausalLM.from_pretrained(whole / "final")
+    config = json.loads((whole / "final/config.json").read_text())
+    assert type(stock) is type(model) and config["model_type"] == kind[1]
+    assert "true_vocab_size" not in config and config["vocab_size"] == len(tokenizer)
+    rows = torch.stack(rows_of(data, "validation"))
+    with torch.no_grad():
+        nll = cross_entropy(stock(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
+    validated = [event["eval_loss"] for event in events(whole) if "eval_loss" in event]
+    assert nll.item() == pytest.approx(validated[-1], abs=1e-5)
+    assert validated[0] == pytest.approx(math.log(len(tokenizer)), abs=0.1) and validated[-1] < validated[0] - 1
+    card = (whole / "final/README.md").read_text()
+    assert f"A {kind[1]} of " in card and ("active for a token" in card) == (kind[1] == "mixtral")
+    done = typed(whole, "--max_steps", 9)
+    assert done.returncode == 2 and f"model_type {kind[1]} -> gpt2" in done.stderr

@@ -16,7 +16,7 @@ from gpt2_repro.data.preparation.splits import Group, check_split, count_documen
 from gpt2_repro.data.preparation.tokenizing import EXAMPLES, DamagedTokens, is_held_out
 from gpt2_repro.data.preparation.workers import STREAMS, stage
 from gpt2_repro.data.preparation.writing import split_hash, write_split
-from gpt2_repro.data.prepared import first_difference
+from gpt2_repro.data.prepared import first_difference, request_of
 from gpt2_repro.data.reference_losses import MAX_TOKENS, reference_losses
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.base import SourceFile
@@ -36,17 +36,17 @@ logger = logging.getLogger(__name__)
 
 # The marker of a staging folder: it records the request, and proves that the folder is ours to delete.
 REQUEST = "request.json"
+PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # whose versions the manifest records
+COUNTED = ("documents", "empty_documents", "tokens")
 # Bytes of text in a byte of the file: FineWeb's parquet 1.6 (46 GB in 28.5), English prose 2.7 by gzip and 3 by zstd.
 TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
 BYTES_PER_TOKEN = 4.5  # of English web text in GPT-2's ids: 46.0 GB make 9.95B tokens
 
 
-def build_folder(
-    target: Path, staging: Path, args: DataArguments, options: PreparationOptions, request: dict[str, Any]
-) -> None:
+def build_folder(target: Path, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
     """Write everything of the finished folder to `staging/folder`, the manifest last."""
     try:
-        sources = _open_sources(staging, request, args, options)
+        sources = _open_sources(staging, args, options)
         tokenizer = staging / "tokenizer"
         texts = functools.partial(_training_text, sources.training, args)
         obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length)
@@ -63,7 +63,7 @@ def build_folder(
             remove_folder(staging, REQUEST)
         raise
     try:
-        _write_folder(staging, args, request, sources, groups, encoder)
+        _write_folder(staging, args, sources, groups, encoder)
     except DamagedTokens:
         raise  # the next start stages them again
     except UserError:
@@ -71,24 +71,24 @@ def build_folder(
         raise
 
 
-def check_request(staging: Path, kept: dict[str, Any], request: dict[str, Any]) -> None:
+def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> None:
     """Raise UserError if the staging is of another request, so that hours of work never vanish by a changed option."""
-    if difference := first_difference(kept, request):
+    if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
         raise UserError(f"{staging} has unfinished work with {key} {holds}, not {value}. Pass {holds} or delete it.")
 
 
-def _open_sources(staging: Path, request: dict[str, Any], args: DataArguments, options: PreparationOptions) -> Sources:
+def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
     """Open the sources, and keep what an interrupted preparation of the same request has staged.
 
     Raises UserError if another request has staged tokens.
     """
-    note = staging / REQUEST
+    note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
     if "opened" not in kept:  # killed before the sources were opened, or while an older request was deleted
         kept = {}
     elif _has_tokens(staging):
-        check_request(staging, kept["request"], request)
+        check_request(staging, kept["request"], args)
     elif first_difference(kept["request"], request):
         kept = {}
     known = [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()] if kept else []
@@ -172,89 +172,30 @@ def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: En
 
 
 def _write_folder(
-    staging: Path,
-    args: DataArguments,
-    request: dict[str, Any],
-    sources: Sources,
-    groups: Sequence[Group],
-    encoder: Encoder,
+    staging: Path, args: DataArguments, sources: Sources, groups: Sequence[Group], encoder: Encoder
 ) -> None:
     folder = staging / "folder"
     if folder.exists():
         shutil.rmtree(folder)  # of a pass that was interrupted
     folder.mkdir()
-    counted = [count_documents(group.spans()) for group in groups]
-    for group, found in zip(groups, counted, strict=True):
-        if not sum(of_stream["tokens"] for of_stream in found.values()):
-            raise UserError(f"the source {', '.join(group.names)} holds no text: an empty corpus cannot be prepared")
-    shards: dict[str, list[Shard]] = {}
-    counts: dict[str, SplitCounts] = {}
-    for group, found in zip(groups, counted, strict=True):
-        for split in group.splits:
-            keys = ("documents", "empty_documents", "tokens")
-            of_streams = [{key: found[split, stream][key] for key in keys} for stream in range(len(group.streams))]
-            total = {key: sum(of_stream[key] for of_stream in of_streams) for key in keys}
-            of_sources = dict(zip(group.names, of_streams, strict=True)) if len(of_streams) > 1 else None
-            spans = (span for span in group.spans() if span.split == split)
-            tokens = total["tokens"]
-            shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
-            rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
-            if not rows:
-                fix = "Change --validation_tokens, --validation_fraction, --split, --min_length or --sequence_length."
-                raise UserError(f"{split} has {tokens:,} tokens, too few for one row. {fix}")
-            if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
-                raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
-            # The whole split is cut, or each document; its first id is no target.
-            dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
-            of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
-            counts[split] = SplitCounts(**total, **of_rows, sources=of_sources)
+    counts, shards = _write_splits(folder, args, groups, encoder)
     if args.validation_text:
         _write_validation_text(folder / "text", groups)
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
         shutil.copyfile(path, folder / "tokenizer" / path.name)
-    manifest = _describe(folder, request, sources, groups, encoder, counts, shards)
-    write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
-    sync_folder(folder)
-
-
-def _write_validation_text(folder: Path, groups: Sequence[Group]) -> None:
-    """Write the documents of the split validation, a line each."""
-    folder.mkdir()
-    group = next(group for group in groups if "validation" in group.splits)
-    # One part of each stream is being read.
-    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
-    with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
-        for span in group.spans():
-            if span.split == "validation":
-                texts = texts_of(span.stream, span.part)
-                for number in range(span.first_document, span.first_document + len(span.lengths)):
-                    out.write(json.dumps({"text": texts[number]}, ensure_ascii=False) + "\n")
-
-
-def _describe(
-    folder: Path,
-    request: dict[str, Any],
-    sources: Sources,
-    groups: Sequence[Group],
-    encoder: Encoder,
-    counts: dict[str, SplitCounts],
-    shards: dict[str, list[Shard]],
-) -> Manifest:
-    """The manifest of a folder whose rows are written."""
     facts = [part.facts for group in groups for parts in group.streams for part in parts]
     described = sources.described()
     source = described["sources"][0]
     if len(described["sources"]) > 1:
-        source = {"name": request["source"], "sources": described["sources"]}
-    packages = {"datasets", "pyarrow", "numpy", "tokenizers", encoder.engine}
+        source = {"name": args.source, "sources": described["sources"]}
     kept = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".arrow"]
     losses = None
     if counts["train"].tokens <= MAX_TOKENS:
         train, validation = (open_rows(folder / split).joined() for split in ("train", "validation"))
         losses = reference_losses(train, validation, encoder.vocab_size)
-    return Manifest(
-        request=request,
+    manifest = Manifest(
+        request=request_of(args),
         source=source,
         validation_sets=described["validation_sets"],
         tokenizer_sha256=sha256_of(folder / "tokenizer" / "tokenizer.json"),
@@ -272,6 +213,53 @@ def _describe(
         sha256={split: split_hash(of_split) for split, of_split in shards.items()},
         shards=shards,
         files={str(path.relative_to(folder)): sha256_of(path) for path in sorted(kept)},
-        versions={name: version(name) for name in sorted(packages)},
+        versions={name: version(name) for name in sorted({*PACKAGES, encoder.engine})},
         reference_losses=losses,
     )
+    write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
+    sync_folder(folder)
+
+
+def _write_splits(
+    folder: Path, args: DataArguments, groups: Sequence[Group], encoder: Encoder
+) -> tuple[dict[str, SplitCounts], dict[str, list[Shard]]]:
+    """Write the rows of every split. Returns the counts and the files of each."""
+    counted = [count_documents(group.spans()) for group in groups]
+    for group, found in zip(groups, counted, strict=True):
+        if not sum(of_stream["tokens"] for of_stream in found.values()):
+            raise UserError(f"the source {', '.join(group.names)} holds no text: an empty corpus cannot be prepared")
+    shards: dict[str, list[Shard]] = {}
+    counts: dict[str, SplitCounts] = {}
+    for group, found in zip(groups, counted, strict=True):
+        for split in group.splits:
+            of_streams = [{key: found[split, stream][key] for key in COUNTED} for stream in range(len(group.streams))]
+            total = {key: sum(of_stream[key] for of_stream in of_streams) for key in COUNTED}
+            of_sources = dict(zip(group.names, of_streams, strict=True)) if len(of_streams) > 1 else None
+            spans = (span for span in group.spans() if span.split == split)
+            tokens = total["tokens"]
+            shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
+            rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
+            if not rows:
+                fix = "Change --validation_tokens, --validation_fraction, --split, --min_length or --sequence_length."
+                raise UserError(f"{split} has {tokens:,} tokens, too few for one row. {fix}")
+            if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
+                raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
+            # The whole split is cut, or each document; its first id is no target.
+            dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
+            of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
+            counts[split] = SplitCounts(**total, **of_rows, sources=of_sources)
+    return counts, shards
+
+
+def _write_validation_text(folder: Path, groups: Sequence[Group]) -> None:
+    """Write the documents of the split validation, a line each."""
+    folder.mkdir()
+    group = next(group for group in groups if "validation" in group.splits)
+    # One part of each stream is being read.
+    texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
+    with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
+        for span in group.spans():
+            if span.split == "validation":
+                texts = texts_of(span.stream, span.part)
+                for number in range(span.first_document, span.first_document + len(span.lengths)):
+                    out.write(json.dumps({"text": texts[number]}, ensure_ascii=False) + "\n")

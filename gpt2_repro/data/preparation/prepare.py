@@ -50,8 +50,8 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
         _claim(staging, request)
         try:
             if not (staging / "folder" / MANIFEST).is_file():
-                build_folder(target, staging, args, options, request)
-            check_request(staging, read_object(staging / "folder" / MANIFEST)["request"], request)
+                build_folder(target, staging, args, options)
+            check_request(staging, read_object(staging / "folder" / MANIFEST)["request"], args)
             if (staging / REQUEST).is_file():
                 (staging / REQUEST).replace(staging / PUBLISHED)
             _publish(staging / "folder", target)

@@ -51,9 +51,8 @@ def write_split(
             windows = pack_windows(pieces, length, min_length=args.min_length, rows_per_block=per_block)
             return write_rows(folder, windows, dtype, None)
         blocks = pack_rows((ids for ids, _ in pieces), length, rows_per_block=per_block)
-        return write_rows(
-            folder, ((rows.ravel(), np.full(len(rows), length + 1)) for rows in blocks), dtype, length + 1
-        )
+        flat = ((rows.ravel(), np.full(len(rows), length + 1)) for rows in blocks)
+        return write_rows(folder, flat, dtype, length + 1)
 
 
 def _read(

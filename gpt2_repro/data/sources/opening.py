@@ -135,11 +135,8 @@ class SourceOpener:
             return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if name == "files":
             raise UserError("source files needs --data_files GLOB")
-        if (
-            Path(name).is_file()
-            or glob.glob(name, recursive=True)
-            or re.search(r"\.(txt|jsonl|csv|parquet|bin)(\.gz|\.zst)?$", name)
-        ):
+        has_ending = re.search(r"\.(txt|jsonl|csv|parquet|bin)(\.gz|\.zst)?$", name)
+        if has_ending or Path(name).is_file() or glob.glob(name, recursive=True):
             return self._local(name, [name], form)
         if match := _HUB_ID.fullmatch(name):
             repository, split = self._repository(match["name"], match["revision"]), self.args.source_split

@@ -45,7 +45,7 @@ def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest
     kept = {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
     partial = staged / "train-0" / "00001-00000.123.partial"  # of a killed worker
     partial.write_bytes(b"half")
-    killed_at(monkeypatch, build, "_describe", 1, lambda: prepare(args))
+    killed_at(monkeypatch, build, "Manifest", 1, lambda: prepare(args))
     assert kept == {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
     assert not partial.exists()
     assert prepare(args).manifest == alone
