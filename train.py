@@ -1,4 +1,4 @@
-"""Pre-train a GPT-2 from a prepared folder. A run is a sentence: launcher, story, recipe, overrides.
+"""Pre-train a GPT-2 from a prepared folder. A command has four parts: launcher, script, recipe, overrides.
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml

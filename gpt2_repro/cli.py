@@ -18,8 +18,8 @@ def is_local_main_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def run(story: Callable[[list[str]], None]) -> None:
-    """Call `story` with the command line. A UserError becomes one line on stderr and exit code 2, a RunFailed 1.
+def run(main: Callable[[list[str]], None]) -> None:
+    """Call `main` with the command line. A UserError becomes one line on stderr and exit code 2, a RunFailed 1.
 
     Under a launcher only local rank 0 prints, and each rank leaves the line in $TORCHELASTIC_ERROR_FILE, which
     the launcher quotes last, after a traceback of its own.
@@ -28,7 +28,7 @@ def run(story: Callable[[list[str]], None]) -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
     logging.getLogger("gpt2_repro").setLevel(level)
     try:
-        story(sys.argv[1:])
+        main(sys.argv[1:])
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
         line = f"error: {error}"

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake that the user can mend. Entry stories print it as one line and exit with code 2."""
+    """A mistake that the user can fix. Entry points print it as one line and exit with code 2."""
 
 
 class RunFailed(Exception):
-    """What ended a run that no traceback explains better, in one line. Entry stories exit with code 1."""
+    """A failure that one line explains better than a traceback. Entry points exit with code 1."""
 
 
 class Diverged(RunFailed):

@@ -15,7 +15,7 @@ from gpt2_repro.errors import UserError, in_a_line
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until all below `folder`, names and contents, is on the disk: a rename cannot outlive what it renames."""
+    """Fsync everything below `folder`, so that it is on the disk before a rename."""
     for path in [*folder.rglob("*"), folder]:
         if path.is_file() or path.is_dir():
             sync(path)

@@ -15,15 +15,15 @@ from gpt2_repro.batch_plan import IGNORED, BatchPlan
 def collate_rows(
     rows: Sequence[dict[str, np.ndarray]], *, num_rows: int | None = None, length: int | None = None
 ) -> dict[str, Tensor]:
-    """Rows of up to T + 1 ids become `input_ids` [rows, T] and the same labels under two names [rows, T].
+    """Collate rows of up to T + 1 ids into input_ids = ids[:-1] and shift_labels = ids[1:], int64 [rows, T].
 
-    Shorter rows are padded behind their end, with the id 0 and the label -100. Trainer counts targets and evaluates
-    only where there are `labels`; the loss leaves them unshifted only as `shift_labels`. No attention_mask: attention
-    is causal, so no target sees the padding behind it, and a mask would cost the flash kernel.
+    Shorter rows are padded at their end, with the id 0 and the label -100. `labels` is the same tensor under the name
+    that stock Trainer code expects. No attention_mask: attention is causal, so no target sees the padding, and a mask
+    would cost the flash kernel.
 
     Args:
-        num_rows: of the batch, where it has to be more than there are.
-        length: T, where it has to be more than the longest row has.
+        num_rows: of the batch, if it must have more than `rows`.
+        length: T, if it must be longer than the longest row.
     """
     ids = [row["input_ids"] for row in rows]
     lengths = [len(row) for row in ids]
@@ -45,8 +45,8 @@ class EpochSampler(Sampler[int]):
 
     Shuffled twice: blocks of rows that lie together on the disk, then the rows inside a window of many blocks. A plain
     permutation would read 2 KiB here and there, and a cold disk reads 128 KiB or more for each; a folder of up to one
-    window's rows is permuted as a whole. Rows that do not fill the last step are dropped, other ones in each epoch, so
-    that every step has the same number of tokens.
+    window's rows is permuted as a whole. Rows that do not fill the last step are dropped (other ones in each epoch, if
+    shuffled), so that every step has the same number of tokens.
     """
 
     BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
@@ -90,7 +90,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
     [i * B, (i + 1) * B) of all targets in that order, B = tokens_per_step: any rows as they come, with B targets, give or
     take one row's, and the same ones for any number of batches. Only inside a step are rows sorted by length, longest
     first, and cut; neighbouring batches have rows of like length, so processes that take one each have like work.
-    Targets behind the last whole step are dropped, other ones in each epoch.
+    Targets after the last whole step are dropped, other ones in each epoch.
 
     Args:
         targets: of each row [rows].

@@ -115,10 +115,13 @@ def chunk_size(weight: Tensor) -> int:
 
 
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
-    """Sum of the negative log-likelihoods of `shift_labels` [rows, T] after `input_ids` [rows, T]: what is compiled.
+    """Return the sum of the negative log-likelihoods of `shift_labels` [rows, T]: an fp32 scalar in nats.
 
-    Of a mixture of experts its gradient is that of the loss that balances them too, by the targets of this pass; its value is not.
-    `attention`: what else the model's forward takes, as documents.py makes it.
+    torch.compile compiles this function. For a mixture of experts the gradient also has the load-balancing loss, by the
+    targets of this pass; the value does not.
+
+    Args:
+        attention: further arguments of the model's forward, from `Documents.attention` (document_mask.py).
     """
     balances = model.balance_loss is not None and torch.is_grad_enabled()
     routers = {"output_router_logits": True} if balances else {}
@@ -157,10 +160,13 @@ def _forward(
     reduction: str = "mean",
     **kwargs: Any,
 ) -> Any:
-    """With `shift_labels` [rows, T], the loss alone: the sum over targets divided by `num_items_in_batch`, or by the
-    targets of this batch; with `reduction` "none", that of each target, whose rows are no packed ones. Without, the
-    stock forward, its logits cut to the ids that exist.
+    """The pre-training forward.
+
+    With `shift_labels` [rows, T]: the sum of the negative log-likelihoods divided by `num_items_in_batch`, or by the
+    targets of this batch; an fp32 scalar in nats. With `reduction` "none": that of each target [targets], for rows
+    without document masks. Without `shift_labels`: the stock forward, with logits [rows, T, true_vocab_size].
     """
+    # `**kwargs` must stay: Trainer passes num_items_in_batch only to a forward that has it.
     if shift_labels is None:
         if labels is not None:
             raise ValueError("pre-training takes labels that are already shifted: pass shift_labels")
@@ -169,9 +175,9 @@ def _forward(
         return outputs
     if reduction == "none":
         return CausalLMOutput(loss=target_losses(self, input_ids, shift_labels))
-    targets = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    denominator = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
     attention = self.documents.attention(self, input_ids) if self.documents else {}
-    return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels, **attention) / targets)
+    return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels, **attention) / denominator)
 
 
 def make_pretraining(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2_repro.cli import run as run_story
+from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.environment import Finding
@@ -124,4 +124,4 @@ def _check_name(name: str, *, measured: bool) -> list[Finding]:
 
 
 if __name__ == "__main__":
-    run_story(main)
+    run_command(main)

@@ -92,8 +92,8 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
     return getattr(outer, "optimizer", outer)
 
 
-def fix_universal_checkpoint(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
-    """Correct what DeepSpeed 0.19.8 loads wrongly from a checkpoint. Other engines stay as they are.
+def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
+    """Correct the restored optimizer state. For DeepSpeed 0.19.8 also:
 
     - The clipping limit: stages 1 to 3 restore the checkpoint's and ignore the configuration
       (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).

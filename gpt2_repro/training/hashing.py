@@ -1,4 +1,4 @@
-"""Files of a checkpoint are hashed from the memory they are written from, not from what a disk gives back."""
+"""Hash the files of a checkpoint in memory while they are written."""
 
 import contextlib
 import hashlib
@@ -12,16 +12,15 @@ import torch
 from transformers import modeling_utils
 
 
-UNREAD = "training_args.bin"  # settings as a pickle: nothing reads it, and recipe.yaml has them
+NOT_SAVED = "training_args.bin"  # settings as a pickle: nothing reads it, and recipe.yaml has them
 
 
 @contextlib.contextmanager
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """While open, weights and states that are written below `folder` are hashed on the way and wait for the disk.
+    """Patch `torch.save` and safetensors' writer so that files below `folder` are hashed and synced. Undone at the end.
 
-    transformers and deepspeed write the first through safetensors and the others through `torch.save`. Yields `bytes` and
-    `sha256` of each file of this process, by its path in the folder, from the memory that it was written from. Weights
-    are in memory once more while they are written.
+    Yields `bytes` and `sha256` of each file of this process, by its path in the folder. Weights are in memory once more
+    while they are written. training_args.bin is not written.
     """
     written: dict[str, dict[str, Any]] = {}
     save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
@@ -39,7 +38,7 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
         path = Path(f) if isinstance(f, str | os.PathLike) else None
         if path is None or not path.is_relative_to(folder):
             save_pickle(obj, f, *args, **kwargs)
-        elif path.name != UNREAD:
+        elif path.name != NOT_SAVED:
             with hashed_file(path) as file:
                 save_pickle(obj, file, *args, **kwargs)
 
@@ -58,7 +57,7 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 class _HashedFile:
-    """What torch.save needs of a file; it writes from the first byte to the last."""
+    """A hashing file for torch.save, which never seeks."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0

@@ -43,8 +43,8 @@ CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
 OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
-# Fields that --allow_resume_change may override. The others decide states or shapes of the checkpoint; of
-# tokens_per_step it is the position in the order of rows, which is counted in steps.
+# Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The others fix shapes or optimizer state of
+# the checkpoint. tokens_per_step fixes the position in the data, which is counted in steps.
 CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "dropout"}
 
 
@@ -64,7 +64,7 @@ class Start:
 
     @property
     def step(self) -> int:
-        """The number of updates before."""
+        """Return the step of the checkpoint, 0 without one."""
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
@@ -131,7 +131,7 @@ def choose_start(
     """Choose the checkpoint to start from, and extend the plan if `--extend_to` was passed. A collective.
 
     Returns the start, the arguments and the plan from there, and the stretches of steps [from, to] by which the run was
-    extended. Afterwards the run is locked: no other job can change the choice.
+    extended. An existing run directory is locked first; `RunRecord.claim` locks a new one.
 
     Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
     """

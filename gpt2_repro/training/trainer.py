@@ -97,7 +97,7 @@ class PretrainingTrainer(Trainer):
             prepared = super()._prepare_for_training(*args, **kwargs)
         follow(self.lr_scheduler, self.args.learning_rate)
         optimizer = engine.innermost_optimizer(self.model_wrapped, self.optimizer)
-        engine.fix_universal_checkpoint(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
+        engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
         engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
         self.guard.attach(optimizer, engine.zero_gradient_norm(self.model_wrapped))
@@ -116,7 +116,7 @@ class PretrainingTrainer(Trainer):
         if self.when.is_over(self.state.global_step):
             self.control.should_training_stop = True
             return
-        # On several processes neither accelerate nor Trainer tells a sampler of its epoch.
+        # After a resume on several processes set_epoch does not reach the sampler through accelerate's wrappers.
         self.sampler.set_epoch(epoch)
         window, self._restored_losses = self._restored_losses, None
         if window is not None:
@@ -143,6 +143,10 @@ class PretrainingTrainer(Trainer):
         return self.accelerator.prepare(training_loader(self.train_dataset, self.sampler, self.plan, self.args))
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Return world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks).
+
+        The mean over ranks, summed over micro-batches, is then the mean per target. Trainer multiplies by the world size.
+        """
         loss = super().compute_loss(*args, **kwargs)
         self.guard.see_loss(loss)
         return loss
@@ -156,10 +160,11 @@ class PretrainingTrainer(Trainer):
 
     @property
     def tokens_trained(self) -> int:
-        """Targets of all steps so far, as a checkpoint of the run knows them."""
+        """Targets trained so far, kept as num_input_tokens_seen in trainer_state.json."""
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
+        """Return this rank's micro-batches of one step, and the targets of the step on all ranks."""
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # for the rows; counting targets may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
@@ -174,7 +179,7 @@ class PretrainingTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens, speed, MFU and cost, write the line to metrics.jsonl, then report as Trainer does."""
         if "loss" in logs:
-            self._tr_loss.zero_()
+            self._tr_loss.zero_()  # Trainer subtracts it from itself, which keeps a NaN
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
             logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
             if self.args.usd_per_hour and self.is_world_process_zero():

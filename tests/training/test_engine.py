@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt2_repro.training.engine import fix_universal_checkpoint
+from gpt2_repro.training.engine import fix_restored_optimizer
 
 
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
@@ -16,7 +16,7 @@ def test_step_counts_lie_where_the_update_looks_for_them_and_are_each_groups_own
     for weight in weights:
         optimizer.state[weight] = {"step": step, "exp_avg": torch.ones(3, device="meta")}
     optimizer.param_groups[0]["fused"] = fused
-    fix_universal_checkpoint(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
+    fix_restored_optimizer(torch.nn.Linear(1, 1), optimizer, weight_decay=0.1)
     steps = [optimizer.state[weight]["step"] for weight in weights]
     assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
 
@@ -30,6 +30,6 @@ def test_the_clipping_limit_is_the_recipes_and_biases_have_no_decay(stage: int, 
     methods = {"zero_optimization_stage": lambda self: stage, "gradient_clipping": lambda self: 0.1}
     engine = type("DeepSpeedEngine", (SimpleNamespace,), methods)()
     engine.optimizer = SimpleNamespace(clip_grad=1.0)  # of the checkpoint
-    fix_universal_checkpoint(engine, optimizer, weight_decay=0.1)
+    fix_restored_optimizer(engine, optimizer, weight_decay=0.1)
     assert engine.optimizer.clip_grad == 0.1
     assert [group["weight_decay"] for group in optimizer.param_groups] == decays

@@ -97,10 +97,10 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     check_split(args, sources)
     found = {"opened": sources.described(), "changed": sources.changed()}
     if kept and found == {key: kept.get(key) for key in found}:
-        logger.info("taking up the interrupted preparation in %s", staging)
+        logger.info("resuming the interrupted preparation in %s", staging)
         return sources
     if kept:
-        logger.warning("the source has changed since the preparation in %s was interrupted: starting anew", staging)
+        logger.warning("the source has changed since the preparation in %s was interrupted: starting over", staging)
     write_whole(note, json.dumps({"request": request}))  # the marker, while the rest is deleted
     for path in set(staging.iterdir()) - {note}:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -168,7 +168,7 @@ def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: En
         first, last = (read_header(Path(name)) for name in ends)
         shown = separator_shown(first, last, encoder.end_of_text)
         if shown is not None and shown != args.separator:
-            raise UserError(f"{first.name} has its separators {shown} the documents: type --separator {shown}")
+            raise UserError(f"{first.name} has its separators {shown} the documents. Pass --separator {shown}.")
 
 
 def _write_folder(

@@ -28,7 +28,10 @@ class DamagedTokens(UserError):
 
 
 class StagedPart:
-    """The files of a part: `.ids`, `.lengths.npy`, `.held_out.npy`, and `.json`, which completes them."""
+    """The staged files of a part: .ids (not for .bin sources), .lengths.npy, .held_out.npy, .jsonl if texts are kept.
+
+    .json is written last and makes the part complete.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -157,7 +160,11 @@ def stage_part(
 
 
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
-    """Which documents are for validation [documents], if the part is the first: with the split head only that one is."""
+    """Return which documents are for validation: bool [documents].
+
+    With the split hash this is final. With head it is an upper bound, because tokens are counted from the start of the
+    part; it only decides which texts are kept.
+    """
     if args.split == "hash":
         return np.array([is_held_out(text, args) for text in documents], bool)
     return starts < (args.validation_tokens if args.split == "head" else np.inf)

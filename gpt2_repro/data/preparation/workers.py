@@ -51,7 +51,7 @@ class Stream:
 class _Task:
     part: Part | None  # None: staged before
     staged: StagedPart
-    size: int  # bytes of the file
+    size: int  # bytes of this part, for the progress bar
     done: Callable[[], None] | None = None  # to be called when the last part of a file is staged, and all before it
 
 

@@ -22,7 +22,7 @@ from gpt2_repro.manifest import Shard
 
 
 PIECE_TOKENS = 2**22  # tokens in memory at once
-BLOCK_IDS = 2**25  # of a record batch: 64 MiB at 2 bytes
+BLOCK_IDS = 2**25  # targets of a record batch: 64 MiB at 2 bytes
 SHARD_BLOCKS = 4  # 2**17 rows of 1,025 ids
 
 
@@ -43,7 +43,7 @@ def write_split(
         tokens: number of tokens in `spans`, for the progress bar.
     """
     length = args.sequence_length
-    # Of every record batch but a split's last: a function of the recipe, so that the bytes are one too.
+    # Rows of each record batch but the last. It depends only on the recipe, so files are reproducible byte for byte.
     per_block = max(1, BLOCK_IDS // length)
     with tqdm(total=tokens, desc=f"pack {folder.name}", unit="tok", unit_scale=True) as bar:
         pieces = _read(spans, streams, args, bar)

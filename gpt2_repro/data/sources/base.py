@@ -45,7 +45,7 @@ class Part(abc.ABC):
     """A stretch of a file. Picklable, and a function of the file alone, so that any number of workers agree."""
 
     name: str  # of the file
-    size: int  # bytes of the file
+    size: int  # bytes of this part, for the progress bar
 
     @abc.abstractmethod
     def read(self) -> Iterator[Batch]:

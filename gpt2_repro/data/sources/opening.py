@@ -53,7 +53,7 @@ class Sources:
         return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
 
     def changed(self) -> list[int]:
-        """When each local file was changed last [nanoseconds]: none of a finished folder's content."""
+        """Return the mtimes of local files [ns], to detect changes on resume. They are not in the manifest."""
         sources = [*self.training, *self.validation_sets.values()]
         files = [file for source in sources for file in [*source.files, *source.validation_files]]
         return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
@@ -150,7 +150,7 @@ class SourceOpener:
         return Repository(name, self.revisions.get(name, revision), folder)
 
     def _local(self, name: str, globs: list[str], form: TextForm) -> Source:
-        """Files of this disk, by name. With the split `source`, and of tokens always, those named val validate."""
+        """Return local files. Those named val, valid or validation are for validation: with --split source, and .bin always."""
         # A shell that has expanded a glob leaves names, and a name may hold [].
         found = {
             Path(path)

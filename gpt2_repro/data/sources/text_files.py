@@ -25,7 +25,9 @@ Row = tuple[str | None, str]  # text, or None and what is wrong
 
 @dataclasses.dataclass(frozen=True)
 class TextPart(Part):
-    """The lines of a file that begin in the bytes from `start` up to `stop`. A compressed file is one part.
+    """The lines of a file that begin in the bytes from `start` up to `stop`.
+
+    Only uncompressed .jsonl and .txt by line are cut into several parts.
 
     Args:
         kind: ending of the file without compression.
