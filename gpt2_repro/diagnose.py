@@ -29,7 +29,7 @@ from gpt2_repro.evaluation.diagnosis.texts import TASKS, Domain
 from gpt2_repro.evaluation.documents import evenly
 from gpt2_repro.evaluation.harness import choose_device
 from gpt2_repro.evaluation.models import open_model
-from gpt2_repro.evaluation.output import command_metadata, default_output_dir, write_results
+from gpt2_repro.evaluation.output import default_output_dir, run_metadata, write_results
 from gpt2_repro.evaluation.tasks import find_local_files
 from gpt2_repro.run_record import RunRecord
 
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
             home=HOME if own_data and dataset_dir == own_data else None,
             counts=counts,
         ),
-        **command_metadata("python -m gpt2_repro.diagnose", argv),
+        **run_metadata("python -m gpt2_repro.diagnose", argv),
     }
     output = options.output_dir or default_output_dir(checkpoint) / "diagnosis"
     print(write_results(output, "diagnosis", json.dumps(diagnosis, indent=2) + "\n", diagnosis_markdown(diagnosis)))

@@ -20,8 +20,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.evaluation.arguments import arguments_of_run, override_arguments, parse_options
 from gpt2_repro.evaluation.compare import NUMBERS, compare, published_baseline
 from gpt2_repro.evaluation.harness import choose_device
-from gpt2_repro.evaluation.models import EvaluatedModel, common_window, open_model
-from gpt2_repro.evaluation.output import check_output, command_metadata, default_output_dir, write_comparison
+from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
+from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_comparison
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.scoring import score_models
 from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion
@@ -62,11 +62,11 @@ def main(argv: list[str]) -> None:
     if not baseline and (found := published_baseline(arguments.baseline, settings.max_length, scored[0][1])):
         baseline = found[0]
         scored.append(found)
-    comparison = compare(scored, baseline, settings, command_metadata("bash evaluate.sh", argv))
+    comparison = compare(scored, baseline, settings, run_metadata("bash evaluate.sh", argv))
     print(write_comparison(comparison, output, models))
 
 
-def _open_baseline(name: str, models: list[EvaluatedModel]) -> ComparedModel | None:
+def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:
     """Add the baseline to the models. Returns its column; None if there is none or it cannot be loaded but is published."""
     from gpt2_repro.model.export import load_pair
 

@@ -32,7 +32,7 @@ def compare(
     Args:
         scored: models with their scores. The first one's tasks and metrics make the rows.
         baseline: one of the models, or None.
-        metadata: what `command_metadata` returns.
+        metadata: what `run_metadata` returns.
     """
     found = {
         model.name: {(task.task, metric.name): (task.documents, metric) for task in tasks for metric in task.metrics}

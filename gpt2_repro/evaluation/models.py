@@ -21,7 +21,7 @@ Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and 
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluatedModel:
+class LoadedModel:
     """A model that was loaded once to inspect it, and is loaded again if there is something to score.
 
     Args:
@@ -45,7 +45,7 @@ class EvaluatedModel:
         return self.checkpoint.window(self.positions)
 
 
-def open_model(checkpoint: Checkpoint, load: Load) -> EvaluatedModel:
+def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     """Load a model, inspect it and drop it.
 
     Raises UserError if it cannot be loaded, has weights that are not finite, or a tokenizer of another vocabulary.
@@ -60,7 +60,7 @@ def open_model(checkpoint: Checkpoint, load: Load) -> EvaluatedModel:
         raise UserError(f"{found} Put the files of its own tokenizer into the folder.")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
-    return EvaluatedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)
+    return LoadedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
@@ -75,7 +75,7 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def common_window(models: Sequence[EvaluatedModel], asked: int, *, explicit: bool) -> int:
+def common_window(models: Sequence[LoadedModel], asked: int, *, explicit: bool) -> int:
     """Return the widest window up to `asked` that every model was trained on.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from gpt2_repro.checkpoint import Checkpoint
 from gpt2_repro.comparison import MARGINS, ComparedModel, Comparison
 from gpt2_repro.errors import UserError
-from gpt2_repro.evaluation.models import EvaluatedModel
+from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.files import read_object, write_whole
 from gpt2_repro.formatting import now
 from gpt2_repro.model_card import add_results
@@ -33,7 +33,7 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", name).strip("-.")
 
 
-def command_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
+def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Return the command, the time and the versions of libraries. `command` is what a user types before `argv`."""
     versions = {library: version(library) for library in LIBRARIES}
     return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
@@ -46,7 +46,7 @@ def check_output(folder: Path) -> None:
         raise UserError(f"{folder / names[0]} is not from evaluate.sh. Delete it or pass another --output_dir.")
 
 
-def write_comparison(comparison: Comparison, folder: Path, models: Iterable[EvaluatedModel]) -> str:
+def write_comparison(comparison: Comparison, folder: Path, models: Iterable[LoadedModel]) -> str:
     """Write the comparison, and add the results to the model cards of final models. Returns what to print."""
     shown = write_results(folder, "comparison", comparison.to_json(), comparison_markdown(comparison))
     for line in comparison.warnings:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fetch_data
-from gpt2_repro.evaluation.models import EvaluatedModel
+from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name
 from gpt2_repro.evaluation.scores import EvaluationSettings, ScoredModel, TaskScores, read_scores
 from gpt2_repro.evaluation.tasks import write_task_files
@@ -28,7 +28,7 @@ Results = tuple[dict[str, Any], list[TaskScores]]
 
 
 def score_models(
-    models: Sequence[EvaluatedModel],
+    models: Sequence[LoadedModel],
     tasks: list[str],
     local: Mapping[str, Path],
     settings: EvaluationSettings,
