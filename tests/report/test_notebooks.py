@@ -15,9 +15,6 @@ from gpt2_repro.data.sources import small_texts
 from tests.report.conftest import write_run
 
 
-pytestmark = pytest.mark.slow
-
-
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
@@ -42,6 +39,7 @@ def test_the_report_in_a_notebook(tmp_path: Path) -> None:
     assert "two: Not evaluated yet" in text and "one, step 40: Once there was" in text
 
 
+@pytest.mark.slow
 def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monkeypatch) -> None:
     recipe = yaml.safe_load((NOTEBOOKS.parent / "recipes" / "shakespeare_char_cpu.yaml").read_text())
     monkeypatch.setattr(small_texts, "URL", (real_data / "tinyshakespeare" / "input.txt").as_uri())
