@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.arguments import load_recipe
 
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
-    from gpt2_repro.diff_recipe import beside_default, diff_recipe
+    from gpt2_repro.diff_recipe import compare_with_default, diff_recipe
     from gpt2_repro.dry_run import dry_run
 
     if recipe.options.dry_run:
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
     from gpt2_repro.training.pretrain import pretrain
 
-    pretrain(recipe, data, beside_default=beside_default(recipe))
+    pretrain(recipe, data, deviations=compare_with_default(recipe))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
     return found
 
 
-def beside_default(run: TrainingRecipe) -> dict[str, Any]:
+def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     """Return what a run records about the default recipe.
 
     `deviations` are the fields that change what is learned. `reference` names the published loss curve that the run should

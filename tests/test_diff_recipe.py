@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import train as train_story
-from gpt2_repro.diff_recipe import Deviation, _group, beside_default, deviations
+from gpt2_repro.diff_recipe import Deviation, _group, compare_with_default, deviations
 from gpt2_repro.errors import UserError
 from tests.sections import ROOT, parse_for_training
 
@@ -86,7 +86,7 @@ def test_a_run_has_a_reference_unless_a_difference_changes_its_validation_loss(
     monkeypatch.chdir(tmp_path)  # any current folder
     recipe, *options = words.split()
     typed = [ROOT / "recipes" / f"{recipe}.yaml", *options]
-    found = beside_default(parse_for_training(*typed))
+    found = compare_with_default(parse_for_training(*typed))
     assert found["reference"] == ("llm.c" if follows else None)
     fields = {deviation["field"] for deviation in found["deviations"]}
     assert fields == {name for name, its in compare(*typed).items() if its.group == "learned"}

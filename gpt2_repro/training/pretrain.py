@@ -18,12 +18,12 @@ from gpt2_repro.training.resuming import choose_start, require_same_run, run_ide
 logger = logging.getLogger(__name__)
 
 
-def pretrain(recipe: TrainingRecipe, data: PreparedData, *, beside_default: dict[str, Any]) -> None:
+def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, Any]) -> None:
     """Start or resume the run of a recipe. A complete run is left as it is. A collective.
 
     Args:
         data: the prepared folder.
-        beside_default: the deviations from the default recipe, and the reference whose curve is expected.
+        deviations: what `diff_recipe.compare_with_default` returns, for environment.json.
 
     Raises UserError before anything is built, and RunFailed if the run fails.
     """
@@ -70,7 +70,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, beside_default: dict
         training = dataclasses.replace(recipe.training, output_dir=args.output_dir, resume_from="")
         run.claim(dataclasses.replace(recipe, training=training).to_yaml())
     chosen = {"attention": f"{attention[0]} ({attention[1]})", "run_identity": run_identity}
-    environment = announce(describe_run(args, plan, model, manifest, **chosen, **beside_default))
+    environment = announce(describe_run(args, plan, model, manifest, **chosen, **deviations))
     prepare_wandb(args.report_to, run.path)  # before the Trainer imports wandb
     trainer = PretrainingTrainer(model=model, args=args, inputs=inputs, run=run, environment=environment)
     fit(trainer, start)
