@@ -15,7 +15,6 @@ from typing import Any
 from gpt2_repro import cli
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.llmc import export_llmc
-from gpt2_repro.data.overlap import check_files, check_overlap
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
@@ -25,10 +24,6 @@ from gpt2_repro.manifest import MANIFEST
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print the sources with size, tokens, disk and time, and stop."},
     "verify": {"action": "store_true", "help": "Compare every byte of the folder with its manifest."},
-    "check_overlap": {
-        **{"nargs": "+", "metavar": "FILE", "default": []},
-        "help": "Count 13-token n-grams of these evaluation files in the training rows.",
-    },
     "export_llmc": {"metavar": "DIR", "help": "Also write llm.c's .bin shards into a new folder."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
@@ -36,7 +31,7 @@ OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
 
 
 def main(argv: list[str]) -> None:
-    """Parse, prepare, check, export, print what the folder holds."""
+    """Parse, prepare, verify, export, describe."""
     # Here, because every worker process imports this file, and this imports transformers.
     from gpt2_repro.recipe import Recipe, parse_recipe
 
@@ -48,7 +43,6 @@ def main(argv: list[str]) -> None:
     )
     if options.list_sources:
         return print(table(options.num_proc))
-    check_files(options.check_overlap)
     if options.verify and Path(args.dataset_dir, MANIFEST).is_file() and not options.overwrite:
         data = PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}")
     else:
@@ -56,8 +50,6 @@ def main(argv: list[str]) -> None:
     if options.verify:
         data.verify()
         print(f"{args.dataset_dir}: every file is what its manifest says")
-    if options.check_overlap:
-        data = check_overlap(data, options.check_overlap)
     for path in export_llmc(data, Path(options.export_llmc)) if options.export_llmc else []:
         print(path)
     describe(data)
@@ -71,8 +63,6 @@ def describe(data: PreparedData) -> None:
         print(f"{data.path / split}: {text}, {counts.rows:,} rows, {counts.dropped_tokens:,} tokens left over")
     if bad := manifest.read.bad_documents:
         print(f"{bad:,} rows held no readable text, the first: {manifest.read.bad_examples[0]}")
-    for of in manifest.overlap or []:
-        print(f"{of.file}: {of.items_with_overlap:,} of {of.items:,} items share {of.n}-grams with the training text")
     if losses := manifest.reference_losses:
         print(f"to beat, nats per token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
 

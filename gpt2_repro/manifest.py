@@ -56,21 +56,6 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class FileOverlap:
-    """How many n-grams of an evaluation file are in the training rows."""
-
-    file: str
-    sha256: str
-    n: int
-    items: int
-    items_too_short: int
-    items_with_overlap: int
-    first_items_with_overlap: list[int]
-    ngrams: int
-    ngrams_found: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Manifest:
     """See docs/data.md for every field. A key that was added later has a default, so that older folders are read."""
 
@@ -88,7 +73,6 @@ class Manifest:
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
     reference_losses: dict[str, float] | None = None
-    overlap: list[FileOverlap] | None = None
 
     @property
     def form(self) -> RowForm:

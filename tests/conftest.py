@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,10 @@ TINY = {
     | {"eval_tokens": 0, "eval_steps": 4, "per_device_eval_batch_size": 4, "sample_tokens": 8},
     "evaluation": {"tasks": ["document_perplexity"], "baseline": "untrained"},
 }
+
+
+# A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

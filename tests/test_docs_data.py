@@ -109,12 +109,10 @@ def test_the_tables_of_sources_are_those_of_the_presets() -> None:
 
 
 def test_the_table_of_the_manifest_has_every_key_of_one(own_files: None) -> None:
-    Path("items.txt").write_text("the n-grams of an item that is long enough to have one")
     words = ["--source", "more/a.parquet=0.5,books/*.txt=0.5", "--validation_sets", "notes=notes/*.txt"]
     words += ["--tokenizer", "train:300", "--sequence_length", "16", "--validation_tokens", "200", "--num_proc", "1"]
-    prepare_data.main([*words, "--dataset_dir", "out", "--check_overlap", "items.txt"])
+    prepare_data.main([*words, "--dataset_dir", "out"])
     manifest = json.loads(Path("out/manifest.json").read_text())
     shown = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows_under("What the folder holds")}
     assert list(shown) == list(manifest)
     assert set(manifest["counts"]["train"]) == shown["counts"]
-    assert set(manifest["overlap"][0]) == shown["overlap"]
