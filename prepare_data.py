@@ -14,7 +14,6 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.llmc import export_llmc
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
@@ -24,14 +23,13 @@ from gpt2_repro.manifest import MANIFEST
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print the sources with size, tokens, disk and time, and stop."},
     "verify": {"action": "store_true", "help": "Compare every byte of the folder with its manifest."},
-    "export_llmc": {"metavar": "DIR", "help": "Also write llm.c's .bin shards into a new folder."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
 
 
 def main(argv: list[str]) -> None:
-    """Parse, prepare, verify, export, describe."""
+    """Parse, prepare or verify, describe."""
     # Here, because every worker process imports this file, and this imports transformers.
     from gpt2_repro.recipe import Recipe, parse_recipe
 
@@ -50,8 +48,6 @@ def main(argv: list[str]) -> None:
     if options.verify:
         data.verify()
         print(f"{args.dataset_dir}: every file is what its manifest says")
-    for path in export_llmc(data, Path(options.export_llmc)) if options.export_llmc else []:
-        print(path)
     describe(data)
 
 

@@ -5,7 +5,9 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,3 +87,9 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         yield {"loss": loss.item(), "grad_norm": norm, "learning_rate": rate}
+
+
+def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
+    """Write ids as a shard of llm.c (dev/data/data_common.py): 256 int32 of header, then uint16 ids."""
+    path.write_bytes(np.array([20240520, 1, len(ids), *[0] * 253], "<i4").tobytes() + ids.astype("<u2").tobytes())
+    return path

@@ -1,7 +1,7 @@
-"""Ready-made tokens: llm.c's .bin shards, read and written, and nanoGPT's raw uint16 files."""
+"""Files of tokens: llm.c's .bin shards and nanoGPT's raw uint16 files."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from gpt2_repro.errors import UserError
 # version with uint32 ids.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
 OTHER_MAGICS = {20240801: "Llama 3 shard of llm.c (uint32)", 20240522: "evaluation file of llm.c"}
-SHARD_TOKENS = 100_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,32 +77,3 @@ def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str 
     if first.tokens and first.ids()[0] == end_of_text:
         return "before"
     return "after" if last.tokens and last.ids()[-1] == end_of_text else None
-
-
-def write_shards(folder: Path, name: str, split: str, pieces: Iterable[np.ndarray]) -> list[Path]:
-    """Write ids [any length each] as llm.c's shards of 100 M tokens. Returns them in their order.
-
-    llm.c numbers validation 0 and training from 1 on: name_val_000000.bin, name_train_000001.bin, …
-    """
-    written: list[Path] = []
-    for ids in _cut(pieces, SHARD_TOKENS):
-        number = len(written) + (split == "train")
-        path = folder / f"{name}_{split}_{number:06d}.bin"
-        header = np.zeros(256, "<i4")
-        header[:3] = MAGIC, VERSION, len(ids)
-        with path.open("wb") as file:
-            header.tofile(file)
-            ids.astype("<u2").tofile(file)
-        written.append(path)
-    return written
-
-
-def _cut(pieces: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
-    held = np.empty(0, np.uint16)
-    for piece in pieces:
-        held = np.concatenate([held, piece])
-        while len(held) >= length:
-            yield held[:length]
-            held = held[length:]
-    if len(held):
-        yield held

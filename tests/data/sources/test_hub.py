@@ -20,10 +20,10 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 import prepare_data
 from gpt2_repro.data.rows import open_rows
 from gpt2_repro.data.sources.hub import hub_errors
-from gpt2_repro.data.sources.token_files import write_shards
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object
+from tests.reference import write_llmc_shard
 
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -170,7 +170,7 @@ def test_ready_made_tokens_keep_their_validation_shard(
     stream = np.random.default_rng(0).integers(0, 299, 3000).astype(np.uint16)
     stream[::50] = 299
     pieces = {"train_000001": stream[650:1800], "train_000002": stream[1800:], "val_000000": stream[:650]}
-    paths = {name: write_shards(tmp_path, name, "val", [piece])[0] for name, piece in pieces.items()}
+    paths = {name: write_llmc_shard(tmp_path / f"{name}.bin", piece) for name, piece in pieces.items()}
     hub.files["kjj0/fineweb10B-gpt2"] = {f"fineweb_{name}.bin": path.read_bytes() for name, path in paths.items()}
     words = ("--source", "fineweb-10bt-tokens", "--tokenizer", tokenizer)
     assert "--split source" in prepare_online(*words)

@@ -1,29 +1,21 @@
-"""Ready-made tokens come in and go out as llm.c and nanoGPT write them; damaged files are refused."""
+"""Files of tokens are read as llm.c and nanoGPT write them; damaged files are refused."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpt2_repro.data.sources import token_files
-from gpt2_repro.data.sources.token_files import read_header, separator_shown, write_shards
+from gpt2_repro.data.sources.token_files import read_header, separator_shown
 from gpt2_repro.errors import UserError
+from tests.reference import write_llmc_shard
 
 
 END = 50256
 
 
-def test_shards_are_llmc_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_files, "SHARD_TOKENS", 10)
+def test_a_shard_of_llmc_is_read(tmp_path: Path) -> None:
     stream = np.arange(25, dtype=np.uint16)
-    train = write_shards(tmp_path, "text", "train", [stream[:3], stream[3:24], stream[24:]])
-    (held_out,) = write_shards(tmp_path, "text", "val", [stream[:4]])
-    assert [path.name for path in train] == [f"text_train_00000{n}.bin" for n in (1, 2, 3)]
-    assert held_out.name == "text_val_000000.bin"
-    content = train[0].read_bytes()
-    assert len(content) == 1024 + 20
-    assert np.frombuffer(content[:1024], "<i4").tolist() == [20240520, 1, 10, *[0] * 253]
-    assert np.concatenate([read_header(path).ids() for path in train]).tolist() == stream.tolist()
+    assert read_header(write_llmc_shard(tmp_path / "a.bin", stream)).ids().tolist() == stream.tolist()
 
 
 def header(*words: int) -> bytes:
