@@ -70,7 +70,7 @@ def inject(fault: str) -> None:
         "kill_before_the_rename": (checkpoints, "publish", kill, saves),
         "kill_in_rotation": (checkpoints.shutil, "rmtree", tear, deletes),
         "term_while_saving": (checkpoints, "publish", term, saves),
-        "no_foresight": (CheckpointSaver, "_has_room", always, always),
+        "no_foresight": (CheckpointSaver, "_make_room_or_skip", always, always),
         "flipped_bit": (StepControl, "on_step_end", flip, ends_at),
         "nan": (PretrainingTrainer, "compute_loss", lambda original, *_, **__: original() * math.nan, at_step),
         "hang": (PretrainingTrainer, "compute_loss", lambda *_, **__: time.sleep(3600), at_step),
