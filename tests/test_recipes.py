@@ -101,7 +101,7 @@ def test_the_text_suffices_and_validates_on_enough(path: Path) -> None:
     values = values_of(path)
     data, training = values["data"], values["training"]
     preset = PRESETS.get(data["source"])
-    tokens = min(data["max_tokens"] or 1e12, preset.size.tokens if preset else 1e12)
+    tokens = min(data["max_tokens"] or 1e12, preset.tokens if preset else 1e12)
     held_out = data["validation_tokens"] if data["split"] == "head" else data["validation_fraction"] * tokens
     assert held_out >= training["eval_tokens"]
     trained = (training["stop_at_step"] * training["tokens_per_step"]) or training["total_tokens"]

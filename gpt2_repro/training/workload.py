@@ -37,7 +37,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
     tokens: float = sum(counts.tokens for counts in manifest.counts.values()) if manifest else 0
     # If the data is not prepared: the tokens of the source, or those of the run.
-    tokens = tokens or min(data.max_tokens or math.inf, preset.size.tokens if preset else training.total_tokens)
+    tokens = tokens or min(data.max_tokens or math.inf, preset.tokens if preset else training.total_tokens)
     share = data.validation_tokens if data.split == "head" else data.validation_fraction * tokens
     held_out = manifest.counts["validation"].row_tokens if manifest else int(share)
     vocabulary = manifest.vocab_size if manifest else expected_vocab_size(data.tokenizer) or 50_257
