@@ -180,7 +180,7 @@ def _write_folder(
     folder.mkdir()
     counts, shards = _write_splits(folder, args, groups, encoder)
     if args.validation_text:
-        _write_validation_text(folder / "text", groups)
+        _write_validation_text(folder / "text", groups, staging / "tokenizer" / "tokenizer.json")
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
         shutil.copyfile(path, folder / "tokenizer" / path.name)
@@ -251,15 +251,24 @@ def _write_splits(
     return counts, shards
 
 
-def _write_validation_text(folder: Path, groups: Sequence[Group]) -> None:
-    """Write the documents of the split validation, a line each."""
+def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
+    """Write the documents of the split validation, a line each. One that was cut is decoded from its tokens."""
+    from tokenizers import Tokenizer
+
     folder.mkdir()
+    decode = Tokenizer.from_file(str(tokenizer)).decode
     group = next(group for group in groups if "validation" in group.splits)
     # One part of each stream is being read.
     texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for span in group.spans():
             if span.split == "validation":
-                texts = texts_of(span.stream, span.part)
-                for number in range(span.first_document, span.first_document + len(span.lengths)):
-                    out.write(json.dumps({"text": texts[number]}, ensure_ascii=False) + "\n")
+                part, number, place = group.streams[span.stream][span.part], span.first_document, span.first_token
+                lengths = part.lengths()
+                for length in span.lengths.tolist():
+                    if length == lengths[number]:
+                        text = texts_of(span.stream, span.part)[number]
+                    else:
+                        text = decode(part.ids()[place : place + length].tolist())
+                    out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                    number, place = number + 1, place + length
