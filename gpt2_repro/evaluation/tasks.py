@@ -51,9 +51,10 @@ STOCK_TASKS = {
 }
 # Made from the documents of validation.jsonl, {"text": document} a line, which prepare_data.py writes. Stock wikitext
 # counts the words and bytes of `page` and undoes WikiText's tokenization for the model.
+OWN_VERSION = {"metadata": {"version": 1.0}}
 OWN_TASKS = {
-    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, {"tag": None}),
-    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, {"doc_to_target": "page"}),
+    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, {"tag": None, **OWN_VERSION}),
+    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, {"doc_to_target": "page", **OWN_VERSION}),
 }
 # llm.c's and build-nanogpt's HellaSwag: the original text, which the stock task rewrites.
 ORIGINAL_TEXT = {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
@@ -134,7 +135,6 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
             data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
             data.write_bytes(content)
             cache = str(output.resolve() / "datasets")
-            version = 1.0 if name in OWN_TASKS else _stock_version(task.stock)
             definition |= {
                 "dataset_path": "json",
                 "dataset_name": None,
@@ -142,22 +142,10 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
                 # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{task.split}_split": task.split,
-                # The copy is gone after the evaluation; results name the user's file.
-                "metadata": {"version": version, "source": str(source)},
             }
         (output / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
         hashes[name] = digest.hexdigest()
     return hashes
-
-
-def _stock_version(stock: str) -> float:
-    """Return the version of a stock task: `metadata` in its file or in the file that it includes."""
-    path = _stock_folder() / stock
-    while not (found := re.search(r"^  version: ([\d.]+)$", content := path.read_text(), re.MULTILINE)):
-        included = re.search(r"^include: (\S+)$", content, re.MULTILINE)
-        assert included, f"{path} has no version"
-        path = path.parent / included[1]
-    return float(found[1])
 
 
 def _own_data(task: str, source: Path) -> bytes:
