@@ -49,7 +49,8 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
         sources = _open_sources(staging, args, options)
         tokenizer = staging / "tokenizer"
         texts = functools.partial(_training_text, sources.training, args)
-        obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length)
+        text_bytes = functools.partial(_text_bytes, sources.training)
+        obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length, text_bytes=text_bytes)
         encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
         _check_separator(sources.training, args, encoder)
         streams = [(stream.files, stream.limit) for kind in streams_of(sources, args) for stream in kind]
@@ -123,6 +124,13 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
                 for document in batch.documents:
                     if every or args.split != "hash" or not is_held_out(document, args):
                         yield document
+
+
+def _text_bytes(sources: Sequence[Source]) -> float:
+    """Return the bytes of all training text, estimated for compressed files."""
+    return sum(
+        file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0) for source in sources for file in source.files
+    )
 
 
 def tokens_of(file: SourceFile, *, characters: bool) -> float:
