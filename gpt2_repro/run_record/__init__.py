@@ -104,8 +104,7 @@ class RunRecord:
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
         proofs = [self.status().state, self.identity(), self.recipe().get("training")]
-        proofs += [checkpoints.read_manifest(path).get("run_identity") for path in layout.checkpoints(self.path)]
-        if not any(proofs):
+        if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
             raise UserError(
                 f"{self.path} is not a run of train.py. Pass a new or empty --output_dir, or a run to resume."
             )

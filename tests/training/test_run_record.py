@@ -84,7 +84,7 @@ PROOFS = {
     "recipe.yaml": "training: {seed: 1}",
     "run_status.json": '{"state": "stopped"}',
     "environment.json": '{"run_identity": {"seed": 1}}',
-    "checkpoint-4/manifest.json": '{"run_identity": {"seed": 1}}',
+    "checkpoint-4/manifest.json": json.dumps({"files": {}, "sha256": checkpoints.manifest_hash({"files": {}})}),
 }
 
 
