@@ -1,12 +1,12 @@
 """What a run would be, without running it: `train.py --dry_run`."""
 
-from gpt2_repro.batch_plan import BY_LENGTH, check_strategy, count_steps, plan_run
+from gpt2_repro.batch_plan import BY_LENGTH
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.training.arguments import TrainingRecipe
-from gpt2_repro.training.workload import workload_of
+from gpt2_repro.training.workload import check_strategy, count_steps, plan_run, workload_of
 
 
 def dry_run(recipe: TrainingRecipe) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpt2_repro import hardware
-from gpt2_repro.batch_plan import plan_run
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import recommended_launcher
@@ -21,6 +20,7 @@ from gpt2_repro.preflight.cost import card_of
 from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.training.arguments import MUON, TrainingRecipe
+from gpt2_repro.training.workload import plan_run
 
 
 REPOSITORY = Path(__file__).parents[1]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.batch_plan import plan_run
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationArguments
@@ -19,6 +18,7 @@ from gpt2_repro.model_size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
 from gpt2_repro.recipe import own_fields, parse_recipe, read_section
 from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.training.workload import plan_run
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_training, values_of
 
 
