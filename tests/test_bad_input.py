@@ -46,7 +46,6 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--sequence_length 16", ["32", "16", "--sequence_length 32"]),
         ("--tokens_per_step 300", ["8 rows x 32 tokens x 1 processes", "--tokens_per_step 256 or 512"]),
         ("--train_sampling_strategy group_by_length --dry_run", ["concat", "--packing wrap"]),
-        ("--eval_tokens 1e7", ["eval_tokens", "10,000,000"]),
         ("--attn_implementation flash_attention_2", ["no GPU", "--attn_implementation auto"]),
         ("--document_mask --packing wrap", ["leave out --document_mask"]),
         ("--document_mask --separator none --dry_run", ["--separator before"]),
@@ -60,7 +59,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--decay_fraction 1.5", ["--decay_fraction 1.5"]),
         ("--dropout 1.5", ["--dropout 1.5"]),
         ("--n_head 3", ["--n_embd 32", "--n_head 3"]),
-        ("--per_device_train_batch_size 0", ["--per_device_train_batch_size"]),
+        ("--per_device_train_batch_size -1", ["--per_device_train_batch_size"]),
         (f"--sample_prompt {'abc-' * 40}", ["window of 32"]),
     ],
 )

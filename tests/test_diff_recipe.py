@@ -8,6 +8,7 @@ import yaml
 import train as train_story
 from gpt2_repro.diff_recipe import Deviation, _group, compare_with_default, deviations
 from gpt2_repro.errors import UserError
+from gpt2_repro.training.sizing import follow_data
 from tests.sections import ROOT, parse_for_training
 
 
@@ -15,7 +16,7 @@ FAITHFUL = str(ROOT / "recipes" / "gpt2_124m.yaml")
 
 
 def compare(*words: object, against: str = FAITHFUL) -> dict[str, Deviation]:
-    found = deviations(parse_for_training(*words), parse_for_training(against))
+    found = deviations(follow_data(parse_for_training(*words)), parse_for_training(against))
     return {deviation.as_text()["field"]: deviation for deviation in found}
 
 
@@ -52,7 +53,7 @@ def test_the_length_of_a_run_is_compared_in_steps_and_tokens() -> None:
 
 def test_a_prepared_folder_on_the_command_line_replaces_the_data_section(tiny_recipe: Path, tmp_path: Path) -> None:
     folder = yaml.safe_load(tiny_recipe.read_text())["data"]["dataset_dir"]
-    found = compare(FAITHFUL, "--dataset_dir", folder)
+    found = compare(FAITHFUL, "--dataset_dir", folder, "--sequence_length", 32)
     assert found["data.source"].run == "files" and found["data.sequence_length"].run == 32
     assert compare(FAITHFUL, "--dataset_dir", tmp_path / "nowhere").keys() == {"data.dataset_dir"}
 

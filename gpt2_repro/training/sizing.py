@@ -3,14 +3,13 @@
 import dataclasses
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
-from gpt2_repro.manifest import MANIFEST, SplitCounts
+from gpt2_repro.manifest import SplitCounts
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
 from gpt2_repro.training.workload import count_steps
@@ -37,9 +36,9 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
     `epochs` becomes `total_tokens`.
 
     Args:
-        data: the prepared folder. None looks for it; without one, a recipe that states all sizes stays as it is.
+        data: the prepared folder. None opens it; if it does not fit, a recipe that states all sizes stays as it is.
 
-    Raises UserError if a size has to be derived and there is no prepared folder, and for epochs with total_tokens.
+    Raises UserError if a size has to be derived and no prepared folder fits, and for epochs with total_tokens.
     """
     training, typed = recipe.training, recipe.typed
     if {"epochs", "total_tokens"} <= typed:
@@ -47,12 +46,11 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
     by_epochs = training.epochs > 0 and "total_tokens" not in typed
     sizes = [getattr(recipe.model, name) for name in SHAPE]
     sizes += [training.tokens_per_step, training.total_tokens, training.per_device_train_batch_size]
-    if data is None and Path(recipe.data.dataset_dir, MANIFEST).is_file():
-        data = PreparedData.read(recipe.data.dataset_dir)
-    if data is None:
+    try:
+        data = data or PreparedData.open(recipe.data, typed=typed, recipe=recipe.path)
+    except UserError:
         if by_epochs or not all(sizes):
-            fix = f"Run `python prepare_data.py {recipe.path} --data_files FILE` and pass the --dataset_dir it prints."
-            raise UserError(f"{recipe.path} needs prepared text to derive its sizes from. {fix}")
+            raise
         return recipe
 
     recipe = dataclasses.replace(recipe, data=data.section)

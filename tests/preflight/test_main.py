@@ -52,7 +52,7 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
         (["--usd_per_hour", "nan"], "--usd_per_hour nan"),
         (["--save_steps", "0"], "--save_steps"),
         (["--total_tokens", "100"], "total_tokens 100"),
-        (["--gpu", "H100", "--n_embd", "0"], "--n_embd"),
+        (["--gpu", "H100", "--n_embd", "-1"], "--n_embd"),
         (["--use_cpu", "--topology", "pyproject.toml"], "nvidia-smi topo -m"),
         (["--gpu", "H100", "--document_mask", "--packing", "wrap"], "--document_mask"),
     ],

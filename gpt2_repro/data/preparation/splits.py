@@ -152,7 +152,7 @@ def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArgumen
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
     head = min(wanted, most)
-    if wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most:
+    if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return {"head": head}
     told = "validation: the first %s of %s tokens (%.0f %%), cut inside a document, not %s"
     logger.info(told, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, f"{wanted:,.0f}")

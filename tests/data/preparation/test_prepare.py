@@ -129,7 +129,7 @@ def test_the_embedded_corpus_is_prose_of_this_python() -> None:
 
 def test_preparing_imports_no_torch(corpus: list[Path], tmp_path: Path, type_command) -> None:
     code = "import sys, prepare_data; prepare_data.main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    words = ("--data_files", *corpus, "--dataset_dir", tmp_path / "out", "--tokenizer", "train:300", "--verify")
+    words = ("--data_files", *corpus, "--dataset_dir", tmp_path / "out", "--tokenizer", "train:300")
     form = ("--num_proc", 1, "--sequence_length", 32, "--validation_tokens", 500)
     done = type_command("python", "-c", code, *words, *form)
     assert done.returncode == 0, done.stderr

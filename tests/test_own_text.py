@@ -1,0 +1,123 @@
+"""Training on one's own text: names, split, sizes that follow from the text and the machine."""
+
+import dataclasses
+import json
+import logging
+import shlex
+from pathlib import Path
+
+import pytest
+
+import prepare_data
+from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.data.rows import open_rows
+from gpt2_repro.data.tokenizer import Encoder
+from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import Accelerator
+from gpt2_repro.training import sizing
+from gpt2_repro.training.arguments import load_recipe, output_dir_of
+from gpt2_repro.training.sizing import follow_data
+from tests.sections import ROOT
+
+
+RECIPE = str(ROOT / "recipes" / "own_text.yaml")
+PLAY = "\n\n".join(
+    f"SPEAKER {number % 7}:\nline {number} of the play, and {number * 31 % 97} more." for number in range(400)
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("plays").mkdir()
+    Path("plays/hamlet.v1.txt").write_text(PLAY)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ({"data_files": ["plays/hamlet.v1.txt"]}, "data/hamlet"),
+        ({"data_files": ["plays"]}, "data/plays"),
+        ({"data_files": ["plays/*.txt"]}, "data/plays"),
+        ({"data_files": ["plays/a.txt", "plays/b.txt"]}, "data/plays"),
+        ({"data_files": ["a.txt", "b.txt"]}, "data/a"),
+        ({"source": "OWNER/some.set:en@main#body"}, "data/some"),
+        ({"source": "fineweb-edu-10bt=0.9,pg19=0.1"}, "data/fineweb-edu-10bt+pg19"),
+        ({"source": "files"}, ""),
+    ],
+)
+def test_a_folder_is_named_after_its_text(here: Path, words: dict, folder: str) -> None:
+    assert DataArguments(**words).dataset_dir == folder
+
+
+def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) -> None:
+    texts = [text for text in documents if text]
+    Path("plays/b.json").write_text(json.dumps([{"text": text} for text in texts[:9]] + [texts[9]]))
+    Path("plays/c.json").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[10:20]))
+    Path("plays/deeper").mkdir()
+    Path("plays/deeper/d.md").write_text(texts[20])
+    Path("plays/.hidden.txt").write_text("not this")
+    Path("plays/picture.png").write_bytes(b"nor this")
+    names = "plays", "plays/**/*.*[!g]", *(f"plays/{name}" for name in ("hamlet.v1.txt", "b.json", "c.json", "deeper"))
+    for number, files in enumerate([names[:1], names[1:2], names[2:]]):
+        words = [RECIPE, "--data_files", *files, "--sequence_length", "16", "--dataset_dir", f"data/{number}"]
+        prepare_data.main(words)
+        assert PreparedData.read(f"data/{number}").manifest.read.documents == 22
+
+
+def test_one_document_is_enough(here: Path, capsys, caplog) -> None:
+    prepare_data.main([RECIPE, "--data_files", "plays/hamlet.v1.txt", "--sequence_length", "32"])
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[-4:] == ["--dataset_dir", "data/hamlet", "--sequence_length", "32"]
+
+    # The two splits follow each other and are the text.
+    splits = [open_rows(Path("data/hamlet", split)).joined()[0].reshape(-1, 33) for split in ("validation", "train")]
+    ids = Encoder(Path("data/hamlet/tokenizer"), separator="before").encode([PLAY])[0].tolist()
+    validation, train = ([*rows[:, :-1].ravel().tolist(), int(rows[-1, -1])] for rows in splits)
+    held_out = len(ids) // 10
+    assert validation == ids[:held_out][: len(validation)] and held_out - len(validation) < 32
+    assert train == ids[round(len(ids) / 10) :][: len(train)]
+
+    words = command[command.index("train.py") + 1 :]
+    with caplog.at_level(logging.INFO, "gpt2_repro"):
+        follow_data(load_recipe([*words, "--epochs", "11"]))
+    assert "more than 10 epochs" in caplog.text
+    sized = follow_data(load_recipe(words))
+    assert output_dir_of(sized) == "runs/hamlet" and sized.data.data_files == ["plays/hamlet.v1.txt"]
+    assert (sized.model.n_layer, sized.model.n_embd) == (4, 256)
+    training = sized.training
+    assert training.tokens_per_step == 8 * 32 and training.total_tokens == 200 * 8 * 32
+    assert training.per_device_train_batch_size == 8
+
+
+def test_sizes_of_a_started_run_stay_on_another_machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
+    words = [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "32"]
+    first = follow_data(load_recipe(words))
+    run = Path(output_dir_of(first))
+    run.mkdir(parents=True)
+    gpu = Accelerator("cuda", "NVIDIA H100 80GB HBM3", 1, 989.4e12, 80 * 10**9)
+    monkeypatch.setattr(sizing, "find_accelerator", lambda **_: gpu)
+    assert follow_data(load_recipe(words)).model.n_embd == 768
+    (run / "recipe.yaml").write_text(first.to_yaml())
+    again = follow_data(load_recipe(words))
+    assert again.model == first.model and again.training == first.training
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert follow_data(load_recipe(words)).training == dataclasses.replace(
+        first.training, per_device_train_batch_size=2
+    )
+
+
+def test_epochs(here: Path) -> None:
+    prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
+    words = [RECIPE, "--dataset_dir", "data/plays", "--sequence_length", "32", "--epochs", "2.5"]
+    tokens = PreparedData.read("data/plays").manifest.counts["train"].row_tokens
+    assert follow_data(load_recipe(words)).training.total_tokens == int(2.5 * tokens)
+    with pytest.raises(UserError, match="--epochs and --total_tokens"):
+        follow_data(load_recipe([*words, "--total_tokens", "1e6"]))
+    with pytest.raises(UserError, match="--dataset_dir"):
+        follow_data(load_recipe([RECIPE]))
+    with pytest.raises(UserError, match="nowhere.*prepare_data.py"):
+        follow_data(load_recipe([RECIPE, "--dataset_dir", "data/nowhere"]))
