@@ -30,6 +30,9 @@ PEAK_FLOPS = {
 }
 
 
+USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose model fits a CPU"
+
+
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
     """What the run computes on."""
@@ -64,8 +67,8 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
     return Accelerator("cpu", platform.processor() or platform.machine(), os.cpu_count() or 1, None, None)
 
 
-def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = "--use_cpu") -> bool:
-    """Whether to compute on the CPU. `cpu_option` is what the user types to choose it.
+def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:
+    """Whether to compute on the CPU. `cpu_option` is what the user has to pass for it, for the message.
 
     Raises UserError where an NVIDIA device is present and torch cannot use it, and where there is no GPU and nobody
     chose the CPU.
@@ -83,7 +86,7 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
         told = f"torch {torch.__version__} (CUDA {cuda}) cannot use the NVIDIA device with driver {driver}."
         raise UserError(f"{told} {fix}, or pass {cpu_option}.")
     if not accept_any_hardware:
-        raise UserError(f"No GPU found. Pass {cpu_option} to compute on the CPU.")
+        raise UserError(f"No GPU found. Pass {cpu_option}.")
     return True
 
 

@@ -61,7 +61,7 @@ def model_card(
     }
     counts = data["counts"]["train"]
     prepared = {
-        "source": json.dumps(_without_files(data["source"])),
+        "source": json.dumps(_shorten_files(data["source"])),
         **{key: f"{counts[key]:,}" for key in ("documents", "tokens")},
         **{key: data["request"][key] for key in ("packing", "separator")},
     }
@@ -130,11 +130,14 @@ def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column
     return [f"## Evaluation\n\n{table}\n\n{note}"]
 
 
-def _without_files(value: Any) -> Any:
-    """Drop the lists of local files from the description of a source, of mixtures too: they are many."""
+def _shorten_files(value: Any) -> Any:
+    """Shorten the lists of local files in the description of a source, of mixtures too, to three names."""
+    if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
+        names = [Path(file["path"]).name for file in files]
+        value = {**value, "files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])}
     if isinstance(value, Mapping):
-        return {key: _without_files(its) for key, its in value.items() if key != "files"}
-    return [_without_files(item) for item in value] if isinstance(value, list) else value
+        return {key: _shorten_files(its) for key, its in value.items()}
+    return [_shorten_files(item) for item in value] if isinstance(value, list) else value
 
 
 def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:

@@ -96,7 +96,7 @@ class PreparedData:
         from gpt2_repro.data.rows import open_rows
 
         self.check_shards(split)
-        rows, expected = open_rows(self.path / split), self.manifest.counts[split].rows
+        rows, expected = open_rows(self.path / split, self.manifest.largest_id), self.manifest.counts[split].rows
         if len(rows) != expected:
             raise UserError(f"{self.path}/{split} has {len(rows):,} rows, its manifest {expected:,}: prepare it again")
         return rows

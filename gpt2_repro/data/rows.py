@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from gpt2_repro.errors import UserError, in_a_line
+
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,9 +25,14 @@ class Rows:
     against 0.03 ms here (2026-11-21, datasets 5.2.0, one core of an AMD EPYC, the files in memory).
     """
 
-    def __init__(self, dataset: "Dataset") -> None:
-        """`dataset` has the one column `input_ids`, and no order of its own (`shuffle`, `select` of single rows)."""
-        self._dataset = dataset
+    def __init__(self, dataset: "Dataset", largest_id: int | None = None) -> None:
+        """Wrap a dataset.
+
+        Args:
+            dataset: with the one column `input_ids`, and no order of its own (`shuffle`, `select` of single rows).
+            largest_id: of the manifest. Rows with a larger one are refused, because they are damaged.
+        """
+        self._dataset, self._largest_id = dataset, largest_id
         chunks = [chunk for chunk in dataset.data.column("input_ids").chunks if len(chunk)]
         # Of each chunk all ids, and where its rows begin and end.
         self._chunks: list[tuple[np.ndarray, np.ndarray | range]] = []
@@ -37,9 +44,9 @@ class Rows:
                 self._chunks.append((chunk.values.to_numpy(), chunk.offsets.to_numpy()))
         self._starts = np.cumsum([0, *map(len, chunks)])
 
-    def __reduce__(self) -> tuple[type["Rows"], tuple["Dataset"]]:
+    def __reduce__(self) -> tuple[type["Rows"], tuple["Dataset", int | None]]:
         # The dataset pickles as the names of its files; views would be pickled as what they show.
-        return Rows, (self._dataset,)
+        return Rows, (self._dataset, self._largest_id)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -51,7 +58,10 @@ class Rows:
         return {"input_ids": [row["input_ids"] for row in self.__getitems__(key)]}
 
     def __getitems__(self, keys: Sequence[int]) -> list[dict[str, np.ndarray]]:
-        """What torch's DataLoader asks for: the rows of a batch. Raises IndexError for a row that is not there."""
+        """Return the rows of a batch, for torch's DataLoader.
+
+        Raises IndexError for a row that is not there, and UserError for a damaged one.
+        """
         places = np.asarray(keys, dtype=np.int64)
         if len(places) and not 0 <= places.min() <= places.max() < len(self):
             raise IndexError(f"rows are numbered from 0 to {len(self) - 1}: {places.min()} to {places.max()}")
@@ -61,6 +71,10 @@ class Rows:
         for chunk, place in zip(of_chunk.tolist(), inside.tolist(), strict=True):
             ids, ends = self._chunks[chunk]
             rows.append({"input_ids": ids[ends[place] : ends[place + 1]]})
+        if self._largest_id is not None and any(row["input_ids"].max() > self._largest_id for row in rows):
+            folder = Path(self._dataset.cache_files[0]["filename"]).parents[1]
+            fix = f"Run `python prepare_data.py --verify --dataset_dir {folder}`, then copy or prepare it again."
+            raise UserError(f"{folder} is damaged: a row has an id above {self._largest_id:,}. {fix}")
         return rows
 
     def first(self, targets: int) -> "Rows":
@@ -68,7 +82,7 @@ class Rows:
         ends = np.cumsum(self.lengths() - 1)
         if not 0 < targets <= ends[-1]:
             return self
-        return Rows(self._dataset.select(range(int(np.searchsorted(ends, targets)) + 1)))
+        return Rows(self._dataset.select(range(int(np.searchsorted(ends, targets)) + 1)), self._largest_id)
 
     def lengths(self) -> np.ndarray:
         """Ids of each row [rows], from the offsets alone."""
@@ -85,8 +99,12 @@ class Rows:
         return np.concatenate(ids), np.concatenate(lengths)
 
 
-def open_rows(folder: Path) -> Rows:
-    """The rows of a `datasets` folder, mapped into memory."""
+def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
+    """Map the rows of a `datasets` folder into memory. Raises UserError if its files are damaged."""
     from datasets import load_from_disk
 
-    return Rows(load_from_disk(str(folder)))
+    try:
+        return Rows(load_from_disk(str(folder)), largest_id)
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}`, then copy or prepare it again."
+        raise UserError(f"{folder} cannot be read ({in_a_line(error)}). {fix}") from None

@@ -74,6 +74,8 @@ def announce(environment: Environment) -> Environment:
     bound = "at most " if data["request"]["packing"] == "wrap" and not plan.by_length else ""
     tokens = f"{bound}{plan.total_tokens:,} tokens"
     steps, source = f"{plan.max_steps:,}", data["source"]["name"]
+    if source == "files":
+        source = ", ".join(data["request"]["data_files"])
     logger.info("length: %s steps = %s, %.2f epochs of %s", steps, tokens, epochs, source)
     if further := [name.removeprefix("validation_") for name in data["counts"] if name.startswith("validation_")]:
         logger.info("validation: also on %s", ", ".join(further))
