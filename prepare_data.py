@@ -2,22 +2,23 @@
 
 python prepare_data.py                                   the recipe gpt2_124m: FineWeb 10BT from the Hub
 python prepare_data.py recipes/demo.yaml                 Python's own documentation, a minute
-python prepare_data.py --data_files 'books/*.txt' --dataset_dir data/books --validation_tokens 1e6
+python prepare_data.py recipes/own_text.yaml --data_files books/shakespeare.txt    your own text, into data/shakespeare
 python prepare_data.py --list_sources                    all sources with their size, tokens, disk and time
 python prepare_data.py --verify                          is the folder what its manifest says? after copying it
 """
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions, name_folder
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
-from gpt2_repro.manifest import MANIFEST
+from gpt2_repro.manifest import RowForm
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -35,20 +36,29 @@ def main(argv: list[str]) -> None:
 
     recipe: Recipe[DataArguments, None, None, None]
     recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS)
-    args, options = recipe.data, recipe.options
+    args, options = name_folder(recipe.data, recipe.typed), recipe.options
     preparation = PreparationOptions(
         **{its.name: getattr(options, its.name) for its in dataclasses.fields(PreparationOptions)}
     )
     if options.list_sources:
         return print(table(options.num_proc))
-    if options.verify and Path(args.dataset_dir, MANIFEST).is_file() and not options.overwrite:
-        data = PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}")
-    else:
-        data = prepare(args, preparation)
     if options.verify:
-        data.verify()
-        print(f"{args.dataset_dir}: every file is what its manifest says")
+        PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}").verify()
+        return print(f"{args.dataset_dir}: every file is what its manifest says")
+    data = prepare(args, preparation)
     describe(data)
+    print(f"Train on it:\n{training_command(recipe, data.path)}")
+
+
+def training_command(recipe: Any, folder: Path) -> str:
+    """Return the command that trains on a prepared folder with the same recipe."""
+    nvidia = Path("/dev/nvidia0").exists()
+    words = ["accelerate", "launch", "--config_file", "accelerate_configs/zero1.yaml"] if nvidia else ["python"]
+    words += ["train.py", str(recipe.path)]
+    if str(folder) != recipe.written.get("data", {}).get("dataset_dir"):
+        words += ["--dataset_dir", str(folder)]
+    form = [field.name for field in dataclasses.fields(RowForm) if field.name in recipe.typed]
+    return shlex.join(words + [word for name in form for word in (f"--{name}", str(getattr(recipe.data, name)))])
 
 
 def describe(data: PreparedData) -> None:

@@ -29,12 +29,14 @@ def main(argv: list[str]) -> None:
     recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
     from gpt2_repro.diff_recipe import compare_with_default, diff_recipe
     from gpt2_repro.dry_run import dry_run
+    from gpt2_repro.training.sizing import follow_data
 
     if recipe.options.dry_run:
-        return dry_run(recipe)
+        return dry_run(follow_data(recipe))
     if recipe.options.diff_recipe is not None:
-        return diff_recipe(recipe, recipe.options.diff_recipe)
+        return diff_recipe(follow_data(recipe), recipe.options.diff_recipe)
     data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
+    recipe = follow_data(recipe, data)
     from gpt2_repro.training.pretrain import pretrain
 
     pretrain(recipe, data, deviations=compare_with_default(recipe))

@@ -161,11 +161,11 @@ class Comparison:
 
     @classmethod
     def from_json(cls, text: str) -> "Comparison":
-        """Read what `to_json` returned. Raises ValueError for anything else; only `rows` must be there."""
-        try:
-            return from_json(cls, json.loads(text))
-        except (TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"not a comparison: {error}") from None
+        """Read what `to_json` returned. Only `rows` must be there.
+
+        Raises ValueError, TypeError, AttributeError or RecursionError for anything else.
+        """
+        return from_json(cls, json.loads(text))
 
     def to_json(self) -> str:
         """Return the content of comparison.json."""

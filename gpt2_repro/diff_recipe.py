@@ -1,6 +1,5 @@
 """The differences between a run and a recipe: `train.py --diff_recipe RECIPE`."""
 
-import contextlib
 import dataclasses
 import enum
 import re
@@ -9,8 +8,6 @@ from typing import Any, Literal
 
 from gpt2_repro import references
 from gpt2_repro.batch_plan import count_steps
-from gpt2_repro.data.prepared import PreparedData
-from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import DEFAULT, values_of
 from gpt2_repro.training.arguments import TrainingRecipe, load_recipe
 
@@ -92,15 +89,8 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
 
 
 def _values(recipe: TrainingRecipe, section: str) -> dict[str, Any]:
-    """The values of a section; the data's from the manifest of a folder typed on the command line.
-
-    `total_tokens` and `max_steps` are both set to the length of the run.
-    """
+    """The values of a section, with `total_tokens` and `max_steps` both set to the length of the run."""
     values = values_of(recipe.sections[section])
-    if section == "data" and "dataset_dir" in recipe.typed:
-        with contextlib.suppress(UserError):  # not prepared yet
-            request = PreparedData.read(recipe.data.dataset_dir).manifest.request
-            return values | {key: value for key, value in request.items() if key in values}
     if section == "training":
         steps = count_steps(recipe.training)
         return values | {"max_steps": steps, "total_tokens": steps * recipe.training.tokens_per_step}

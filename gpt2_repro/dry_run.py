@@ -1,12 +1,16 @@
 """What a run would be, without running it: `train.py --dry_run`."""
 
+from pathlib import Path
+
 from gpt2_repro.batch_plan import BY_LENGTH, check_strategy, count_steps, plan_run
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import PEAK_FLOPS
+from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
+from gpt2_repro.training.sizing import epochs_of
 from gpt2_repro.training.workload import HELLASWAG_TOKENS, workload_of
 
 
@@ -45,6 +49,9 @@ def dry_run(recipe: TrainingRecipe) -> None:
     tokens = max_steps * training.tokens_per_step
     bound = "at most " if data.packing == "wrap" and not by_length else ""
     print(f"steps             {max_steps:,} = {bound}{tokens:,} tokens")
+    if Path(data.dataset_dir, MANIFEST).is_file():
+        epochs = epochs_of(recipe, PreparedData.read(data.dataset_dir).manifest.counts["train"])
+        print(f"epochs            {epochs:,.2f} of {data.dataset_dir}")
     if training.eval_strategy != "no" and (between := _between(training)):
         print(f"between steps     {', '.join(between)} of their time: a third of their FLOPs a token")
     flops = scale.flops_per_token * tokens

@@ -83,7 +83,7 @@ def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, 
     """Return the run's comparison that has these very weights, and their column; None if it is missing or damaged."""
     try:
         comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None, None
     return next(((comparison, model.name) for model in comparison.models if model.revision == revision), (None, None))
 

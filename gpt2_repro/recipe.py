@@ -39,6 +39,7 @@ class Recipe(Generic[D, M, T, E]):
         typed: names of the fields and options that were typed on the command line.
         stated: names of the fields that were typed or written in the file; all others have their defaults.
         options: the options of the command itself.
+        written: the sections as they are in the file.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Recipe(Generic[D, M, T, E]):
     typed: frozenset[str]
     stated: frozenset[str]
     options: argparse.Namespace
+    written: Mapping[str, Mapping[str, Any]]
 
     @property
     def sections(self) -> dict[str, Any]:
@@ -173,6 +175,7 @@ def parse_recipe(
         typed=frozenset(typed),
         stated=frozenset(typed.union(*written.values())),
         options=argparse.Namespace(**{name: namespace[name] for name in options or {}}),
+        written=written,
     )
 
 

@@ -1,6 +1,10 @@
 """The recipe section `data:`: which text, which tokenizer, how it becomes rows; and how that is carried out."""
 
 import dataclasses
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Literal
 
 from gpt2_repro.batch_plan import TokenCount
@@ -25,15 +29,17 @@ class DataArguments:
         "Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
     data_files: list[str] = option(
-        [], "Globs of your own .txt, .jsonl, .csv (also .gz, .zst), .parquet or .bin files, in place of the source."
+        [],
+        "Your own text in place of the source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
     )
     text_column: str = option("text", "Key or column that holds the document in .jsonl, .csv, .parquet.")
     sample_by: Literal["document", "paragraph", "line"] = option("document", "What is a document in a .txt file.")
     source_split: str = option("train", "The split to take of a Hub dataset that is named by its id.")
     tokenizer: str = option(
-        "openai-community/gpt2", "A Hub id, a folder, train:N for a BPE of N ids trained on the source, or char."
+        "openai-community/gpt2",
+        "A Hub id, a folder, train:N for a BPE of N ids (train: by the size of the text), or char.",
     )
-    dataset_dir: str = option("data/fineweb-10bt", "The prepared folder. train.py takes it whatever its source.")
+    dataset_dir: str = option("", "The prepared folder. (default: data/ and the name of the files or the source)")
     packing: Literal["concat", "wrap"] = option(
         "concat", "concat joins documents and cuts rows of one length; wrap cuts each document alone."
     )
@@ -45,7 +51,7 @@ class DataArguments:
         "Validation documents: the first, by a hash of the text, or the source's own (`val` in the file's name).",
     )
     validation_tokens: TokenCount = option(
-        TokenCount(100_000_000), "Tokens held out by the split head, and of each further validation set at most."
+        TokenCount(100_000_000), "Tokens held out by the split head (at most 10 %), and of each further set at most."
     )
     validation_fraction: float = option(0.01, "Share of the documents held out by the split hash.")
     split_seed: int = option(2357, "Seed of the split hash.")
@@ -54,6 +60,7 @@ class DataArguments:
     max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 takes them all.")
 
     def __post_init__(self) -> None:
+        self.dataset_dir = self.dataset_dir or default_folder(self)
         if self.packing != "wrap" and self.min_length:
             raise UserError(f"--min_length {self.min_length} is for --packing wrap: leave it out")
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
@@ -62,6 +69,29 @@ class DataArguments:
                 raise UserError(f"--{name} {getattr(self, name)} must lie between {least} and {most}")
         if not 0 < self.validation_fraction < 1:
             raise UserError(f"--validation_fraction {self.validation_fraction} must lie between 0 and 1")
+
+
+def default_folder(data: DataArguments) -> str:
+    """Return data/ and the name of the files or the source, "" if nothing is named.
+
+    books/shakespeare.txt.gz gives data/shakespeare; books, 'books/*.txt' and several files of books give data/books.
+    """
+    texts = data.source.split(",") if data.source != "files" else []
+    if data.data_files:
+        texts = [os.path.commonprefix(data.data_files) or data.data_files[0]]
+    names = []
+    for text in texts:
+        path = Path(re.split(r"[*?[#@:=]", text)[0])
+        name = path.resolve().name if path.is_dir() else path.name.partition(".")[0]
+        names.append(re.sub(r"[^\w.-]+", "-", name).strip("-."))
+    return "data/" + "+".join(names) if any(names) else ""
+
+
+def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
+    """Return the section with a folder of its own if a source or files were typed, and no folder."""
+    if "dataset_dir" in typed or not {"source", "data_files"} & set(typed):
+        return data
+    return dataclasses.replace(data, dataset_dir="")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ class PreparedData:
         """
         folder, file = Path(path), Path(path, MANIFEST)
         if not folder.exists():
-            raise UserError(f"there is no {folder}: prepare the data first with `{command}`")
+            raise UserError(f"There is no {folder}. Prepare the data with `{command}`.")
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
@@ -66,6 +66,8 @@ class PreparedData:
 
         Raises UserError if the folder is missing, damaged or was prepared otherwise.
         """
+        if not args.dataset_dir:
+            raise UserError(f"{recipe} names no data. Pass --dataset_dir with the folder that prepare_data.py made.")
         its_own = "dataset_dir" in typed
         folder = f" --dataset_dir {args.dataset_dir}" if its_own else ""
         data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{folder}")
@@ -75,6 +77,13 @@ class PreparedData:
             fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
             raise UserError(f"{args.dataset_dir} was prepared with {key} {holds}, not {value}. {fix}")
         return data
+
+    @property
+    def section(self) -> DataArguments:
+        """The recipe section `data:` that the folder was prepared with."""
+        known = {field.name for field in dataclasses.fields(DataArguments)}
+        request = {key: value for key, value in self.manifest.request.items() if key in known}
+        return DataArguments(**request | {"dataset_dir": str(self.path)})
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -98,12 +107,11 @@ class PreparedData:
         Args:
             eval_tokens: take the first rows of a set that make so many targets; 0 takes all.
 
-        A further set, `validation_<name>/`, with fewer targets is taken whole. Raises UserError if the main set has fewer.
+        A set with fewer targets is taken whole; for the main set that is logged.
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
-            fix = f"Pass --eval_tokens {targets}."
-            raise UserError(f"{self.path} has {targets:,} of {eval_tokens:,} eval_tokens. {fix}")
+            logger.info("validation: all %s tokens of the split, not %s", f"{targets:,}", f"{eval_tokens:,}")
         further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
         sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}

@@ -37,7 +37,9 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
-        raise UserError(f"{name} has no tokenizer.json: pass a --tokenizer that has one, train:N or char")
+        raise UserError(
+            f"{name} has no tokenizer.json. Pass a --tokenizer that has one, or train, train:4096 or char."
+        )
     try:
         Tokenizer.from_file(str(destination / "tokenizer.json"))
         _complete_config(destination, sequence_length)
@@ -110,12 +112,18 @@ def _save(tokenizer: Any, destination: Path, sequence_length: int) -> None:
 
 
 def obtain_tokenizer(
-    name: str, destination: Path, documents: Callable[[], Iterable[str]], *, sequence_length: int
+    name: str,
+    destination: Path,
+    documents: Callable[[], Iterable[str]],
+    *,
+    sequence_length: int,
+    text_bytes: Callable[[], float],
 ) -> None:
     """Fetch, train or count the tokenizer `name` and save it, whole or not at all.
 
     Args:
         documents: training text, for a tokenizer that is made of it.
+        text_bytes: size of that text, for the size of its vocabulary if the name has none.
     """
     if destination.is_dir():
         return
@@ -123,6 +131,7 @@ def obtain_tokenizer(
     shutil.rmtree(partial, ignore_errors=True)
     kind, _, size = name.partition(":")
     if kind == "train":
+        size = size or str(vocabulary_for(text_bytes()))
         if not size.isdecimal():
             raise UserError(f"the tokenizer {name} needs a number of ids, as in train:4096")
         logger.info("training a tokenizer of %s ids", size)
@@ -132,6 +141,11 @@ def obtain_tokenizer(
     else:
         save_tokenizer(name, partial, sequence_length=sequence_length)
     partial.rename(destination)
+
+
+def vocabulary_for(text_bytes: float) -> int:
+    """Return the size of a vocabulary for a text: a power of two, an id for 400 bytes or more, 512 to 32,768."""
+    return 1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1))
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:

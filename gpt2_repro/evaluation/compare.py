@@ -56,9 +56,10 @@ def _row(
     task: str, metric: Metric, found: Mapping[str, Mapping[Any, Found]], baseline: str | None, *, judged: bool
 ) -> ComparisonRow:
     scores = {name: metrics.get((task, metric.name)) for name, metrics in found.items()}
+    base = scores[baseline] if baseline else None
     differences = {}
-    for name in scores if baseline else ():
-        if name != baseline and (difference := _difference(scores[name], scores[baseline or ""])):
+    for name, its in scores.items():
+        if name != baseline and (difference := _difference(its, base)):
             differences[name] = difference if judged else dataclasses.replace(difference, verdict=None)
     values = {name: Score(its[1].value, its[1].stderr) if its else Score(None) for name, its in scores.items()}
     return ComparisonRow(task, metric.name, metric.higher_is_better, values, differences)
@@ -112,18 +113,21 @@ NUMBERS = {
 }
 
 
-def published_numbers(model: str, window: int) -> list[PublishedNumber]:
-    """Return the published numbers of a Hub id for this window in tokens. LAMBADA and HellaSwag fit into 256 and more."""
-    numbers = NUMBERS.get(model, ())
+def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> list[PublishedNumber]:
+    """Return the published numbers of a Hub id for this window in tokens, of tasks that were scored as a whole.
+
+    LAMBADA and HellaSwag fit into 256 and more.
+    """
+    whole = [task.task for task in scores if task.num_documents == DOCUMENTS.get(task.task, task.num_documents)]
+    numbers = [number for number in NUMBERS.get(model, ()) if number.task in whole]
     return [number for number in numbers if number.window == window or (number.window is None and window >= 256)]
 
 
-def find_deviations(model: str, window: int, scores: Iterable[TaskScores]) -> list[str]:
+def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> list[str]:
     """Return a line for each measured number that is not the published one: then the setup is broken."""
-    whole = [task for task in scores if _is_whole(task)]
-    measured = {(task.task, metric.name): metric.value for task in whole for metric in task.metrics}
+    measured = {(task.task, metric.name): metric.value for task in scores for metric in task.metrics}
     lines = []
-    for number in published_numbers(model, window):
+    for number in published_numbers(model, window, scores):
         value = measured.get((number.task, number.metric))
         if value is not None and abs(value - number.value) > number.tolerance:
             known = f"{number.value:.4f} ± {number.tolerance:g} is known ({number.source})"
@@ -135,20 +139,13 @@ def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) ->
     """Return a model with its published scores of the tasks that were scored as a whole; None if there are none."""
     if model not in NUMBERS:
         return None
-    whole = [task.task for task in scored if _is_whole(task)]
-    numbers = [number for number in published_numbers(model, window) if number.task in whole]
-    if not numbers:
+    if not (numbers := published_numbers(model, window, scored)):
         logger.warning("No baseline: no scores of %s are published for these documents and this window.", model)
         return None
-    by_task: dict[str, list[Metric]] = {}
+    tasks = []
     for number in numbers:
         higher = number.metric not in ("perplexity", "word_perplexity", "bits_per_byte")
-        by_task.setdefault(number.task, []).append(Metric(number.metric, number.value, number.stderr, higher))
-    tasks = [TaskScores(task, None, "published", [], None, metrics) for task, metrics in by_task.items()]
+        metric = Metric(number.metric, number.value, number.stderr, higher)
+        tasks.append(TaskScores(number.task, None, "published", [], None, [metric]))
     sources = list(dict.fromkeys(number.source for number in numbers))
     return ComparedModel(f"{model} (published)", model, published_by=sources), tasks
-
-
-def _is_whole(task: TaskScores) -> bool:
-    """Return whether a task was scored on as many documents as its published numbers."""
-    return task.num_documents == DOCUMENTS.get(task.task, task.num_documents)

@@ -14,8 +14,6 @@ from gpt2_repro.evaluation.statistics import AGGREGATIONS, BITS_PER_BYTE, MEAN, 
 
 
 COMPLETION = "hellaswag_completion"
-# A model whose every score is NaN takes the first of HellaSwag's four endings, which is right 2,515 times in 10,042.
-NAN_SIGNATURE = (2515, 10_042)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +80,10 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
             metrics = [_completion(logged, tokenizer)]
         if any(metric.name == "word_perplexity" for metric in metrics):
             metrics.append(_nats_per_token(logged, tokenizer))
-        config = results.get("configs", {}).get(task, {})
-        data = (config.get("metadata") or {}).get("source") or config.get("dataset_path")
+        data = results.get("configs", {}).get(task, {}).get("dataset_path")
         version, documents = results.get("versions", {}).get(task), [sample["doc_hash"] for sample in logged]
         num_documents = results.get("n-samples", {}).get(task, {}).get("effective")
         scores.append(TaskScores(task, version, data, documents, num_documents, metrics))
-        _refuse_nan_signature(scores[-1], logged)
     return scores
 
 
@@ -99,16 +95,6 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
             if isinstance(number, int | float) and not math.isfinite(number):
                 found = f"{task}: document {sample['doc_id']} has the log-probability {number}."
                 raise RunFailed(f"{found} Look for updates that were not finite in the run's metrics.")
-
-
-def _refuse_nan_signature(scores: TaskScores, samples: Sequence[Mapping[str, Any]]) -> None:
-    right, number = NAN_SIGNATURE
-    for metric in scores.metrics:
-        if scores.num_documents != number or metric.aggregation != MEAN or sum(metric.values) != right:
-            continue
-        if metric.values == [float(str(sample["target"]) == "0") for sample in samples]:
-            found = f"{scores.task} {metric.name} is {right}/{number}, the share of first endings that are right."
-            raise RunFailed(f"{found} The model scores all endings alike, as with weights that are NaN.")
 
 
 def _is_metric(key: str, value: Any) -> bool:

@@ -64,7 +64,9 @@ def score_models(
                         write_whole(_cache_file(key), json.dumps({"key": key, **stored}))
                 results, of_task = found
                 write_whole(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
-                scores += of_task
+                # The harness reads a copy of local data; the comparison names the user's file.
+                source = str(local[task]) if task in local else None
+                scores += [dataclasses.replace(its, data=source or its.data) for its in of_task]
             scored.append((model.column, scores))
     return scored
 
@@ -81,7 +83,7 @@ def _evaluate(
         found = evaluate_launched(model_folder, task, settings, task_folder, num_processes=num_processes)
     else:
         found = evaluate_model(model, tokenizer, task, settings, task_folder)
-    return found[0], read_scores(*found, tokenizer=tokenizer)
+    return found[0], read_scores(*found, tokenizer)
 
 
 def count_processes(settings: EvaluationSettings) -> int:
@@ -104,19 +106,7 @@ def _cache_file(key: dict[str, Any]) -> Path:
 
 
 def _read_cache(key: dict[str, Any]) -> Results | None:
-    if not _cache_file(key).is_file():
-        _warn_of_other_versions(key)
-        return None
     stored = read_object(_cache_file(key))
-    if stored.get("key") != key:  # damaged
+    if stored.get("key") != key:  # missing or damaged
         return None
     return stored["results"], from_json(list[TaskScores], stored["scores"])
-
-
-def _warn_of_other_versions(key: dict[str, Any]) -> None:
-    """Name scores by another version of the harness: they are not compared with new ones."""
-    for path in sorted(CACHE.glob(f"{key['task']}-*.json")):
-        stored = read_object(path).get("key", {})
-        if stored | {"harness": key["harness"]} == key:
-            versions = key["task"], stored["harness"], key["harness"]
-            logger.warning("%s was scored by lm_eval %s, now by %s: their scores do not compare.", *versions)

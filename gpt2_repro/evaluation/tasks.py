@@ -5,8 +5,8 @@ A file includes the stock task and replaces its data. `lm_eval run --include_pat
 
 import dataclasses
 import difflib
+import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import re
@@ -44,21 +44,22 @@ LAMBADA, WIKITEXT, HELLASWAG = "lambada/lambada_openai.yaml", "wikitext/wikitext
 HELLASWAG_FILES = ("hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl", "hellaswag/hellaswag_val.jsonl.gz")
 WIKITEXT_FILES = ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wikitext/wikitext2_validation_pages.jsonl")
 DOCUMENT_FILES = ("validation.jsonl", "text/validation.jsonl")
-STOCK_TASKS = {
-    "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl")),
-    "hellaswag": LocalTask(HELLASWAG, "validation", HELLASWAG_FILES),
-    "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES),
-}
 # Made from the documents of validation.jsonl, {"text": document} a line, which prepare_data.py writes. Stock wikitext
 # counts the words and bytes of `page` and undoes WikiText's tokenization for the model.
+OWN_VERSION = {"metadata": {"version": 1.0}}
 OWN_TASKS = {
-    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, {"tag": None}),
-    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, {"doc_to_target": "page"}),
+    "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, {"tag": None, **OWN_VERSION}),
+    "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, {"doc_to_target": "page", **OWN_VERSION}),
 }
 # llm.c's and build-nanogpt's HellaSwag: the original text, which the stock task rewrites.
 ORIGINAL_TEXT = {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
-COMPLETION_TASK = LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_TEXT)
-LOCAL_TASKS = STOCK_TASKS | OWN_TASKS | {COMPLETION: COMPLETION_TASK}
+LOCAL_TASKS = {
+    "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl")),
+    "hellaswag": LocalTask(HELLASWAG, "validation", HELLASWAG_FILES),
+    COMPLETION: LocalTask(HELLASWAG, "validation", HELLASWAG_FILES, ORIGINAL_TEXT),
+    "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES),
+    **OWN_TASKS,
+}
 # Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
 # minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
@@ -84,20 +85,16 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     """Raise UserError for a task that neither the `local` files nor lm-evaluation-harness can run."""
-    missing = [task for task in tasks if task not in local]
-    for task in missing:
-        if task in OWN_TASKS:
+    for task in tasks:
+        if task in OWN_TASKS and task not in local:
             fix = "Pass --local_data DIR with a folder that prepare_data.py wrote with --validation_text."
             raise UserError(f"The task {task} needs validation.jsonl. {fix}")
-    if all(task in STOCK_TASKS for task in missing):
-        return
-    known = stock_task_names() | LOCAL_TASKS.keys()
-    for task in missing:
-        if task not in known:
-            near = difflib.get_close_matches(task, known, n=1)
+        if task not in LOCAL_TASKS and task not in stock_task_names():
+            near = difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
             raise UserError(f"there is no task {task!r}: {did_you_mean(task, near or LOCAL_TASKS)}")
 
 
+@functools.cache
 def stock_task_names() -> set[str]:
     """Return tasks, groups and tags of the installed lm-evaluation-harness, read from its files in a second.
 
@@ -134,7 +131,6 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
             data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
             data.write_bytes(content)
             cache = str(output.resolve() / "datasets")
-            version = 1.0 if name in OWN_TASKS else _stock_version(task.stock)
             definition |= {
                 "dataset_path": "json",
                 "dataset_name": None,
@@ -142,22 +138,10 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
                 # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{task.split}_split": task.split,
-                # The copy is gone after the evaluation; results name the user's file.
-                "metadata": {"version": version, "source": str(source)},
             }
         (output / f"{name}.yaml").write_text(yaml.safe_dump(definition, sort_keys=False, width=1000))
         hashes[name] = digest.hexdigest()
     return hashes
-
-
-def _stock_version(stock: str) -> float:
-    """Return the version of a stock task: `metadata` in its file or in the file that it includes."""
-    path = _stock_folder() / stock
-    while not (found := re.search(r"^  version: ([\d.]+)$", content := path.read_text(), re.MULTILINE)):
-        included = re.search(r"^include: (\S+)$", content, re.MULTILINE)
-        assert included, f"{path} has no version"
-        path = path.parent / included[1]
-    return float(found[1])
 
 
 def _own_data(task: str, source: Path) -> bytes:
@@ -171,7 +155,6 @@ def _own_data(task: str, source: Path) -> bytes:
 
 
 def _stock_folder() -> Path:
-    spec = importlib.util.find_spec("lm_eval")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("lm-evaluation-harness is not installed. Run pip install -r requirements.txt.")
-    return Path(next(iter(spec.submodule_search_locations))) / "tasks"
+    import lm_eval
+
+    return Path(lm_eval.__file__).parent / "tasks"

@@ -44,9 +44,9 @@ class ModelArguments:
         default=Overrides(""),
         help="More keys of its configuration: a mapping in a recipe, JSON or key=value,… as option.",
     )
-    n_layer: int = HfArg(default=12, help="Transformer blocks.")
-    n_head: int = HfArg(default=12, help="Attention heads in a block.")
-    n_embd: int = HfArg(default=768, help="Width of the residual stream.")
+    n_layer: int = HfArg(default=12, help="Transformer blocks. 0: by the text and the machine.")
+    n_head: int = HfArg(default=12, help="Attention heads in a block. 0: the same.")
+    n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: the same.")
     dropout: float = HfArg(default=0.0, help="Of embeddings, attention and residuals; transformers' default is 0.1.")
     pad_vocab_to_multiple_of: int = HfArg(
         default=128, help="Pad the embedding in training: 50,257 becomes 50,304 rows."
@@ -61,15 +61,15 @@ class ModelArguments:
     init_from: str = HfArg(default="", help="Start from the weights and shape of this folder or Hub id. Empty: fresh.")
 
     def __post_init__(self) -> None:
-        if min(self.n_layer, self.n_head, self.n_embd, self.pad_vocab_to_multiple_of) < 1:
-            raise UserError("--n_layer, --n_head, --n_embd and --pad_vocab_to_multiple_of must be at least 1")
+        if min(self.n_layer, self.n_head, self.n_embd) < 0 or self.pad_vocab_to_multiple_of < 1:
+            raise UserError("--n_layer, --n_head and --n_embd must be at least 0, --pad_vocab_to_multiple_of 1")
         if not 0 <= self.dropout < 1:
             raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1")
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
     """Raise UserError if the shape is impossible, or if rows do not show the documents that the mask separates."""
-    if model.n_embd % model.n_head:
+    if model.n_head and model.n_embd % model.n_head:
         raise UserError(f"--n_embd {model.n_embd} does not divide by --n_head {model.n_head}")
     if model.document_mask and packing == "wrap":
         raise UserError("with packing wrap a row is of one document: leave out --document_mask")

@@ -53,8 +53,11 @@ def main(argv: list[str]) -> None:
 
     from gpt2_repro.preflight.cost import plan_lines
     from gpt2_repro.training.arguments import load_recipe
+    from gpt2_repro.training.sizing import follow_data
 
-    recipe = load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
+    recipe = follow_data(
+        load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
+    )
     options = recipe.options
     if options.n is not None and options.n < 1:
         raise UserError(f"--n {options.n} must be at least 1")

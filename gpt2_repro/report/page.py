@@ -66,7 +66,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def summary(run: Run, page: Path) -> list[str]:
-    """Return state, key numbers, time, evaluation, missing parts and paths of a run."""
+    """Return state, key numbers, time, evaluation and missing parts of a run, and the path of its page."""
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
@@ -79,4 +79,4 @@ def summary(run: Run, page: Path) -> list[str]:
     if limit := run.comparison and run.comparison.limit:
         lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
-    return lines + [f"  {name:<11}{path}" for name, path in (tables.where_things_are(run) | {"report": page}).items()]
+    return [*lines, f"  report: {page}"]

@@ -72,10 +72,8 @@ def render(draw: Callable[[Figure], None]) -> bytes:
 
 
 def legend(axes: Axes, columns: int = 2) -> None:
-    """Place the legend above the axes; long names keep their end."""
-    handles, names = axes.get_legend_handles_labels()
-    shown = [name if len(name) <= 36 else f"…{name[-35:]}" for name in names]
-    axes.legend(handles, shown, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
+    """Place the legend above the axes."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
 
 
 def smooth(values: Sequence[float]) -> list[float]:

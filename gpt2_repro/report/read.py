@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro.comparison import Comparison
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.run_record.environment import Environment
-from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, STATUS, is_run
+from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS, ENVIRONMENT, METRICS, RECIPE, SAMPLES, is_run
 from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.typed_json import is_number
 
 
 Row = dict[str, Any]
-WRITERS = {"comparison.json": "bash evaluate.sh", "diagnosis.json": "python -m gpt2_repro.diagnose"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +76,14 @@ class Run:
             "evaluation": (self.comparison, f"Not evaluated yet: bash evaluate.sh {self.path}"),
             "recipe": (self.recipe_text, f"There is no {RECIPE}."),
             "environment": (self.environment != Environment(), f"There is no {ENVIRONMENT}."),
-            "status": (self.status.state != "unknown", f"There is no {STATUS}."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 
 
 def read_run(path: Path) -> Run:
-    """Read the run directory `path`. Raises UserError with a hint if it is not one."""
+    """Read the run directory `path`. Raises UserError if it is not one, or if a file in it is damaged."""
     if not is_run(path):
-        raise UserError(_no_run(path))
+        raise UserError(f"{path} is not a run directory. Pass the --output_dir of a train.py run, such as runs/demo.")
     record = RunRecord(path)
     if damaged := record.damaged():
         raise UserError(f"{damaged} is damaged: repair it, or delete it")
@@ -126,25 +124,13 @@ def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     return values(placed, "tokens"), values(placed, key)
 
 
-def _no_run(path: Path) -> str:
-    """Return the message for a path that is not a run directory, with the nearest one."""
-    what = f"is not a run directory (it has no {METRICS})" if path.exists() else "does not exist"
-    places = [place for place in (path, path.parent, Path("runs")) if place.is_dir()]
-    near = [*path.parents, *(run for place in places for run in place.iterdir())]
-    runs = {str(run) for run in near if is_run(run)}
-    hint = did_you_mean(str(path), runs) if runs else "pass the --output_dir of a train.py run, such as runs/demo"
-    return f"{path} {what}: {hint}"
-
-
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Raise UserError if the block cannot read the file or misses something in it."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        command = WRITERS.get(path.name)
-        fix = f"write it again with {command}" if command else "repair it"
-        raise UserError(f"{path} is damaged: {fix}, or delete it ({' '.join(str(error).split())})") from None
+        raise UserError(f"{path} is damaged ({in_a_line(error)}). Delete it, and write it again.") from None
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -3,7 +3,6 @@
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpt2_repro import comparison
@@ -11,7 +10,6 @@ from gpt2_repro.comparison import Cell, Table
 from gpt2_repro.formatting import duration
 from gpt2_repro.references import HELLASWAG_ITEMS, Baseline, baseline_of, published_loss
 from gpt2_repro.report.read import Row, Run, mapping, reading, values
-from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.layout import COMPARISON, DIAGNOSIS
 from gpt2_repro.time_breakdown import breakdown
 from gpt2_repro.typed_json import is_number
@@ -52,9 +50,9 @@ def key_numbers(run: Run) -> list[KeyNumber]:
     usd = seconds / 3600 * price if seconds is not None and price else None
     planned = f"of {count(run.total_tokens)} planned" if run.total_tokens else ""
     numbers = [
-        ("validation loss (nats/token)", _last(losses), "{:.3f}".format, references),
+        ("validation loss (nats/token)", next(reversed(losses), None), "{:.3f}".format, references),
         ("its best", min(losses, default=None), "{:.3f}".format, ""),
-        *((f"loss of {name}", _last(found), "{:.3f}".format, "") for name, found in further.items()),
+        *((f"loss of {name}", next(reversed(found), None), "{:.3f}".format, "") for name, found in further.items()),
         ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, beside or items),
         ("parameters", run.environment.parameters or None, count, ""),
         ("tokens", run.status.tokens, count, planned),
@@ -65,10 +63,6 @@ def key_numbers(run: Run) -> list[KeyNumber]:
         ("cost", usd, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
     ]
     return [KeyNumber(label, form(value), note) for label, value, form, note in numbers if value is not None]
-
-
-def _last(found: Sequence[float]) -> float | None:
-    return found[-1] if found else None
 
 
 def _median(run: Run, key: str) -> float | None:
@@ -132,13 +126,6 @@ def count(number: object) -> str:
     return f"{number:,.0f}"
 
 
-def where_things_are(run: Run) -> dict[str, Path]:
-    """Return the paths of the model, the metrics and the evaluation, if they exist."""
-    record = RunRecord(run.path)
-    files = {"model": record.final, "metrics": record.metrics, "evaluation": run.path / "evaluation" / "comparison.md"}
-    return {name: path for name, path in files.items() if path.exists()}
-
-
 def count_table(manifest: Mapping[str, Any]) -> Table:
     """Return documents, tokens and rows of each split."""
     splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
@@ -154,7 +141,7 @@ def evaluation_table(run: Run) -> Table:
 def diagnosis_tables(run: Run) -> dict[str, Table]:
     """Return the tables of the diagnosis by title. Raises UserError if diagnosis.json is damaged."""
     with reading(run.path / DIAGNOSIS):
-        return {title: Table(*table) for title, table in comparison.diagnosis_tables(run.diagnosis).items()}
+        return comparison.diagnosis_tables(run.diagnosis)
 
 
 def validation_table(run: Run) -> Table:

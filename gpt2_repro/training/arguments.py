@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from transformers import TrainingArguments
 
 from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
-from gpt2_repro.data.arguments import DataArguments
+from gpt2_repro.data.arguments import DataArguments, name_folder
 from gpt2_repro.evaluation.arguments import EvaluationArguments
 from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
 from gpt2_repro.recipe import Recipe, parse_recipe
@@ -32,14 +33,15 @@ def _switch(help: str) -> Any:
 class TrainingSection(TrainingArguments):
     """The section as the recipe and the command line state it. Nothing is derived or initialized."""
 
-    output_dir: str | None = _field(None, "The run directory. (default: runs/ and the recipe's name)")
+    output_dir: str | None = _field(None, "The run directory. (default: runs/ and the name of the recipe or the data)")
     tokens_per_step: TokenCount = _field(TokenCount(524_288), "Target tokens of one optimizer step, on any layout.")
     total_tokens: TokenCount = _field(TokenCount(9_890_693_120), "Target tokens of the run; steps are derived.")
+    epochs: float = _field(0.0, "Passes over the training rows, in place of total_tokens. 0: total_tokens counts.")
     max_steps: int = _field(0, "Optimizer steps, in place of total_tokens: for smoke runs. 0 derives them.")
     stop_at_step: int = _field(0, "Stop with a checkpoint after this step; the schedule stays. 0 goes to the end.")
     per_device_train_batch_size: int = _field(64, "Rows of one forward pass on one device (micro-batch).")
     learning_rate: float = _field(6e-4, "Peak learning rate.")
-    warmup_steps: int = _field(700, "Steps of linear warm-up; the first step already has 1/warmup_steps of the peak.")
+    warmup_steps: float = _field(700, "Steps of linear warm-up, or below 1 their share of all steps.")
     lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Where the learning rate ends, as a fraction of the peak.")
     decay_fraction: float = _field(0.2, "warmup_stable_decay: the share of the steps in which the rate falls.")
@@ -86,7 +88,7 @@ class TrainingSection(TrainingArguments):
 
     refused: ClassVar[dict[str, str]] = {
         "gradient_accumulation_steps": "it is derived from tokens_per_step",
-        "num_train_epochs": "a run is as long as total_tokens or max_steps",
+        "num_train_epochs": "pass --epochs",
         "deepspeed": "name an accelerate config with --config_file accelerate_configs/zero1.yaml",
         "fsdp": "name an accelerate config with --config_file accelerate_configs/fsdp2.yaml",
         "fsdp_config": "the launcher's config file chooses the sharding",
@@ -179,6 +181,19 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
         offered=("data", "model", "training"),
         **parsing,
     )
+    data = name_folder(recipe.data, recipe.typed)
     model = follow_checkpoint(recipe.model, recipe.stated)
     check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
-    return dataclasses.replace(recipe, model=model)
+    return dataclasses.replace(recipe, data=data, model=model)
+
+
+def warmup_steps(training: TrainingSection, max_steps: int) -> int:
+    """Return the steps of the warm-up. A number below 1 is a share of `max_steps`."""
+    asked = training.warmup_steps
+    return int(asked) if asked >= 1 else round(asked * max_steps)
+
+
+def output_dir_of(recipe: TrainingRecipe) -> str:
+    """Return the run directory: runs/ and the name of the recipe, or of the data if it is not the recipe's own."""
+    folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
+    return recipe.training.output_dir or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

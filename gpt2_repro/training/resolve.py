@@ -12,7 +12,7 @@ from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launch
 from gpt2_repro.preflight.cost import price_of
 from gpt2_repro.recipe import values_of
 from gpt2_repro.supervision import WENT_BACK, noted
-from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRecipe
+from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRecipe, output_dir_of, warmup_steps
 from gpt2_repro.training.engine import allow_fsdp_on_cpu, build_whole, prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
 from gpt2_repro.training.tracking import check_reporting
@@ -48,11 +48,12 @@ def resolve_arguments(
     compile_asked = asked.torch_compile if launcher.torch_compile and not plan.by_length else False
     compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
-        "output_dir": asked.output_dir or f"runs/{recipe.path.stem}",
+        "output_dir": output_dir_of(recipe),
         "run_name": asked.run_name or recipe.title,
         "use_cpu": use_cpu,
         "bf16": bf16,
         "max_steps": plan.max_steps,
+        "warmup_steps": warmup_steps(asked, plan.max_steps),
         "torch_compile": compiles,
         # Copies of pinned memory need not wait for what the GPU still does.
         # Batches that differ in size cannot be made even, and need not be: all processes have equally many.

@@ -6,7 +6,7 @@ import pytest
 
 from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation import compare
-from gpt2_repro.evaluation.scores import NAN_SIGNATURE, Metric, TaskScores, read_scores
+from gpt2_repro.evaluation.scores import Metric, TaskScores, read_scores
 
 
 def results(task: str, metrics: dict[str, float | str], aggregation: str | None = None) -> dict:
@@ -48,22 +48,6 @@ def test_what_is_no_number_is_no_score(bad: float, wrap) -> None:
     logged = {"t": [sample(0, [(-1.0, True)], acc=1.0), sample(7, wrap(bad), acc=0.0)]}
     with pytest.raises(RunFailed, match="t: document 7 has the log-probability"):
         read_scores(results("t", {"acc,none": 0.5}), logged, None)
-
-
-def test_the_score_of_a_model_of_nan_is_known() -> None:
-    right, number = NAN_SIGNATURE
-    assert right / number == pytest.approx(0.250448, abs=1e-6)
-
-    def scored(right: int) -> dict:
-        return {"t": [sample(i, [(-1.0, False)], acc=float(i < right), target=int(i >= 2515)) for i in range(number)]}
-
-    told = results("t", {"acc,none": right / number})
-    told["n-samples"]["t"]["effective"] = number
-    with pytest.raises(RunFailed, match="2515/10042"):
-        read_scores(told, scored(right), None)
-    read_scores(told, scored(right + 1), None)
-    chance = {"t": [one | {"target": 1 - one["target"]} for one in scored(right)["t"]]}
-    read_scores(told, chance, None)  # as many, and others
 
 
 def test_published_numbers_check_what_is_measured() -> None:

@@ -15,7 +15,6 @@ from gpt2_repro.evaluation.documents import NUM_PASSAGES, cut_passages, document
 from gpt2_repro.evaluation.harness import evaluate_model
 from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
 from gpt2_repro.evaluation.tasks import (
-    _stock_version,
     check_tasks,
     find_local_files,
     stock_task_names,
@@ -110,11 +109,6 @@ def test_known_tasks_are_the_harness_s_and_ours():
     assert not names & {"last_word", "document_perplexity"}
     check_tasks(["arc_easy", "hellaswag"], {})
     assert with_completion(["hellaswag", "arc_easy"]) == ["hellaswag", "hellaswag_completion", "arc_easy"]
-
-
-@pytest.mark.parametrize("stock", ["arc/arc_easy.yaml", "arc/arc_challenge.yaml"])  # the second includes the first
-def test_a_stock_task_may_have_its_version_in_a_file_that_it_includes(stock):
-    assert _stock_version(stock) == 1.0
 
 
 @pytest.mark.parametrize(

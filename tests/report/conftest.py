@@ -55,5 +55,4 @@ def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> 
     row["difference"] = {"demo": {"value": -0.1244, "stderr": None, "verdict": "worse"}}
     models = [{"name": "demo"}, {"name": BASELINE}]
     change(folder / "evaluation" / "comparison.json", baseline=BASELINE, limit=None, models=models, rows=[row])
-    (folder / "evaluation" / "comparison.md").write_text("table\n")
     return folder

@@ -50,7 +50,6 @@ def test_odd_values(name: str, content: Any, run_folder: Path, capsys: pytest.Ca
 
 
 COMPARISON, DIAGNOSIS = "evaluation/comparison.json", "evaluation/diagnosis/diagnosis.json"
-FIXES = {COMPARISON: "bash evaluate.sh", DIAGNOSIS: "gpt2_repro.diagnose"}
 
 
 @pytest.mark.parametrize(
@@ -64,12 +63,11 @@ FIXES = {COMPARISON: "bash evaluate.sh", DIAGNOSIS: "gpt2_repro.diagnose"}
         (DIAGNOSIS, b'{"models": [{"name": "a"}], "domains": [{"label": "c"}]}'),
     ],
 )
-def test_a_damaged_file_is_named_with_the_fix(name: str, content: bytes, run_folder: Path) -> None:
+def test_a_damaged_file_is_named(name: str, content: bytes, run_folder: Path) -> None:
     (run_folder / "metrics.jsonl").unlink()  # no figures, which take time
     path = run_folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     with pytest.raises(UserError) as refused:
         main([str(run_folder)])
-    said = str(refused.value)
-    assert str(path) in said and FIXES.get(name, "delete it") in said and "\n" not in said
+    assert str(path) in str(refused.value) and "\n" not in str(refused.value)

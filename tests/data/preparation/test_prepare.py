@@ -72,8 +72,6 @@ def test_a_mixture_has_its_weights_and_its_own_validation_files(
         ({"tokenizer": "train:many"}, "train:4096"),
         ({"tokenizer": "train:100"}, "train:257"),
         ({"tokenizer": "char"}, "--separator none"),
-        ({"validation_tokens": 10**9}, "--validation_tokens"),
-        ({"validation_tokens": 1, "sequence_length": 5000}, "--sequence_length"),
         ({"packing": "wrap", "min_length": 4000, "sequence_length": 5000}, "--min_length"),
         ({"min_length": 5}, "--packing wrap"),
         ({"packing": "wrap", "min_length": 33}, "--min_length 33"),

@@ -25,10 +25,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def naive(
     streams: list[list[str]], weights: list[float], args: DataArguments, encoder: Encoder
-) -> dict[str, tuple[list[str], list[list[int]], int]]:
-    """Documents, rows and tokens of each split, one document after another, ordered by their start over the weight."""
+) -> dict[str, tuple[list[str], list[list[int]], list[int]]]:
+    """Documents, rows and tokens of each document of each split, one document after another, ordered by their start over the weight."""
     documents = []
-    below = args.max_tokens or math.inf
+    below, total = args.max_tokens or math.inf, math.inf
     for number, (texts, weight) in enumerate(zip(streams, weights, strict=True)):
         before = 0
         for text, ids in zip(texts, encoder.encode_each(texts), strict=True):
@@ -36,10 +36,19 @@ def naive(
             before += len(ids)
         if len(streams) > 1:  # a mixture ends with the stream that ends first
             below = min(below, before / weight)
+        total = min(below, total, before / weight)
+    head = min(args.validation_tokens, 0.1 * total)
+    whole = sum(len(ids) for start, _, _, ids in documents if start < head)
+    cut = args.split == "head" and max(whole, args.validation_tokens) > 0.1 * total
     splits: dict[str, list[tuple[str, list[int]]]] = {"validation": [], "train": []}
-    for start, _, text, ids in sorted(documents, key=lambda document: document[:2]):
-        held_out = is_held_out(text, args) if args.split == "hash" else start < args.validation_tokens
-        if start < below:
+    for start, number, text, ids in sorted(documents, key=lambda document: document[:2]):
+        held_out = is_held_out(text, args) if args.split == "hash" else start < head
+        inside = round((head - start) * weights[number])
+        if cut and start < below and 0 < inside < len(ids):
+            text = encoder._reference.decode(ids[:inside])
+            splits["validation"].append((text, ids[:inside]))
+            splits["train"].append((text, ids[inside:]))
+        elif start < below:
             splits["validation" if held_out else "train"].append((text, ids))
     wanted = {}
     for split, of_split in splits.items():
@@ -49,7 +58,7 @@ def naive(
         least = max(1, args.min_length) if args.packing == "wrap" else length
         windows = [ids[a : a + length + 1] for ids in pieces for a in range(0, max(0, len(ids) - 1), length)]
         rows = [window for window in windows if len(window) > least]
-        wanted[split] = [text for text, _ in of_split], rows, sum(map(len, encoded))
+        wanted[split] = [text for text, _ in of_split], rows, list(map(len, encoded))
     return wanted
 
 
@@ -77,7 +86,8 @@ def test_a_preparation_equals_the_naive_one(
         names.append(f"{tmp_path}/{number}-*.jsonl" + (f"={weight}" if len(weights) > 1 else ""))
     form = {"sequence_length": length, "packing": packing, "separator": separator, "validation_fraction": 0.3}
     form["min_length"] = source.choice([0, length // 2, length]) if packing == "wrap" else 0
-    form |= {"split": source.choice(["head", "hash"]), "max_tokens": source.choice([0, 350]), "validation_tokens": 100}
+    form |= {"split": source.choice(["head", "hash"]), "max_tokens": source.choice([0, 350])}
+    form |= {"validation_tokens": source.choice([20, 100])}
     text = {"data_files": [], "source": ",".join(names), "validation_text": True}
     args = arguments(**form, **text, tokenizer=str(tokenizer))
     data = prepare(args)
@@ -86,13 +96,14 @@ def test_a_preparation_equals_the_naive_one(
     assert not Path(args.dataset_dir + ".staging").exists()
     shares = [weight / sum(weights) for weight in weights]
     wanted = naive(streams, shares, args, Encoder(tokenizer, separator=separator))
-    for split, (texts, rows, tokens) in wanted.items():
+    for split, (_, rows, lengths) in wanted.items():
+        tokens, empty = sum(lengths), lengths.count(0)
         table = load_from_disk(f"{args.dataset_dir}/{split}")
         assert table["input_ids"][:] == rows and table.features["input_ids"].feature.dtype == "uint16"
         counts = data.manifest.counts[split]
         targets = sum(len(row) - 1 for row in rows)
         firsts = 1 if packing == "concat" else counts.documents
-        assert (counts.documents, counts.empty_documents) == (len(texts) - texts.count(""), texts.count(""))
+        assert (counts.documents, counts.empty_documents) == (len(lengths) - empty, empty)
         assert (counts.rows, counts.row_tokens, counts.tokens) == (len(rows), targets, tokens)
         assert tokens == firsts + targets + counts.dropped_tokens
         assert tokens == sum(of["tokens"] for of in (counts.sources or {"": {"tokens": tokens}}).values())

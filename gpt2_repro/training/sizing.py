@@ -1,0 +1,113 @@
+"""Fill in the sizes that a recipe leaves to the text and the machine, as recipes/own_text.yaml does with zeros."""
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from gpt2_repro.batch_plan import TokenCount, count_steps
+from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import find_accelerator
+from gpt2_repro.manifest import MANIFEST, SplitCounts
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
+
+
+logger = logging.getLogger(__name__)
+
+# Layers, heads and width: GPT-2 124M on a GPU; on a CPU the larger model from 20M training tokens up.
+SHAPE = ("n_layer", "n_head", "n_embd")
+GPU_MODEL, LARGE_CPU_MODEL, CPU_MODEL = (12, 12, 768), (6, 6, 384), (4, 4, 256)
+LARGE_TEXT = 20_000_000
+# Text that is read up to 4 times is worth almost as much as new text (Muennighoff et al. 2023, arXiv:2305.16264).
+EPOCHS = 4
+MANY_EPOCHS = 10
+TOKENS_PER_PARAMETER = 20  # beyond that a larger model learns more (Hoffmann et al. 2022, arXiv:2203.15556)
+STEPS, FEWEST_STEPS = 400, 200
+FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
+
+
+def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> TrainingRecipe:
+    """Return the recipe with the prepared folder's own section `data`, and with every size filled in.
+
+    A size that is 0 is taken from the run's recipe.yaml if the run has started, else derived and logged.
+    `epochs` becomes `total_tokens`.
+
+    Args:
+        data: the prepared folder. None looks for it; without one, a recipe that states all sizes stays as it is.
+
+    Raises UserError if a size has to be derived and there is no prepared folder, and for epochs with total_tokens.
+    """
+    training, typed = recipe.training, recipe.typed
+    if {"epochs", "total_tokens"} <= typed:
+        raise UserError("--epochs and --total_tokens both set the length of the run. Pass one of them.")
+    by_epochs = training.epochs > 0 and "total_tokens" not in typed
+    sizes = [getattr(recipe.model, name) for name in SHAPE]
+    sizes += [training.tokens_per_step, training.total_tokens, training.per_device_train_batch_size]
+    if data is None and Path(recipe.data.dataset_dir, MANIFEST).is_file():
+        data = PreparedData.read(recipe.data.dataset_dir)
+    if data is None:
+        if by_epochs or not all(sizes):
+            fix = f"Run `python prepare_data.py {recipe.path} --data_files FILE` and pass the --dataset_dir it prints."
+            raise UserError(f"{recipe.path} needs prepared text to derive its sizes from. {fix}")
+        return recipe
+
+    recipe = dataclasses.replace(recipe, data=data.section)
+    counts = data.manifest.counts["train"]
+    if by_epochs:
+        total = TokenCount(int(training.epochs * counts.row_tokens))
+        training = dataclasses.replace(training, total_tokens=total, epochs=0.0)
+        recipe = dataclasses.replace(recipe, training=training)
+    if not all(sizes):
+        recipe = _derive(recipe, counts)
+    if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
+        told = (
+            "The run reads the training text %.0f times (more than %d epochs). Pass --epochs %d, or prepare more text."
+        )
+        logger.info(told, epochs, MANY_EPOCHS, EPOCHS)
+    return recipe
+
+
+def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
+    """Return how often the whole run reads the training rows."""
+    return count_steps(recipe.training) * recipe.training.tokens_per_step / max(1, counts.row_tokens)
+
+
+def _derive(recipe: TrainingRecipe, counts: SplitCounts) -> TrainingRecipe:
+    """Fill in the zeros among shape, tokens per step and total tokens."""
+    run = RunRecord(output_dir_of(recipe))
+    stored = run.recipe()
+    length, tokens = recipe.data.sequence_length, counts.row_tokens
+
+    def fill(section: str, values: dict[str, Any]) -> Any:
+        asked, before = getattr(recipe, section), stored.get(section) or {}
+        zeros = {name: before.get(name) or value for name, value in values.items() if not getattr(asked, name)}
+        return dataclasses.replace(asked, **zeros)
+
+    on_gpu = find_accelerator(use_cpu=recipe.training.use_cpu).kind == "cuda"
+    shape = GPU_MODEL if on_gpu else LARGE_CPU_MODEL if tokens >= LARGE_TEXT else CPU_MODEL
+    model = fill("model", dict(zip(SHAPE, shape, strict=True)))
+    parameters = 12 * model.n_layer * model.n_embd**2
+    total = recipe.training.total_tokens or min(EPOCHS * tokens, TOKENS_PER_PARAMETER * parameters)
+    most_rows = min(MOST_TOKENS_PER_STEP / length, counts.rows)
+    rows = _power_of_two(min(max(total / STEPS / length, FEWEST_ROWS_PER_STEP), most_rows))
+    tokens_per_step = fill("training", {"tokens_per_step": TokenCount(rows * length)}).tokens_per_step
+    total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
+    training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})
+    if not training.per_device_train_batch_size:  # not the stored one, which is for another number of processes
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        rows = _power_of_two(min(tokens_per_step / length / processes, MOST_ROWS_PER_PASS))
+        training = dataclasses.replace(training, per_device_train_batch_size=rows)
+    recipe = dataclasses.replace(recipe, model=model, training=training)
+    whence = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
+    size = f"{model.n_layer} layers of {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
+    schedule = f"{training.total_tokens:,} tokens ({epochs_of(recipe, counts):.1f} epochs)"
+    logger.info("sizes %s: %s; %s in steps of %s", whence, size, schedule, f"{training.tokens_per_step:,}")
+    return recipe
+
+
+def _power_of_two(number: float) -> int:
+    """Return the largest power of two that is at most `number`, and at least 1."""
+    return 1 << max(0, int(number).bit_length() - 1)
