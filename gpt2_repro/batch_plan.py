@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from typing import Literal, Protocol
+from typing import Literal
 
 from gpt2_repro.errors import UserError
 
@@ -22,25 +22,6 @@ class TokenCount(int):
         if not number.is_integer() or number < 0:
             raise ValueError(f"{value!r} is not a whole number of tokens")
         return super().__new__(cls, int(text) if text.isdigit() else int(number))
-
-
-class BatchSettings(Protocol):
-    """The fields of the section `training:` that make a plan."""
-
-    tokens_per_step: TokenCount
-    total_tokens: TokenCount
-    max_steps: int
-    per_device_train_batch_size: int
-    train_sampling_strategy: SamplingStrategy
-    torch_compile: bool | None
-
-
-class RowSettings(Protocol):
-    """The fields of the section `data:` that decide the lengths of rows."""
-
-    packing: Literal["concat", "wrap"]
-    sequence_length: int
-    min_length: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,51 +75,6 @@ def plan_batches(
         a_pass = f"{micro_batch_size} rows x {sequence_length} tokens x {num_processes} processes"
         raise UserError(f"tokens_per_step {tokens_per_step:,} does not divide by {a_pass}. Pass {''.join(fixes)}.")
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
-
-
-def count_steps(training: BatchSettings) -> int:
-    """Return the optimizer steps of a whole run. Raises UserError if there are none."""
-    if min(training.tokens_per_step, training.per_device_train_batch_size) < 1:
-        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
-    if training.max_steps < 0:
-        raise UserError(f"--max_steps {training.max_steps} must be at least 1, or 0 to derive it from total_tokens")
-    steps = training.max_steps or training.total_tokens // training.tokens_per_step
-    if steps < 1:
-        raise UserError(f"total_tokens {training.total_tokens:,} is less than tokens_per_step. Pass more.")
-    return steps
-
-
-def plan_run(
-    training: BatchSettings, rows: RowSettings, *, num_processes: int, epoch_targets: int | None = None
-) -> BatchPlan:
-    """Return the plan of a recipe on a number of processes.
-
-    Args:
-        training, rows: the sections `training:` and `data:`.
-        epoch_targets: targets of all training rows, None if the data is not prepared.
-
-    Raises UserError where tokens per step do not divide or cannot be cut, and where the strategy does not fit.
-    """
-    check_strategy(training, rows)
-    tokens, length, steps = training.tokens_per_step, rows.sequence_length, count_steps(training)
-    micro_batch = training.per_device_train_batch_size
-    layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
-    if training.train_sampling_strategy != BY_LENGTH:
-        return plan_batches(tokens, length, **layout)
-    if epoch_targets is not None and epoch_targets < tokens:
-        raise UserError(f"The training rows have {epoch_targets} targets. Pass a smaller --tokens_per_step.")
-    return plan_by_length(tokens, longest=length, shortest=max(1, rows.min_length), **layout)
-
-
-def check_strategy(training: BatchSettings, rows: RowSettings) -> None:
-    """Raise UserError where the recipe's sampling strategy does not fit its packing or torch_compile."""
-    if training.train_sampling_strategy != BY_LENGTH:
-        return
-    option = f"--train_sampling_strategy {BY_LENGTH}"
-    if rows.packing != "wrap":
-        raise UserError(f"{option} does not fit packing {rows.packing}. Leave it out or pass --packing wrap.")
-    if training.torch_compile:
-        raise UserError(f"{option} gives every pass another shape. Leave it out or leave out --torch_compile.")
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:

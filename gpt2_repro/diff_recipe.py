@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt2_repro import references
-from gpt2_repro.batch_plan import count_steps
 from gpt2_repro.recipe import DEFAULT, values_of
 from gpt2_repro.training.arguments import TrainingRecipe, load_recipe
+from gpt2_repro.training.workload import count_steps
 
 
 DEFAULT_RECIPE = Path(__file__).parents[1] / DEFAULT

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from gpt2_repro.batch_plan import BY_LENGTH, check_strategy, count_steps, plan_run
+from gpt2_repro.batch_plan import BY_LENGTH
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.tokenizer import expected_vocab_size
 from gpt2_repro.errors import UserError
-from gpt2_repro.hardware import PEAK_FLOPS
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
+from gpt2_repro.training.arguments import TrainingRecipe
 from gpt2_repro.training.sizing import epochs_of
-from gpt2_repro.training.workload import HELLASWAG_TOKENS, workload_of
+from gpt2_repro.training.workload import check_strategy, count_steps, plan_run, workload_of
 
 
 def dry_run(recipe: TrainingRecipe) -> None:
@@ -52,26 +51,7 @@ def dry_run(recipe: TrainingRecipe) -> None:
     if Path(data.dataset_dir, MANIFEST).is_file():
         epochs = epochs_of(recipe, PreparedData.read(data.dataset_dir).manifest.counts["train"])
         print(f"epochs            {epochs:,.2f} of {data.dataset_dir}")
-    if training.eval_strategy != "no" and (between := _between(training)):
-        print(f"between steps     {', '.join(between)} of their time: a third of their FLOPs a token")
     flops = scale.flops_per_token * tokens
     print(f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M a token (6N + 12LCT), {flops:.3g} in all")
-    hours = flops / (0.5 * PEAK_FLOPS["H100"]) / 3600
-    print(f"                  {hours:.1f} hours on one H100 at 50 % of its peak: arithmetic, not a measurement")
     print(f"checkpoint        {work.checkpoint_bytes / 1e9:.2f} GB each")
     print(f"final             {work.final_bytes / 1e9:.2f} GB in fp32")
-
-
-def _between(training: TrainingSection) -> list[str]:
-    """What is measured between steps, with its share of their time: a forward pass has a third of a step's FLOPs."""
-    often, scored = training.eval_steps, training.hellaswag_steps
-    # HellaSwag is scored with a validation, so never more often than one.
-    measured = (
-        ("validation", training.eval_tokens, often),
-        ("HellaSwag", HELLASWAG_TOKENS, scored and max(scored, often)),
-    )
-    return [
-        f"{name} {tokens / 3 / (steps * training.tokens_per_step):.2%}"
-        for name, tokens, steps in measured
-        if tokens and steps
-    ]

@@ -31,7 +31,7 @@ class Launcher(NamedTuple):
         name: of its file in accelerate_configs/, without .yaml.
         form: of its checkpoints. A run continues under every launcher of the same form.
         deepspeed_json: the file in ds_configs/, "" without DeepSpeed.
-        shards_weights: no process holds a whole weight.
+        torch_compile: the loss can be compiled. Sharded weights come and go inside of it.
         muon: the optimizer sees whole matrices.
         torchrun_on_cpu: CPU processes are started by torchrun, because accelerate needs mpirun for them.
     """
@@ -39,7 +39,7 @@ class Launcher(NamedTuple):
     name: str
     form: CheckpointForm
     deepspeed_json: str = ""
-    shards_weights: bool = False
+    torch_compile: bool = True
     muon: bool = False
     torchrun_on_cpu: bool = False
 
@@ -47,11 +47,6 @@ class Launcher(NamedTuple):
     def config(self) -> str:
         """The value of --config_file."""
         return f"accelerate_configs/{self.name}.yaml"
-
-    @property
-    def torch_compile(self) -> bool:
-        """Whether the loss can be compiled: sharded weights come and go inside of it."""
-        return not self.shards_weights
 
     def command(self, num_processes: int, *, use_cpu: bool = False) -> list[str]:
         """Return the command that starts processes on this machine, without the script."""
@@ -68,8 +63,8 @@ LAUNCHERS = {
         Launcher("zero1", ZERO, "zero1.json"),
         Launcher("ddp", PLAIN, muon=True, torchrun_on_cpu=True),
         Launcher("zero2", ZERO, "zero2.json"),
-        Launcher("zero3", ZERO3, "zero3.json", shards_weights=True),
-        Launcher("fsdp2", FSDP2, shards_weights=True),
+        Launcher("zero3", ZERO3, "zero3.json", torch_compile=False),
+        Launcher("fsdp2", FSDP2, torch_compile=False),
         Launcher("single_gpu", PLAIN, muon=True),
         Launcher("zero1_multinode", ZERO, "zero1.json"),
     )

@@ -8,8 +8,6 @@ when updates were not finite too often; and after --attempts crashes without a n
 """
 
 import argparse
-import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -24,7 +22,6 @@ import psutil
 from gpt2_repro import cli
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import RunFailed, UserError
-from gpt2_repro.files import remove_folder
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.status import RunStatus
 from gpt2_repro.supervision import FOLDER, MISTAKE, RUN, SINCE, noted
@@ -33,10 +30,8 @@ from gpt2_repro.training.launcher import adopt_orphans
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "supervise-"  # of the temporary folder in which a run leaves notes for its supervisor
 LONGEST_WAIT = 300.0  # seconds between two attempts
 KEEP_RUN = "GPT2_REPRO_RUN_NOTE"  # names a file that keeps the run directory's name, for who started the supervisor
-OWNER = "owner"  # a file in it that the supervisor holds locked as long as it lives
 LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal to SIGKILL, 30 if nobody sets it
 
 
@@ -51,20 +46,9 @@ def main(argv: list[str]) -> None:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UserError("No command given. Pass one: python -m gpt2_repro.supervise -- accelerate launch … train.py")
-    remove_leftovers()
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as notes:
-        owner = Path(notes, f".{OWNER}").open("w")  # locked before it has its name, and until this process ends
-        fcntl.flock(owner, fcntl.LOCK_EX)
-        Path(owner.name).rename(Path(notes, OWNER))
+    # The run leaves notes for this process here. If this process is killed, a few bytes stay.
+    with tempfile.TemporaryDirectory(prefix="supervise-") as notes:
         Supervisor(command, Path(notes), args).run()
-
-
-def remove_leftovers() -> None:
-    """Delete the notes of supervisors that were killed."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
-        with contextlib.suppress(OSError), owner.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_folder(owner.parent, OWNER)
 
 
 class Supervisor:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.batch_plan import TokenCount, count_steps, plan_batches, plan_by_length, plan_run
+from gpt2_repro.batch_plan import TokenCount, plan_batches, plan_by_length
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 from gpt2_repro.model_size import checkpoint_bytes, flops_per_token, gpt2_parameters
 from gpt2_repro.training.arguments import TrainingSection
 from gpt2_repro.training.optimization import learning_rate_factor
+from gpt2_repro.training.workload import count_steps, plan_run
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}

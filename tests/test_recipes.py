@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gpt2_repro.batch_plan import plan_run
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.evaluation.arguments import EvaluationArguments
@@ -19,6 +18,7 @@ from gpt2_repro.model_size import gpt2_parameters
 from gpt2_repro.preflight.__main__ import main as preflight
 from gpt2_repro.recipe import own_fields, parse_recipe, read_section
 from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.training.workload import plan_run
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_training, values_of
 
 
@@ -175,10 +175,11 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
         assert said and float(said[1]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
         assert float(usd.replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
     disk = re.search(r"Disk (\d+) GB of data \((\d+) GB while they are made\) and ([\d.]+) GB for the run", header)
-    preset, size = PRESETS.get(values_of(path)["data"]["source"], PRESETS["fineweb-10bt"]), planned["data_bytes"]
+    run, size = planned["work"]["run_bytes"], planned["work"]["data_bytes"]
+    preset = PRESETS.get(values_of(path)["data"]["source"], PRESETS["fineweb-10bt"])
     peak = peak_bytes(staged=size, rows=size, downloads=preset.downloads)
     assert disk and [float(said) * 1e9 for said in disk.groups()] == [
-        *(pytest.approx(size, abs=0.6e9), pytest.approx(peak, abs=1e9), pytest.approx(planned["run_bytes"], abs=0.6e9))
+        *(pytest.approx(size, abs=0.6e9), pytest.approx(peak, abs=1e9), pytest.approx(run, abs=0.6e9))
     ]
 
 

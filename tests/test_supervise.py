@@ -1,7 +1,6 @@
 """A crashed command is started again, within bounds; everything else is not."""
 
 import contextlib
-import fcntl
 import json
 import signal
 import subprocess
@@ -125,18 +124,6 @@ def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
         assert supervisor.wait(60) == 0
     assert len(command.attempts()) == 1
     assert json.loads((command.run / "run_status.json").read_text())["state"] == "stopped"
-
-
-def test_the_notes_of_killed_supervisors_are_removed(command, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in ("killed", "alive"):
-        (tmp_path / f"supervise-{name}").mkdir()
-        (tmp_path / f"supervise-{name}" / "owner").touch()
-    (tmp_path / "supervise-thesis").mkdir()  # somebody else's
-    with (tmp_path / "supervise-alive" / "owner").open() as alive:
-        fcntl.flock(alive, fcntl.LOCK_EX)
-        main(command("complete"))
-    assert {path.name for path in tmp_path.glob("supervise-*")} == {"supervise-alive", "supervise-thesis"}
 
 
 def test_an_orphan_of_a_killed_supervisor_leaves_no_notes(tmp_path: Path, monkeypatch) -> None:

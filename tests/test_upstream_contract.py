@@ -46,7 +46,6 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
     "get_full_hp_param": ("deepspeed.utils.tensor_fragment", "deepspeed.utils.mixed_precision_linkage"),
     "load_universal": ("deepspeed.runtime.constants",),
     "ds_id": ("deepspeed.runtime.zero.partition_parameters",),
-    "communication_data_type": ("deepspeed.runtime.engine",),
     "compute_steps": ("transformers.trainer_callback",),
     "safe_save_file": ("transformers.modeling_utils",),
     "pytorch_model_fsdp": ("accelerate.utils.constants",),

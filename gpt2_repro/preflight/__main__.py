@@ -10,7 +10,6 @@ One line per check: ✓ good, ! a note, ✗ the run would fail. The exit code is
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +99,6 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
         *environment.check_limits(),
         machine.check_data(recipe),
         *environment.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
-        environment.check_secrets(os.environ),
         *machine.check_links(options.topology),
     ]
     if options.dist:

@@ -197,8 +197,6 @@ def plan_on(
         "speed": source,
         "price": "as typed" if usd_per_hour else str(price) if price else None,
         "work": dataclasses.asdict(work),
-        "run_bytes": work.run_bytes,
-        "data_bytes": work.data_bytes,
         "budget": entries,
         "minutes": minutes or None,
         "usd": minutes / 60 * paid if minutes and paid else None,
@@ -223,7 +221,7 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
     sizes = f"a checkpoint {size(work['checkpoint_bytes'])} under DeepSpeed, final {size(work['final_bytes'])}"
     lines += [
         f"  {work['flops']:.3g} FLOPs; {sizes}",
-        f"  disk: {size(planned['data_bytes'])} for the data, {size(planned['run_bytes'])} for the run",
+        f"  disk: {size(work['data_bytes'])} for the data, {size(work['run_bytes'])} for the run",
         "",
         "10B tokens of GPT-2 124M on one card, training steps alone (* speed estimated):",
     ]

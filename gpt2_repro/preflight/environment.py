@@ -1,4 +1,4 @@
-"""Check versions, driver, disks, shared memory, open files and secrets of a machine."""
+"""Check versions, disks, shared memory and open files of a machine."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
-# Minimum major version of the NVIDIA driver for each major version of CUDA (NVIDIA, CUDA compatibility).
-DRIVERS = {11: 450, 12: 525, 13: 580}
 LEAST_SHARED_MEMORY = 1e9  # for NCCL and data loading; Docker's default is 64 MB
 LEAST_OPEN_FILES = 4096
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
 
 
@@ -63,31 +60,6 @@ def _check_package(asked: "Requirement") -> Finding:
     return Finding("!", asked.name, f"{installed}, tested with {str(asked.specifier).removeprefix('==')}")
 
 
-def check_driver(driver: str | None, cuda: str | None, *, usable: bool = False) -> Finding:
-    """Check the NVIDIA driver against the CUDA version of torch.
-
-    Args:
-        driver: its version; None if there is no NVIDIA device.
-        cuda: None for a CPU build of torch.
-        usable: whether torch can use a device anyway, as with NVIDIA's compatibility packages.
-    """
-    if driver is None:
-        return Finding("!", "driver", "no NVIDIA device")
-    if cuda is None:
-        return Finding("✗", "driver", f"driver {driver}, but torch is built without CUDA: install a torch with CUDA")
-    needed = DRIVERS.get(int(cuda.split(".")[0]))
-    major = driver.split(".")[0]
-    if needed is None or not major.isdecimal():
-        return Finding("!", "driver", f"driver {driver} and CUDA {cuda} are not in the table of drivers")
-    if int(major) >= needed:
-        return Finding("✓", "driver", f"{driver} runs CUDA {cuda}")
-    older = f"driver {driver} is older than {needed}, which CUDA {cuda} needs"
-    if usable:
-        return Finding("!", "driver", f"{older}; torch can use it")
-    fix = "rent a machine with a newer driver, or install a torch built for an older CUDA"
-    return Finding("✗", "driver", f"{older}: {fix}")
-
-
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
     """Check shared memory and open files."""
     shared = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0
@@ -99,14 +71,6 @@ def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
         Finding("✓" if enough else "✗", "shared memory", f"{shared / 1e9:.1f} GB{fix}"),
         Finding("!" if few else "✓", "open files", f"{files}{': run ulimit -n 65536' if few else ''}"),
     ]
-
-
-def check_secrets(environment: Mapping[str, str]) -> Finding:
-    """List which secrets are set, without their values."""
-    there = [name for name in SECRETS if environment.get(name)]
-    missing = [name for name in SECRETS if name not in there]
-    words = f"{', '.join(there) or 'none'} set" + (f", {', '.join(missing)} not" if missing else "")
-    return Finding("✓", "secrets", words)
 
 
 class Need(NamedTuple):

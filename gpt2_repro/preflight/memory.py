@@ -3,7 +3,6 @@
 The tokens per step do not change: accumulation is derived.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -41,41 +40,32 @@ class Outcome(NamedTuple):
 def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
     """Attempt rungs until the largest that fits is known, or one fails for another reason than memory.
 
-    From `start` up to `most` by doubling, or down: with activation checkpointing, half of it without, and so on. If one fits
-    with checkpointing, only smaller ones without it are attempted, because checkpointing costs a third of the speed.
+    From `start` up to `most` by doubling, or down by halving. If none fits, down from `start` with activation checkpointing,
+    which costs a third of the speed.
 
     Args:
         rows: of a device and step; a micro-batch divides them.
     """
-    outcomes: list[Outcome] = []
-
-    def fits(trial: MemoryTrial) -> bool:
-        if outcomes and outcomes[-1].result == "failed":
-            return False
-        outcomes.append(attempt(trial))
-        return outcomes[-1].result == "fits"
-
     ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
     while ladder[-1] > 1:
         ladder.append(next(size for size in range(ladder[-1] // 2, 0, -1) if rows % size == 0))
     down = [size for size in ladder if size <= start]
-    if fits(MemoryTrial(down[0])):
-        for size in reversed(ladder):
-            if size > down[0] and not fits(MemoryTrial(size)):
-                break
-        return outcomes
-    checkpointed = False
-    for size, half in itertools.zip_longest(down, down[1:]):
-        checkpointed = checkpointed or fits(MemoryTrial(size, checkpointing=True))
-        if half and fits(MemoryTrial(half)):
-            break
+    first = attempt(MemoryTrial(down[0]))
+    following: list[MemoryTrial] = []
+    if first.result == "fits":
+        following = [MemoryTrial(size) for size in reversed(ladder) if size > down[0]]
+    elif first.result == "out of memory":
+        following = [MemoryTrial(size) for size in down[1:]] + [MemoryTrial(size, checkpointing=True) for size in down]
+    outcomes = [first]
+    for trial in following:
+        if outcomes[-1].result == first.result:
+            outcomes.append(attempt(trial))
     return outcomes
 
 
 def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
-    """Return the largest that fits without checkpointing, else the largest with it; None if none fits."""
-    fitting = [outcome.trial for outcome in outcomes if outcome.result == "fits"]
-    return max(fitting, key=lambda trial: (not trial.checkpointing, trial.micro_batch), default=None)
+    """Return the last trial that fits; None if none fits."""
+    return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
 
 
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:

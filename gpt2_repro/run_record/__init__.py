@@ -66,10 +66,6 @@ class RunRecord:
         """Return the last written status."""
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
-    def identity(self) -> Mapping[str, Any]:
-        """Return what the run was started with, {} before its first step."""
-        return self.environment().run_identity
-
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
         """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
         losses: dict[str, float] = {}
@@ -103,9 +99,8 @@ class RunRecord:
         """
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
-        proofs = [self.status().state, self.identity(), self.recipe().get("training")]
-        proofs += [checkpoints.read_manifest(path).get("run_identity") for path in layout.checkpoints(self.path)]
-        if not any(proofs):
+        proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]
+        if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
             raise UserError(
                 f"{self.path} is not a run of train.py. Pass a new or empty --output_dir, or a run to resume."
             )

@@ -64,15 +64,9 @@ def sweep(run: Path) -> None:
 
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
     """Return why a checkpoint or final/ is not complete, or None. `read_files` also compares the hashes."""
-    if not checkpoint.is_dir():
-        return "it is not a folder"
-    if not (checkpoint / MANIFEST).exists():
-        return "it has no manifest"
     manifest = read_manifest(checkpoint)
     if not manifest:
-        return "its manifest cannot be read"
-    if manifest.get("sha256") != manifest_hash(manifest):
-        return "its manifest is damaged"
+        return "its manifest is missing or damaged"
     for name, expected in manifest["files"].items():
         path = checkpoint / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
@@ -126,8 +120,12 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint or final/: its files, tokens, losses and identity. {} if it is damaged."""
-    return read_object(checkpoint / MANIFEST)
+    """Return the manifest of a checkpoint or final/: its files, tokens, losses and identity.
+
+    {} if it is missing, or if its own hash shows that it is damaged.
+    """
+    manifest = read_object(checkpoint / MANIFEST)
+    return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
@@ -139,7 +137,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 def training_record(checkpoint: Path) -> TrainingRecord | None:
     """Return what a `final/` or `checkpoint-N` records of its own training, None if it has no intact manifest."""
     manifest = read_manifest(checkpoint)
-    if manifest.get("sha256") != manifest_hash(manifest):
+    if not manifest:
         return None
     if "environment" not in manifest:  # a checkpoint-N has that of its run
         run, known = read_object(checkpoint.parent / ENVIRONMENT), "run_identity" in manifest

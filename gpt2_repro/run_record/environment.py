@@ -26,7 +26,6 @@ class Environment:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     commit: str | None = None
     command: str | None = None
-    started: str | None = None
     accelerator: Accelerator = Accelerator("", "", 0, None, None)
     plan: BatchPlan = BatchPlan(0, 0, 0, 0, 0, 0)
     architecture: str = "gpt2"

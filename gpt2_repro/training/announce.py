@@ -12,7 +12,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gpt2_repro.batch_plan import BatchPlan
-from gpt2_repro.formatting import now
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import Manifest
 from gpt2_repro.model.scale import measure
@@ -39,7 +38,6 @@ def describe_run(
         versions=_versions(),
         commit=_commit(),
         command=" ".join(sys.argv),
-        started=now(),
         accelerator=find_accelerator(use_cpu=args.use_cpu),
         plan=plan,
         architecture=model.config.model_type,

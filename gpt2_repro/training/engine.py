@@ -51,18 +51,14 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
     dtype = next(wrapped.parameters()).dtype
     weights = _name(dtype)
     autocast = accelerator.mixed_precision if accelerator.distributed_type != "DEEPSPEED" else "no"
-    distributed = torch.distributed.is_initialized()
     facts: dict[str, Any] = {
         "engine": type(wrapped).__name__,
-        "processes": torch.distributed.get_world_size() if distributed else 1,
-        "backend": torch.distributed.get_backend() if distributed else None,
+        "processes": accelerator.num_processes,
         "zero_stage": None,
         "weights": weights,
         "products": "bfloat16" if autocast == "bf16" else weights,
         "masters": weights,
         "accumulation": weights,
-        "communication": weights if distributed else None,
-        "clip": None,
     }
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
@@ -74,7 +70,6 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
             "zero_optimizer": type(zero).__name__,
             "masters": _name(masters.dtype),
             "accumulation": _name(wrapped.get_data_types()[1]),
-            "communication": _name(wrapped.communication_data_type),
             "clip": zero.clip_grad,
             "rows_per_pass": wrapped.train_micro_batch_size_per_gpu(),
             "accumulation_steps": wrapped.gradient_accumulation_steps(),
@@ -82,7 +77,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
     if isinstance(wrapped, FSDPModule):
         policy: Any = wrapped._get_fsdp_state()._mp_policy
         products, sums = (_name(one or dtype) for one in (policy.param_dtype, policy.reduce_dtype))
-        facts |= {"products": products, "accumulation": sums, "communication": sums}
+        facts |= {"products": products, "accumulation": sums}
     return facts | {"optimizer": type(inner).__name__}
 
 

@@ -7,7 +7,7 @@ import shutil
 from transformers import PrinterCallback, ProgressCallback
 
 from gpt2_repro.errors import Diverged, RunFailed
-from gpt2_repro.files import readable, sync, sync_folder
+from gpt2_repro.files import readable, sync, write_whole
 from gpt2_repro.model.pretraining import plain_model
 from gpt2_repro.model_card import model_card
 from gpt2_repro.references import explained
@@ -113,7 +113,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
     trainer.record("running")
     build_whole()
     run, model = trainer.run, plain_model(trainer.model.config, weights)
-    staged, final = run.path / STAGING, run.final
+    staged = run.path / STAGING
     with full_disk_in_words(run.path, run.final.name, staged):
         shutil.rmtree(staged, ignore_errors=True)
         model.save_pretrained(staged)
@@ -124,10 +124,8 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
         record = TrainingRecord(**facts, environment=trainer.environment)
         # Not in the manifest: an evaluation adds its results to the card.
-        (staged / "README.md").write_text(model_card(run.path.resolve().name, record))
-        sync_folder(staged)
-    checkpoints.discard(final)
-    staged.rename(final)
-    sync(run.path)
+        write_whole(staged / "README.md", model_card(run.path.resolve().name, record))
+        sync(staged)
+    checkpoints.publish(staged, run.final)
     trainer.record("complete", reason=None)
-    logger.info("complete: %s", final)
+    logger.info("complete: %s", run.final)

@@ -66,9 +66,7 @@ class UpdateGuard(TrainerCallback):
         report: takes the step and what is to be written of an update that was skipped.
     """
 
-    def __init__(
-        self, *, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]) -> None:
         self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
         self.report = report
         self._ask: Callable[[], Any] | None = None

@@ -12,13 +12,13 @@ from gpt2_repro.time_breakdown import PARTS, STEPS
 class Meter:
     """Adds each second since the start of this process to one account, and measures training speed.
 
-    Args:
-        flops_per_token: of training.
-        peak_flops: of all devices together in FLOP/s, None where it is not known.
+    MFU is relative to the bf16 peak of all devices. A run in fp32, or on devices whose peak is not known, has none.
     """
 
-    def __init__(self, *, flops_per_token: float, peak_flops: float | None) -> None:
-        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+    def __init__(self, environment: Environment) -> None:
+        self.flops_per_token = environment.flops_per_token
+        peak = environment.accelerator.peak_flops if environment.precision == "bf16" else None
+        self.peak_flops = peak and peak * environment.plan.num_processes
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._seconds["startup"] = process_seconds()
         self._account, self._mark = "startup", time.perf_counter()
@@ -88,10 +88,3 @@ class Meter:
     def _restart(self, tokens: int) -> None:
         self._since = tokens, self.seconds(*STEPS), self.seconds("data")
         self._targets = self._positions = 0
-
-
-def meter_of(environment: Environment) -> Meter:
-    """Return the meter of a run. MFU is relative to the bf16 peak, so a run in fp32 has none."""
-    peak = environment.accelerator.peak_flops if environment.precision == "bf16" else None
-    processes = environment.plan.num_processes
-    return Meter(flops_per_token=environment.flops_per_token, peak_flops=peak and peak * processes)

@@ -32,7 +32,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     run = RunRecord(str(args.output_dir))
     run_identity = run_identity_of(args, plan, data=manifest, model=values_of(recipe.model))
     run.check_owner()
-    if saved := run.identity():
+    if saved := run.environment().run_identity:
         require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
     is_finished = run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps) and not args.resume_from
     # Rank 0 decides for all: other machines may see an older state of the file system, and would wait for ever.

@@ -6,7 +6,7 @@ import os
 from transformers.training_args import OptimizerNames
 
 from gpt2_repro import hardware
-from gpt2_repro.batch_plan import BatchPlan, plan_run
+from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.launchers import LAUNCHERS, current_launcher, recommended_launcher
 from gpt2_repro.preflight.cost import price_of
@@ -16,6 +16,7 @@ from gpt2_repro.training.arguments import MUON, PretrainingArguments, TrainingRe
 from gpt2_repro.training.engine import allow_fsdp_on_cpu, build_whole, prepare_deepspeed
 from gpt2_repro.training.launcher import check_launcher
 from gpt2_repro.training.tracking import check_reporting
+from gpt2_repro.training.workload import plan_run
 
 
 logger = logging.getLogger(__name__)

@@ -245,7 +245,7 @@ def require_same_run(
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:
         return
-    changed = "; ".join(f"{key} {_shown(saved.get(key))} -> {_shown(asked.get(key))}" for key in keys)
+    changed = "; ".join(f"{key} {saved.get(key)!r} -> {asked.get(key)!r}" for key in keys)
     fix = "undo the change or pass another --output_dir"
     if set(keys) <= CHANGEABLE:
         if allow_change:
@@ -253,7 +253,3 @@ def require_same_run(
             return
         fix += ", or pass --allow_resume_change to continue with it"
     raise UserError(f"{where} belongs to another run ({changed}): {fix}")
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value == "" else str(value)

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.batch_plan import TokenCount, count_steps
+from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import MANIFEST, SplitCounts
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
+from gpt2_repro.training.workload import count_steps
 
 
 logger = logging.getLogger(__name__)

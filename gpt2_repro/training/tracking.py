@@ -26,11 +26,10 @@ TOKENS = "train/tokens"  # as transformers names it in wandb
 def check_reporting(report_to: list[str]) -> None:
     """Raise UserError for a service that transformers does not know or that is not installed."""
     for name in report_to:
-        if name not in INTEGRATION_TO_CALLBACK:
-            nearest = did_you_mean(name, INTEGRATION_TO_CALLBACK)
-            raise UserError(f"there is no service {name!r} to report to: {nearest}")
         if name not in get_available_reporting_integrations():
-            raise UserError(f"--report_to {name} needs its package: pip install {name}")
+            names = INTEGRATION_TO_CALLBACK
+            fix = f"run `pip install {name}`" if name in names else did_you_mean(name, names)
+            raise UserError(f"cannot --report_to {name!r}: {fix}")
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:

@@ -36,7 +36,7 @@ from gpt2_repro.training import engine
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.guard import UpdateGuard
 from gpt2_repro.training.inputs import Inputs, choose_sampler, count_positions, training_loader
-from gpt2_repro.training.meter import meter_of
+from gpt2_repro.training.meter import Meter
 from gpt2_repro.training.optimization import build_schedule, follow, muon_for
 from gpt2_repro.training.saving import CheckpointSaver
 from gpt2_repro.training.validation import Validation
@@ -70,12 +70,11 @@ class PretrainingTrainer(Trainer):
         self.run, self.environment, self.plan = run, environment, environment.plan
         self.sampler = choose_sampler(self.train_dataset, self.plan, self.args)
         self.full_rows = environment.data["request"]["packing"] == "concat"
-        self.meter = meter_of(environment)
+        self.meter = Meter(environment)
         run.measured = self.meter.time_breakdown
         self.when = StepControl(self.args, self.run.seconds)
         self.validation = Validation(inputs, self.args, self.plan, self.when)
-        limits = {"skip_loss_z": self.args.skip_loss_z, "skip_grad_z": self.args.skip_grad_z}
-        self.guard = UpdateGuard(**limits, report=self._write_event)
+        self.guard = UpdateGuard(self.args.skip_loss_z, self.args.skip_grad_z, self._write_event)
         self.watchdog = Watchdog(self.args.hang_timeout)
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)

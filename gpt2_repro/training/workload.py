@@ -3,7 +3,8 @@
 import math
 from pathlib import Path
 
-from gpt2_repro.batch_plan import count_steps
+from gpt2_repro.batch_plan import BY_LENGTH, BatchPlan, plan_batches, plan_by_length
+from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import PRESETS, peak_bytes
 from gpt2_repro.data.tokenizer import expected_vocab_size
@@ -12,7 +13,7 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model_size import checkpoint_bytes
 from gpt2_repro.preflight.cost import Workload
-from gpt2_repro.training.arguments import TrainingRecipe
+from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
 
 
 # GPT-2's tokens of HellaSwag's 40,168 rows, with the padding of passes of 65,536 positions (tests/evaluation/test_hellaswag.py).
@@ -21,6 +22,50 @@ HELLASWAG_TOKENS = 3_034_080
 LEAST = dict.fromkeys(("tokens_per_step", "per_device_train_batch_size", "eval_steps", "save_steps"), 1)
 LEAST |= dict.fromkeys(("stop_at_step", "eval_tokens", "hellaswag_steps", "sample_steps", "save_minutes"), 0)
 LEAST |= dict.fromkeys(("keep_checkpoints", "keep_every_steps", "usd_per_hour"), 0)
+
+
+def count_steps(training: TrainingSection) -> int:
+    """Return the optimizer steps of a whole run. Raises UserError if there are none."""
+    if min(training.tokens_per_step, training.per_device_train_batch_size) < 1:
+        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
+    steps = training.max_steps or training.total_tokens // training.tokens_per_step
+    if steps < 1:
+        asked = f"--max_steps {training.max_steps} and --total_tokens {training.total_tokens}"
+        raise UserError(f"{asked} are less than one step of {training.tokens_per_step:,} tokens. Pass more.")
+    return steps
+
+
+def plan_run(
+    training: TrainingSection, data: DataArguments, *, num_processes: int, epoch_targets: int | None = None
+) -> BatchPlan:
+    """Return the plan of a recipe on a number of processes.
+
+    Args:
+        training, data: the sections `training:` and `data:`.
+        epoch_targets: targets of all training rows, None if the data is not prepared.
+
+    Raises UserError if tokens per step do not divide or cannot be cut, and if the strategy does not fit.
+    """
+    check_strategy(training, data)
+    tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
+    micro_batch = training.per_device_train_batch_size
+    layout = {"micro_batch_size": micro_batch, "num_processes": num_processes, "max_steps": steps}
+    if training.train_sampling_strategy != BY_LENGTH:
+        return plan_batches(tokens, length, **layout)
+    if epoch_targets is not None and epoch_targets < tokens:
+        raise UserError(f"The training rows have {epoch_targets} targets. Pass a smaller --tokens_per_step.")
+    return plan_by_length(tokens, longest=length, shortest=max(1, data.min_length), **layout)
+
+
+def check_strategy(training: TrainingSection, data: DataArguments) -> None:
+    """Raise UserError if the recipe's sampling strategy does not fit its packing or torch_compile."""
+    if training.train_sampling_strategy != BY_LENGTH:
+        return
+    option = f"--train_sampling_strategy {BY_LENGTH}"
+    if data.packing != "wrap":
+        raise UserError(f"{option} does not fit packing {data.packing}. Leave it out or pass --packing wrap.")
+    if training.torch_compile:
+        raise UserError(f"{option} gives every pass another shape. Leave it out or leave out --torch_compile.")
 
 
 def workload_of(recipe: TrainingRecipe) -> Workload:

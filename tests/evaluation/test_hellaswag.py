@@ -146,7 +146,7 @@ def test_a_hub_out_of_reach_is_no_mistake() -> None:
 
 
 @pytest.mark.slow  # encodes all items, 15 s
-def test_what_all_of_it_costs_is_what_a_dry_run_says(gpt2_tokenizer, real_data: Path) -> None:
+def test_what_all_of_it_costs_is_what_a_workload_has(gpt2_tokenizer, real_data: Path) -> None:
     items = read_items(str(real_data / "hellaswag" / "hellaswag_val.jsonl.gz"))
     assert len(items) == HELLASWAG_ITEMS
     scorer = HellaSwag(items, gpt2_tokenizer, window=1024)

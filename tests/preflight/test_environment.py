@@ -1,4 +1,4 @@
-"""Packages, driver, limits, disks and secrets of a machine."""
+"""Packages, limits and disks of a machine."""
 
 import shutil
 from pathlib import Path
@@ -6,21 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2_repro.preflight import environment
-from gpt2_repro.preflight.environment import Need, check_driver, check_limits, check_python, check_room
-
-
-def test_the_driver_against_cuda() -> None:
-    for driver, cuda, usable, mark, words in (
-        ("580.65.06", "13.0", False, "✓", ""),
-        ("570.133.20", "13.0", False, "✗", "580"),
-        ("570.133.20", "13.0", True, "!", "580"),
-        ("470.1", "12.1", False, "✗", "525"),
-        ("580.1", None, False, "✗", ""),
-        (None, None, False, "!", ""),
-        ("999.1", "27.0", False, "!", ""),
-    ):
-        found = check_driver(driver, cuda, usable=usable)
-        assert found.mark == mark and words in found.words, driver
+from gpt2_repro.preflight.environment import Need, check_limits, check_python, check_room
 
 
 def test_packages_against_what_is_asked_for(tmp_path: Path) -> None:

@@ -88,4 +88,4 @@ def test_stock_transformers_reads_what_comes_out(events, whole: Path, kind, type
     card = (whole / "final/README.md").read_text()
     assert f"A {kind[1]} of " in card and ("active for a token" in card) == (kind[1] == "mixtral")
     done = typed(whole, "--max_steps", 9)
-    assert done.returncode == 2 and f"model_type {kind[1]} -> gpt2" in done.stderr
+    assert done.returncode == 2 and f"model_type {kind[1]!r} -> 'gpt2'" in done.stderr

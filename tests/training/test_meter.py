@@ -9,7 +9,7 @@ from gpt2_repro.hardware import Accelerator
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
 from gpt2_repro.time_breakdown import PARTS
-from gpt2_repro.training.meter import Meter, meter_of
+from gpt2_repro.training.meter import Meter
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_every_second_stands_on_one_account(clock: list[float]) -> None:
-    meter = Meter(flops_per_token=1, peak_flops=None)
+    meter = Meter(Environment())
     before = meter.seconds("startup")
     assert 0 < before <= process_seconds()
     clock[0] += 5
@@ -49,7 +49,7 @@ def test_every_second_stands_on_one_account(clock: list[float]) -> None:
 )
 def test_speed_is_that_of_training_alone(precision: str, peak: float | None, mfu: dict, clock: list[float]) -> None:
     gpus, plan = Accelerator("cuda", "GPU", 8, peak, None), BatchPlan(8192, 1024, 1, 8, 1, 10)
-    meter = meter_of(Environment(accelerator=gpus, plan=plan, flops_per_token=50, precision=precision))
+    meter = Meter(Environment(accelerator=gpus, plan=plan, flops_per_token=50, precision=precision))
     assert meter.read(0) == {}
     clock[0] += 1000
     meter.start(5000)

@@ -84,7 +84,7 @@ PROOFS = {
     "recipe.yaml": "training: {seed: 1}",
     "run_status.json": '{"state": "stopped"}',
     "environment.json": '{"run_identity": {"seed": 1}}',
-    "checkpoint-4/manifest.json": '{"run_identity": {"seed": 1}}',
+    "checkpoint-4/manifest.json": json.dumps({"files": {}, "sha256": checkpoints.manifest_hash({"files": {}})}),
 }
 
 
@@ -102,7 +102,7 @@ def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord
 
 def test_another_run_is_refused_with_every_difference(run: RunRecord) -> None:
     run.write_environment(Environment(run_identity={"seed": 1, "max_steps": 10, "processes": 2}))
-    check = functools.partial(require_same_run, run.identity(), where=run.path)
+    check = functools.partial(require_same_run, run.environment().run_identity, where=run.path)
     check({"seed": 1, "max_steps": 10, "processes": 2})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3.*--output_dir") as error:
         check({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # of some there is no going on
