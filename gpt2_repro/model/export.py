@@ -90,7 +90,7 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     return load_model(checkpoint), load_tokenizer(checkpoint)
 
 
-def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: float = math.inf) -> list[int]:
+def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
     """The ids that a sample continues: the prompt's, or the one that starts a document.
 
     Raises UserError for a prompt that leaves no room in the window or cannot be encoded, and where nothing can start a
@@ -103,7 +103,7 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: float 
     if ids == [None]:
         fix = "Pass --sample_prompt TEXT or --sample_tokens 0 in training, --prompt TEXT in generate."
         raise UserError(f"This tokenizer has no token that starts a document. {fix}")
-    if len(ids) >= window:
+    if window and len(ids) >= window:
         raise UserError(f"the prompt has {len(ids)} tokens and leaves no room in a window of {window}")
     return ids
 
