@@ -1,15 +1,18 @@
 """Resolve what a user passes as a checkpoint, without loading its weights."""
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Literal
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.run_record.checkpoints import training_record
+from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import FINAL, MANIFEST, RECIPE, checkpoints, is_run, step_of
 
+
+logger = logging.getLogger("gpt2_repro.checkpoint")
 
 Form = Literal["training", "final", "folder", "hub"]
 
@@ -43,8 +46,10 @@ class Checkpoint:
         return min(num_positions, int(length or num_positions))
 
 
-def resolve_checkpoint(name: str) -> Checkpoint:
+def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     """Return the checkpoint of a folder, a run directory, which means its `final/`, or a Hub id.
+
+    With `unfinished` a run without `final/` means its newest complete checkpoint, and the log names it.
 
     Raises UserError for a folder without a model and for a path that does not exist.
     """
@@ -53,7 +58,12 @@ def resolve_checkpoint(name: str) -> Checkpoint:
         if (folder / "config.json").is_file():
             return _open_folder(folder)
     if is_run(path):
-        raise UserError(f"the run {name} has no final/ yet: pass one of its checkpoints, {name}/checkpoint-N")
+        if not (newest := next(iter(complete_checkpoints(path)), None)):
+            raise UserError(f"The run {name} has no complete checkpoint. Continue its training, or pass another run.")
+        if not unfinished:
+            raise UserError(f"The run {name} is not finished and has no final/. Pass its newest checkpoint, {newest}.")
+        logger.info("The run %s is not finished. Its newest complete checkpoint is used: %s", name, newest.name)
+        return _open_folder(newest)
     if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "runs/")):
         raise UserError(f"there is no checkpoint {name}: pass a final/, a checkpoint-N/, a run directory or a Hub id")
     return Checkpoint(name.rstrip("/"), name, "hub")

@@ -61,7 +61,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The options. Raises UserError for unknown ones and impossible values."""
-        options, unknown = self.parse_known_args(argv)
+        # Before Python 3.12.8 parse_known_args refuses positional arguments after options that follow others.
+        takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        parse = self.parse_known_args if takes_command else self.parse_known_intermixed_args
+        options, unknown = parse(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
             known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]

@@ -17,7 +17,6 @@ MARGINS = {
     **dict.fromkeys(("bits_per_byte", "nats_per_token"), 0.014),
     "byte_perplexity": 0.01,
 }
-KINDS = {"better": "better", "worse": "worse", "matches": "even", "inconclusive": "even"}
 ARROWS = {True: " ↑", False: " ↓", None: ""}
 MOST_COLUMNS = 4  # models; a table of more has one row per model
 DIAGNOSIS_TABLES = {
@@ -71,7 +70,13 @@ class Difference:
     stderr: float | None = None  # paired; None if the two were not scored on the same documents
     low: float | None = None  # the 95 % interval
     high: float | None = None
-    verdict: str | None = None  # better, worse, matches, inconclusive; None if there is none to give
+    # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if nothing is judged
+    verdict: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of its cell."""
+        return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,13 +128,13 @@ class ComparisonRow:
         if (difference := self.difference.get(model)) is None:
             return Cell("-")
         shown = self._with_stderr(difference.value, difference.stderr, sign="+")
-        return Cell(f"{shown} {difference.verdict}", KINDS[difference.verdict]) if difference.verdict else Cell(shown)
+        return Cell(f"{shown} {difference.verdict or ''}".rstrip(), difference.kind)
 
     def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
         """Format a number with the decimals that fit the largest value of the row."""
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
         decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
-        error = "" if stderr is None else f" ± {stderr:.{decimals}f}"
+        error = "" if stderr is None else f" ± {stderr:,.{decimals}f}"
         return (f"{value:{sign},.{decimals}f}" + error).replace("-", "−")
 
 
@@ -197,9 +202,8 @@ class Comparison:
             cells = [Cell(model.name), Cell(tokens, "number")]
             for row in self.rows:
                 difference = row.difference.get(model.name)
-                verdict = difference.verdict if difference else None
-                shown = row.score(model.name) + (f" ({verdict})" if verdict else "")
-                cells.append(Cell(shown, KINDS[verdict] if verdict else "number"))
+                verdict = f" ({difference.verdict})" if difference and difference.verdict else ""
+                cells.append(Cell(row.score(model.name) + verdict, (difference and difference.kind) or "number"))
             rows.append(cells)
         return Table(["model", "tokens trained", *(f"{row.task} {row.heading}" for row in self.rows)], rows)
 

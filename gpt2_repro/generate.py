@@ -1,8 +1,12 @@
 """Sample text from a checkpoint.
 
-python -m gpt2_repro.generate runs/demo/final --prompt "The meaning of"
-python -m gpt2_repro.generate openai-community/gpt2 --prompt "The meaning of" --num_samples 3 --temperature 0.8
+python -m gpt2_repro.generate runs/demo "The meaning of"
+python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
 """
+
+import argparse
+import logging
+import math
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoint import resolve_checkpoint
@@ -10,20 +14,36 @@ from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
 
-def main(argv: list[str]) -> None:
-    """Load, sample, print."""
+logger = logging.getLogger("gpt2_repro.generate")
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.generate", description=__doc__)
     parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
-    parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
+    parser.add_argument("words", nargs="*", default=[], metavar="PROMPT", help="Text to continue.")
+    parser.add_argument("--prompt", default="", help="The same as an option. Without a prompt a document is started.")
     parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to write. (default: %(default)s)")
     parser.add_argument("--num_samples", type=int, default=1, help="Continuations of it. (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest. (default: %(default)s)")
     parser.add_argument("--top_k", type=int, default=50, help="Sample from the k likeliest. (default: %(default)s)")
+    top_p = "Sample from the likeliest of this total probability. (default: %(default)s)"
+    parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
     parser.add_argument("--seed", type=int, default=42, help="(default: %(default)s)")
     args = parser.parse(argv)
-    if args.max_new_tokens < 1 or args.num_samples < 1 or args.temperature < 0 or args.top_k < 1:
-        raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1, --temperature at least 0")
-    checkpoint = resolve_checkpoint(args.checkpoint)
+    if min(args.max_new_tokens, args.num_samples, args.top_k) < 1:
+        raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1")
+    if not (0 <= args.temperature < math.inf and 0 < args.top_p <= 1):
+        raise UserError("--temperature must be at least 0, and --top_p above 0 and at most 1, such as 0.9")
+    if args.words and args.prompt:
+        raise UserError("There are two prompts. Pass the text after the checkpoint, or --prompt TEXT.")
+    args.prompt = args.prompt or " ".join(args.words)
+    return args
+
+
+def main(argv: list[str]) -> None:
+    """Load, sample, print."""
+    args = _parse(argv)
+    checkpoint = resolve_checkpoint(args.checkpoint, unfinished=True)
 
     import torch
 
@@ -32,12 +52,18 @@ def main(argv: list[str]) -> None:
     model, tokenizer = load_pair(checkpoint.source)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     window = model.config.max_position_embeddings
-    start = start_ids(tokenizer, args.prompt, window=window)
+    start = start_ids(tokenizer, args.prompt)
+    kept = window - min(args.max_new_tokens, window // 2)
+    if len(start) > kept:
+        logger.warning("The prompt has %d tokens. Only the last %d of them are used.", len(start), kept)
+        start = start[-kept:]
     ids = torch.tensor([start] * args.num_samples, device=model.device)
     lengths = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
-    sampling = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k} if args.temperature else {}
+    sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
     torch.manual_seed(args.seed)
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), **lengths, **sampling)
+    written = model.generate(
+        ids, attention_mask=torch.ones_like(ids), **lengths, **(sampling if args.temperature else {})
+    )
     for number, sample in enumerate(written, 1):
         if args.num_samples > 1:
             print(f"--- {number}")

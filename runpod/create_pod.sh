@@ -1,29 +1,36 @@
 #!/usr/bin/env bash
-# The command that rents a pod; it is only printed, and typed for you with --yes.
+# Print the command that rents a pod, and its cost. With --yes, run it.
 #   bash runpod/create_pod.sh --gpu "NVIDIA A100-SXM4-80GB" --n 8 --volume VOLUME_ID --hours 4
-#   bash runpod/create_pod.sh --cpu --volume VOLUME_ID --hours 8    a machine without cards, for preparing the data
-#   --volume ID         a network volume, which outlives the pod; secure cloud in its data centre only
-#   --volume_gb N       instead: a disk of the pod itself, on a community machine; it stays when the pod is stopped and GOES
-#                       WITH THE POD when it is terminated
-#   --hours H           the deadline that the pod arms at every start
-#   --auto_run COMMAND  what the pod runs by itself once it is set up; the repository must be on the volume already
+#   bash runpod/create_pod.sh --cpu --volume VOLUME_ID --hours 8    a machine without a GPU, to prepare the data
+#
+#   --gpu NAME          RunPod's id of the GPU, such as "NVIDIA H100 80GB HBM3"
+#   --n N               number of GPUs (1)
+#   --cpu               a pod without a GPU
+#   --volume ID         a network volume, which remains when the pod is terminated; only in its data centre of the secure cloud
+#   --volume_gb N       instead: a disk of the pod, on a community machine. It remains when the pod is stopped. It is LOST
+#                       when the pod is terminated
+#   --hours H           the deadline: so many hours after every start the pod is stopped. At most 720
+#   --allow_long        accept more than 720 hours
+#   --auto_run COMMAND  runs when the pod is set up; the repository must be on the volume
 #   --image IMAGE       (runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404)
 #   --name NAME         (gpt2)
-#   --yes               rent it now: from here on it costs money
-# Secrets are named, not typed: HF_TOKEN and WANDB_API_KEY come from RunPod's secrets of these names. Where the volume has no
-# repository at /workspace/gpt2 yet, the start command keeps the deadline itself.
+#   --yes               rent the pod now: this costs money
+#
+# HF_TOKEN and WANDB_API_KEY come from RunPod's secrets of these names. If the volume has no repository at /workspace/gpt2 yet,
+# the start command enforces the deadline itself.
 set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
+repository=$(dirname "${BASH_SOURCE[0]}")/..
 
-mistake() { echo "error: $1; see the head of runpod/create_pod.sh" >&2; exit 2; }
-json() { # TEXT: as JSON writes it
+json() { # TEXT: as a JSON string
   local text=${1//\\/\\\\}
   text=${text//\"/\\\"} text=${text//$'\n'/\\n}
   printf '"%s"' "${text//$'\t'/\\t}"
 }
 
-gpu="" n=1 volume="" volume_gb="" hours="" auto_run="" image=runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404 name=gpt2 yes=0 cpu=0
+gpu="" n=1 volume="" volume_gb="" hours="" auto_run="" image=runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404 name=gpt2
+yes=0 cpu=0 long=0
 while (($#)); do
   case $1 in
     --gpu) gpu=${2:-}; shift ;;
@@ -35,21 +42,42 @@ while (($#)); do
     --image) image=${2:-}; shift ;;
     --name) name=${2:-}; shift ;;
     --cpu) cpu=1 ;;
+    --allow_long) long=1 ;;
     --yes) yes=1 ;;
     *) mistake "there is no option $1" ;;
   esac
   shift || mistake "an option needs its value"
 done
 if ((cpu)); then [[ -z $gpu ]] || mistake "--gpu or --cpu, not both"; else [[ -n $gpu ]] || mistake "--gpu CARD or --cpu is needed"; fi
-[[ $n =~ ^[1-9][0-9]*$ ]] || mistake "--n wants a number of cards, not '$n'"
-is_positive "$hours" || mistake "--hours H is needed, a number: the deadline that the pod arms when it starts"
+[[ $n =~ ^[1-9][0-9]?$ ]] || mistake "--n is a number of GPUs such as 8, not '$n'"
+is_positive "$hours" || mistake "--hours is '$hours'. Pass a positive number such as 4: then the pod is stopped"
+((long || $(seconds "$hours" 3600) <= 720 * 3600)) ||
+  mistake "--hours $hours is more than 720 hours (30 days). Pass fewer, or --allow_long"
 if [[ -n $volume_gb ]]; then
   [[ -z $volume ]] || mistake "--volume or --volume_gb, not both"
-  [[ $volume_gb =~ ^[1-9][0-9]*$ ]] || mistake "--volume_gb wants a number of GB, not '$volume_gb'"
-  ((!cpu)) || mistake "a CPU pod has no disk of its own that is kept: type --volume ID"
-elif [[ -z $volume ]]; then
-  mistake "--volume ID or --volume_gb N is needed: without a volume a stop loses the run"
+  [[ $volume_gb =~ ^[1-9][0-9]*$ ]] || mistake "--volume_gb is a number of GB such as 50, not '$volume_gb'"
+  ((!cpu)) || mistake "the disk of a CPU pod is lost when it stops. Pass --volume ID"
+  cloud=community storage="a disk of $volume_gb GB"
+elif [[ -n $volume ]]; then
+  cloud=secure storage="the network volume $volume"
+else
+  mistake "--volume ID or --volume_gb N is needed: without a volume the run is lost when the pod stops"
 fi
+
+# Print the list price of $gpu per hour and its date, if gpu_prices.yaml has one.
+list_price() {
+  local line card=""
+  local tables=$repository/gpt2_repro/preflight
+  while IFS= read -r line; do
+    [[ $line =~ ^-\ \{card:\ ([^,]+),\ name:\ ([^,]+), ]] || continue
+    [[ " ${gpu//-/ } " == *" ${BASH_REMATCH[2]//-/ } "* ]] && card=${BASH_REMATCH[1]} && break
+  done <"$tables/cards.yaml"
+  while IFS= read -r line; do
+    [[ $line =~ card:\ "$card",\ provider:\ RunPod\ $cloud,\ usd_per_hour:\ ([0-9.]+),\ date:\ ([0-9-]+) ]] || continue
+    echo "${BASH_REMATCH[1]} ${BASH_REMATCH[2]}"
+    return
+  done <"$tables/gpu_prices.yaml"
+}
 
 command=(runpodctl pod create --name "$name" --image "$image" --container-disk-in-gb 60 --volume-mount-path /workspace)
 if ((cpu)); then command+=(--compute-type cpu); else command+=(--gpu-id "$gpu" --gpu-count "$n" --min-cuda-version 12.8); fi
@@ -67,10 +95,24 @@ sleeper="sleep $(seconds "$hours" 3600) && while :; do for way in $ways; do time
 start="script=/workspace/gpt2/runpod/on_start.sh; if [ -f \$script ]; then bash \$script; else $sleeper; fi & exec /start.sh"
 command+=(--env "$settings}" --docker-args "bash -c '$start'")
 
-printf '%q ' "${command[@]}"
-echo
+{
+  if ((cpu)); then machine="CPU only"; else machine="$n x $gpu"; fi
+  echo "Machine:  $machine, $cloud cloud, $storage"
+  echo "Image:    $image"
+  echo "Deadline: $hours hours after every start"
+  [[ -z $auto_run ]] || echo "Runs:     $auto_run"
+  read -r price date < <(list_price) || price="" # a pod without a GPU has none
+  if [[ -n $price ]]; then
+    cents=$(seconds "$hours" "$((n * $(seconds "$price" 100)))")
+    printf 'Cost:     at most $%d.%02d = %s hours x $%s x %d GPUs, without storage (list price of %s)\n' \
+      "$((cents / 100))" "$((cents % 100))" "$hours" "$price" "$n" "$date"
+  else
+    echo "Cost:     unknown: gpu_prices.yaml has no price of this machine. See https://www.runpod.io/pricing"
+  fi
+} >&2
+show_command "${command[@]}"
 if ((yes)); then
   "${command[@]}"
 else
-  echo "nothing was rented: type --yes to do so" >&2
+  echo "Nothing was rented. Pass --yes to rent it." >&2
 fi

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Arm a deadline and return: so many hours from now this pod is stopped, whatever runs. RunPod has no timer of its own.
-#   bash runpod/deadline.sh HOURS          of the pod's start; one that is armed already is kept
-#   bash runpod/deadline.sh HOURS PROCESS  of a run; it replaces the deadline of an earlier run
-# Five minutes before it (a tenth of the time where that is less) the run_and_stop.sh of this pod is sent SIGTERM, so that the
-# training ends with a checkpoint: PROCESS, or whichever runs then. The pod is stopped first, because a run that was not
-# copied may lie outside the volume; where no stop works and a network volume keeps the data, it is terminated.
-# The deadline is a process in a session of its own. Its log: $WORKSPACE/logs/deadline.log, or /tmp where that cannot be written.
-set -uo pipefail # no -e: a deadline that has ended early ends no bill
+# Start a timer that stops this pod after so many hours, and return. RunPod has no timer of its own.
+#   bash runpod/deadline.sh HOURS          for the pod; a deadline of the pod that exists is kept
+#   bash runpod/deadline.sh HOURS PROCESS  for a run_and_stop.sh; it replaces the deadline of an earlier run
+#
+# Five minutes before the deadline (a tenth of the time if that is less) the run_and_stop.sh of this pod gets SIGTERM, so that
+# the training ends with a checkpoint: PROCESS, or the one that runs then. The pod is stopped first, because a run that was not
+# copied may lie outside of the volume. If no way to stop it works and a network volume keeps the data, it is terminated.
+# The timer is a process in its own session. Its log is $WORKSPACE/logs/deadline.log, or in /tmp if that cannot be written.
+set -uo pipefail # no -e: a timer that ends early does not stop the pod
 # shellcheck source=runpod/stop_pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
 
@@ -31,14 +32,9 @@ if [[ ${1:-} == --armed ]]; then
 fi
 
 hours=${1:-} pid=${2:-}
-if ! is_positive "$hours"; then
-  echo "error: '$hours' is no number of hours: bash runpod/deadline.sh HOURS, as 4 or 0.5" >&2
-  exit 2
-fi
-if [[ -z ${RUNPOD_POD_ID:-} ]]; then
-  echo "error: this is no RunPod pod (RUNPOD_POD_ID is not set): a deadline could stop nothing" >&2
-  exit 2
-fi
+is_positive "$hours" || mistake "'$hours' is not a number of hours. Pass a positive number such as 4 or 0.5"
+[[ -z $pid || $pid =~ ^[0-9]+$ ]] || mistake "'$pid' is not the number of a process"
+[[ -n ${RUNPOD_POD_ID:-} ]] || mistake "this is not a RunPod pod (RUNPOD_POD_ID is not set), so it could not be stopped"
 purpose=start
 [[ -n $pid ]] && purpose=run
 marker=$temporary/deadline-$purpose-$RUNPOD_POD_ID

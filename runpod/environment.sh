@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# The environment on the volume, in $venv; on_start.sh sources this file. Pods of one image share it: it is made by one at a time.
-# shellcheck disable=SC2154  # $workspace and $repository are those of on_start.sh
+# Functions that create the Python environment on the volume, in $venv; on_start.sh sources this file. Pods of one image share
+# the environment, and one pod at a time creates it. It does nothing by itself.
+
+# shellcheck disable=SC2154  # $repository is set by on_start.sh
+# shellcheck source=runpod/pod.sh
+. "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
 
 set_up() {
   local code

@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Set up a pod, on every start, from the volume. It never fails the container: a start command that ends with an error
-# restarts it, and the meter runs on. create_pod.sh makes it the pod's start command; it can also be typed.
-# What it does, each part once and again only where something has changed:
-#   POD_HOURS=H   arm the deadline first: after so many hours of this start the pod is stopped; after 24 where H is no number
-#   the environment on the volume, keyed by the image's Python, torch and CUDA and by requirements.txt; its torch is the image's
-#   flash-attn from a wheel that fits, never compiled unless BUILD_FLASH_ATTN=1 says so; else attention is torch's SDPA
-#   caches: those that cost much on the volume, those that are many small files in the container
-#   python -m gpt2_repro.preflight, into the log, beside what is started: each start may be on another machine
-#   AUTO_RUN="…"  a command in a tmux session named run, or without a terminal where tmux fails; best runpod/run_and_stop.sh …
-#                 Where the environment could not be installed the pod is stopped after START_GRACE (15) minutes instead.
-# The log is $WORKSPACE/logs/on_start.log, or /tmp/on_start.log; `. ~/gpt2.env` in a shell has the same environment.
-set -uo pipefail # no -e: what fails is told, and the rest goes on
+# Set up a pod from its volume. create_pod.sh makes this the pod's start command, and it can be run by hand.
+#   [POD_HOURS=H] [AUTO_RUN="COMMAND"] bash runpod/on_start.sh
+#
+# In this order; a part that is done already is skipped:
+#   1. The deadline: the pod is stopped after POD_HOURS hours; after 24 if that is not a number.
+#   2. The Python environment on the volume, one for each Python, torch, CUDA and requirements.txt. The image's torch is kept.
+#   3. flash-attn, if there is a wheel that fits. BUILD_FLASH_ATTN=1 compiles it otherwise. Without it attention is torch's SDPA.
+#   4. Caches: large ones on the volume, many small files in the container.
+#   5. python -m gpt2_repro.preflight, in the background.
+#   6. AUTO_RUN, best a runpod/run_and_stop.sh …: in a tmux session named run, or in the background if tmux fails. If the
+#      environment could not be installed, the pod is stopped after START_GRACE (15) minutes instead.
+#
+# The log is $WORKSPACE/logs/on_start.log, or /tmp/on_start.log. `. ~/gpt2.env` gives a shell the same environment.
+# Failures are logged and the exit code is 0: RunPod restarts a container whose start command fails, which costs money.
+set -uo pipefail # no -e: see above
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# shellcheck source=runpod/pod.sh
-. "$repository/runpod/pod.sh"
 # shellcheck source=runpod/environment.sh
 . "$repository/runpod/environment.sh"
+(($# == 0)) || mistake "there is no option $1"
 export HOME=${HOME:-/root}
 settings=$HOME/gpt2.env # in the container: the next pod on this volume may have another image
 

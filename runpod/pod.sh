@@ -1,8 +1,24 @@
 #!/usr/bin/env bash
-# What the scripts of this folder share; they source it. It also fetches the variables of the container's start (RunPod's own,
-# HF_TOKEN, WANDB_API_KEY, POD_HOURS) from process 1 where a shell, as one of ssh, does not have them.
-# shellcheck disable=SC2034  # the names are for those that source it
-trap '' PIPE # who reads along may go
+# Functions and variables of the other scripts, which source this file. It does nothing by itself.
+# A shell without the variables of the container's start (RunPod's own, HF_TOKEN, WANDB_API_KEY, POD_HOURS), such as a shell
+# of ssh, gets them from process 1.
+
+# shellcheck disable=SC2034  # the names are for the scripts that source this file
+usage() { # print the comment at the top of the script
+  local line
+  while IFS= read -r line && [[ $line == "#"* ]]; do
+    line=${line#\#}
+    [[ $line == "!"* ]] || echo "${line# }"
+  done <"$0"
+}
+mistake() { echo "error: $1; see bash $0 --help" >&2; exit 2; }
+
+for word in "$@"; do
+  [[ $word != -- ]] || break # the options of a command follow
+  case $word in -h | --help) usage; exit 0 ;; esac
+done
+case ${0##*/} in pod.sh | environment.sh) mistake "$0 is only sourced by the other scripts" ;; esac
+trap '' PIPE # a reader of the output may end first
 
 workspace=${WORKSPACE:-${RP_WORKSPACE:-/workspace}}
 temporary=${TMPDIR:-/tmp}
@@ -18,6 +34,17 @@ seconds() {
   local whole=${1%%.*} part=000000
   [[ $1 == *.* ]] && part=${1#*.}000000
   echo "$((((10#${whole:-0} * 1000000 + 10#${part:0:6}) * $2 + 500000) / 1000000))"
+}
+
+# COMMAND…: print it with an option on each line, to be copied into a shell.
+show_command() {
+  local word quote="'\\''"
+  for word in "$@"; do
+    [[ $word != --* ]] || printf '\\\n  '
+    [[ $word =~ ^[A-Za-z0-9_./:=@%+-]+$ ]] || word="'${word//\'/$quote}'"
+    printf '%s ' "$word"
+  done
+  echo
 }
 
 # SECONDS: no less where `sleep` is missing or was killed.

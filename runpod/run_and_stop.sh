@@ -1,23 +1,22 @@
 #!/usr/bin/env bash
-# Train, evaluate, copy the run away, and stop the pod: unattended, whatever happens, within a deadline.
+# Train, evaluate, copy the run to another place and stop the pod, without supervision and within a deadline.
 #   bash runpod/run_and_stop.sh --hours 4 --sync hf://buckets/USER/BUCKET -- \
 #       accelerate launch --config_file accelerate_configs/zero1.yaml train.py
-#   --hours H          the deadline, armed before the training starts: then the pod is stopped, whatever runs. Required. Five minutes
-#                      before it (a tenth of it where that is less) the training is told to end with a checkpoint.
-#   --sync TARGET      where sync.sh copies the run, tried before the training; without it the run stays on the volume
-#   --no_evaluation    leave evaluate.sh to a cheaper machine
-#   --grace MINUTES    (15) wait so long before the pod is stopped after a failure or an early end, for somebody to look
-#   --keep             stop nothing, now or at a deadline: for a machine that is no pod; without --hours
-# Ctrl-C or SIGTERM ends the training with a complete checkpoint; then all goes on as after a failure. A closed terminal ends
-# nothing: everything goes to $WORKSPACE/logs/run-<UTC time>.log (/tmp where that cannot be written), which the terminal only
-# follows, and which is copied as console.log into the run. Only one may run on a pod.
+#
+#   --hours H          the deadline: the pod is stopped after so many hours. Required. Five minutes before it (a tenth of the
+#                      time if that is less) the training ends with a checkpoint.
+#   --sync TARGET      copy the run to this target of sync.sh, which is tried before the training. Without it the run stays on
+#                      the volume
+#   --no_evaluation    do not run evaluate.sh
+#   --grace MINUTES    (15) after a failure or an early end, wait so long before the pod is stopped
+#   --keep             never stop the machine: for a machine that is not a pod; without --hours
+#
+# Ctrl-C or SIGTERM ends the training with a complete checkpoint, and the rest follows as after a failure. Closing the terminal
+# has no effect: the output is written to $WORKSPACE/logs/run-<UTC time>.log (or /tmp), which the terminal follows, and
+# it is copied as console.log into the run. Only one can run on a pod.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=runpod/stop_pod.sh
-. runpod/stop_pod.sh
-
-mistake() { echo "error: $1; see the head of runpod/run_and_stop.sh" >&2; exit 2; }
-
+. "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
 hours="" target="" evaluates=1 grace=15 stops=1
 while (($#)); do
   case $1 in
@@ -32,13 +31,14 @@ while (($#)); do
   shift || mistake "an option needs its value"
 done
 if ((stops)); then
-  [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "this is no RunPod pod: type --keep"
-  is_positive "$hours" || mistake "--hours H is needed: the deadline after which the pod is stopped"
+  [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "this is not a RunPod pod. Pass --keep"
+  is_positive "$hours" || mistake "--hours is '$hours'. Pass a positive number such as 4: then the pod is stopped"
 else
-  [[ -z $hours ]] || mistake "--keep stops nothing: leave --hours away"
+  [[ -z $hours ]] || mistake "--keep never stops the machine. Remove --hours"
 fi
-[[ $grace == 0 ]] || is_positive "$grace" || mistake "--grace wants minutes"
-(($#)) || mistake "there is no command: -- accelerate launch … train.py"
+[[ $grace == 0 ]] || is_positive "$grace" || mistake "--grace is a number of minutes such as 15, not '$grace'"
+(($#)) || mistake "there is no command. Pass it last: -- accelerate launch … train.py"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 { exec 9>>"$run_lock"; } 2>/dev/null || say "$run_lock cannot be written: nothing keeps a second run away"
 held=0

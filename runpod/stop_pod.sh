@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Stop this pod, or terminate it with its disks, by whichever way still works.
+# Stop this pod, or terminate it with its disks.
 #   bash runpod/stop_pod.sh [stop|terminate …]
-# Without a word: terminate where a network volume keeps the data ($RUNPOD_VOLUME_ID), else stop, which keeps the volume
-# disk. Several words are tried one after the other. RunPod's interfaces come and go (REST v1 went in November 2026), so each
-# is tried by four ways, again and again, and loudly, until the pod has gone: it takes this script along.
-#   STOP_WAIT (120)    seconds for a pod to go after it was told to
-#   STOP_ROUNDS (0)    end with an error after so many rounds; 0 is never
+#
+# Without an argument: terminate if a network volume keeps the data ($RUNPOD_VOLUME_ID), else stop, which keeps the volume
+# disk. Several arguments are tried one after the other. RunPod's interfaces change (REST v1 was removed in November 2026), so
+# four are tried in turn, without end, until the pod and this script with it are gone. None needs Python.
+#   STOP_WAIT (120)    seconds to wait after a request was accepted
+#   STOP_ROUNDS (0)    fail after so many rounds; 0: never
+
 # shellcheck disable=SC2329  # the ways are called by their names
 set -uo pipefail # no -e: whatever fails here, the next way is tried
 # shellcheck source=runpod/pod.sh
@@ -36,16 +38,16 @@ by_graphql() { # its errors come with code 200; podTerminate returns nothing tha
 
 stop_pod() {
   local verb way round pause wait=${STOP_WAIT:-120}
-  if [[ -z ${RUNPOD_POD_ID:-} ]]; then
-    echo "error: this is no RunPod pod (RUNPOD_POD_ID is not set): stop the machine where you rented it" >&2
-    return 2
-  fi
   if ((!$#)); then set -- "$([[ -n ${RUNPOD_VOLUME_ID:-} ]] && echo terminate || echo stop)"; fi
   for verb in "$@"; do
     [[ $verb == stop || $verb == terminate ]] && continue
-    echo "error: stop_pod.sh knows stop and terminate, not '$verb'" >&2
+    echo "error: there is no '$verb'. Pass stop or terminate to stop_pod.sh" >&2
     return 2
   done
+  if [[ -z ${RUNPOD_POD_ID:-} ]]; then
+    echo "error: this is not a RunPod pod (RUNPOD_POD_ID is not set). Stop the machine at its provider" >&2
+    return 2
+  fi
   for ((round = 1; ; round++)); do
     for verb in "$@"; do
       for way in by_command by_old_command by_rest by_graphql; do

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Copy a run to another place and compare the copy with it: exit code 0 only where everything has arrived.
-#   bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET      the Hub's buckets; HF_TOKEN in the environment
-#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             by rsync; user@host: alone is its home
-#   bash runpod/sync.sh --check TARGET                               only whether TARGET can be reached
-# Every byte is compared: by the hashes that the Hub keeps, and by rsync's checksums.
+# Copy a run to another place and compare the copy. Exit code 0 means that every file is there.
+#   bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET      a bucket of the Hub, with HF_TOKEN
+#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             by rsync; user@host: is the home directory
+#   bash runpod/sync.sh --check TARGET                               only check that TARGET can be reached
+#
+# All bytes are compared: by the hashes of the Hub, or by rsync's checksums.
 set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
 
-mistake() { echo "error: $1" >&2; exit 2; }
-
 run=${1:-} target=${2:-}
-[[ -n $run && -n $target ]] || mistake "two places are needed: bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET"
+for word in "$@"; do
+  [[ $word != -* || $word == --check ]] || mistake "there is no option $word"
+done
+[[ $# == 2 && -n $run && -n $target ]] || mistake "pass a run and a target, such as runs/gpt2_124m hf://buckets/USER/BUCKET"
 if [[ $target == hf://* ]]; then
   [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]] || mistake "a bucket is written hf://buckets/USER/BUCKET, not $target"
   bucket=${BASH_REMATCH[1]}

@@ -27,6 +27,17 @@ def test_a_name_is_a_checkpoint_a_run_or_a_hub_id(run: Path) -> None:
     assert hub.window(1024) == 1024
 
 
+def test_an_unfinished_run_is_its_newest_complete_checkpoint(run: Path) -> None:
+    for step in (3, 5, 7):
+        (run / f"checkpoint-{step}").mkdir()
+        (run / f"checkpoint-{step}" / "config.json").write_text("{}")
+        if step < 7:
+            seal(run / f"checkpoint-{step}", {})
+    assert resolve_checkpoint(str(run), unfinished=True) == resolve_checkpoint(str(run / "checkpoint-5"))
+    with pytest.raises(UserError, match="checkpoint-5"):
+        resolve_checkpoint(str(run))
+
+
 def test_a_checkpoint_belongs_to_its_run(run: Path) -> None:
     with pytest.raises(UserError, match="--all_checkpoints"):
         all_checkpoints(str(run))

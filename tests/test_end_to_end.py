@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train as train_story
 from gpt2_repro import generate
+from gpt2_repro.errors import UserError
 from gpt2_repro.report import __main__ as report
 from tests.commands import ROOT
 
@@ -42,10 +43,17 @@ def test_stock_transformers_loads_what_training_wrote(run: Path) -> None:
 
 def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -> None:
     texts = []
-    for checkpoint in (run, run / "final", run / "checkpoint-8"):
-        generate.main([str(checkpoint), "--prompt", "abc", "--max_new_tokens", "8"])
+    for words in ((run, "--prompt", "abc"), (run / "final", "--top_k", "50", "abc"), (run / "checkpoint-8", "abc")):
+        generate.main([*map(str, words), "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] and all(text.startswith("abc") and len(text) > 5 for text in texts)
+    for sampling in (("--top_p", "1e-6"), ("--temperature", "0")):  # both take the likeliest
+        generate.main([str(run), "abc " * 99 + "end", *sampling, "--max_new_tokens", "8"])
+        texts.append(capsys.readouterr().out)
+    assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # the window
+    for wrong in ("--top_p 0", "--top_p 1.1", "--temperature nan", "--top_k 0", "abc --prompt abc"):
+        with pytest.raises(UserError, match="--"):
+            generate.main([str(run), *wrong.split()])
 
 
 def test_evaluate_and_report(run: Path, tiny_recipe: Path, type_command, capsys) -> None:

@@ -49,7 +49,9 @@ def test_llm_cs_file_and_the_folder_are_the_same_model(run: Path, tmp_path: Path
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
     assert model.dtype == getattr(torch, dtype)
     expected = logits(load_model(str(run / "final")).to(model.dtype))
-    assert torch.equal(logits(read_llmc(tmp_path / "m.bin")), expected) and torch.equal(logits(model), expected)
+    again = read_llmc(tmp_path / "m.bin")
+    assert torch.equal(logits(again), expected) and torch.equal(logits(model), expected)
+    assert again.config.eos_token_id is again.config.bos_token_id is None  # 50256 is not in a small vocabulary
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_per
 
 import dataclasses
 import functools
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_pair
 
     names, every = options.checkpoints, options.all_checkpoints
-    checkpoints = [one for name in names for one in (all_checkpoints(name) if every else [resolve_checkpoint(name)])]
+    resolved = (all_checkpoints(name) if every else [resolve_checkpoint(name, unfinished=True)] for name in names)
+    checkpoints = list(itertools.chain.from_iterable(resolved))
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     tasks = with_completion(arguments.tasks)

@@ -1,7 +1,7 @@
 """Standard errors of scores, and of the difference of two models on the same documents.
 
 Two models mostly fail on the same documents, so the standard error of their difference, document by document, is
-smaller than those of the scores.
+usually smaller than those of the scores.
 """
 
 import math
@@ -38,9 +38,9 @@ def paired(
 ) -> Difference:
     """Return the difference of two models' values of the same documents in the same order.
 
-    Means (accuracies) have the standard error of the differences, which for answers that are right or wrong is McNemar's;
-    perplexities per document that of the log-probabilities; what is weighted by length (few, long documents) is
-    bootstrapped over the documents.
+    Means (accuracies) have the standard error of the differences, which for answers that are right or wrong is McNemar's.
+    All other scores are bootstrapped over the documents, as the error of each score is: every resample computes both
+    scores on the same documents.
     """
     value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
     if aggregation == MEAN:
@@ -48,10 +48,6 @@ def paired(
         # If hardly any document differs, the error is hardly known: the rule of three bounds it.
         half = max(Z95 * stderr, 3 / len(ours))
         low, high = value - half, value + half
-    elif aggregation == PERPLEXITY:
-        base, shift, error = aggregate(aggregation, theirs), (theirs - ours).mean(), _mean_stderr(theirs - ours)
-        stderr = base * math.exp(shift) * error
-        low, high = (base * math.expm1(shift + side * Z95 * error) for side in (-1, 1))
     else:
         our_draws, their_draws = _bootstrapped(aggregation, ours, theirs)
         drawn = our_draws - their_draws
@@ -61,8 +57,11 @@ def paired(
     if margin is not None and aggregation != MEAN:
         margin *= aggregate(aggregation, theirs)
     verdict = _verdict(low, high, margin, higher_is_better)
-    if verdict in ("better", "worse") and not _is_significant(ours, theirs, aggregation):
-        verdict = "inconclusive"
+    if aggregation == MEAN and np.isin([*ours, *theirs], (0, 1)).all():
+        if verdict in ("better", "worse") and not _is_significant(ours, theirs):
+            verdict = "inconclusive"
+    elif verdict and len(ours) < FEWEST:
+        verdict = f"too few documents ({len(ours)} of {FEWEST})"
     return Difference(float(value), float(stderr), float(low), float(high), verdict)
 
 
@@ -117,15 +116,17 @@ def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
     for start in range(0, RESAMPLES, piece):
         picks = source.integers(0, count, size=(min(piece, RESAMPLES - start), count))
         for values, its in zip(of_models, drawn, strict=True):
-            means = values[picks, 0].sum(axis=1) / values[picks, 1].sum(axis=1)
-            its.append(np.exp(-means) if aggregation == WEIGHTED_PERPLEXITY else -means / math.log(2))
+            drawn_values = values[picks]
+            if aggregation == PERPLEXITY:
+                means = drawn_values.mean(axis=1)
+            else:
+                means = drawn_values[..., 0].sum(axis=1) / drawn_values[..., 1].sum(axis=1)
+            its.append(-means / math.log(2) if aggregation == BITS_PER_BYTE else np.exp(-means))
     return [np.concatenate(its) for its in drawn]
 
 
-def _is_significant(ours: Values, theirs: Values, aggregation: str) -> bool:
-    """Return whether the documents suffice: by McNemar's exact test for right or wrong answers, else by their number."""
-    if aggregation != MEAN or not np.isin([*ours, *theirs], (0, 1)).all():
-        return len(ours) >= FEWEST
+def _is_significant(ours: Values, theirs: Values) -> bool:
+    """Return whether right (1) and wrong (0) answers of two models differ, by McNemar's exact test."""
     only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
     differing = only_ours + only_theirs
     if differing > 1000:

@@ -90,20 +90,20 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     return load_model(checkpoint), load_tokenizer(checkpoint)
 
 
-def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int) -> list[int]:
+def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
     """The ids that a sample continues: the prompt's, or the one that starts a document.
 
     Raises UserError for a prompt that leaves no room in the window or cannot be encoded, and where nothing can start a
     document.
     """
     try:
-        ids = tokenizer(prompt)["input_ids"] or [tokenizer.bos_token_id]
+        ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
     except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
         raise UserError(f"the prompt {prompt!r} cannot be encoded ({error}): use characters of the data") from None
     if ids == [None]:
         fix = "Pass --sample_prompt TEXT or --sample_tokens 0 in training, --prompt TEXT in generate."
         raise UserError(f"This tokenizer has no token that starts a document. {fix}")
-    if len(ids) >= window:
+    if window and len(ids) >= window:
         raise UserError(f"the prompt has {len(ids)} tokens and leaves no room in a window of {window}")
     return ids
 

@@ -47,7 +47,8 @@ def read_llmc(path: Path) -> PreTrainedModel:
     if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():
         raise UserError(f"{path} is no model file of llm.c (magic {MAGIC}, version 3 or 5)")
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
-    config = GPT2Config(n_positions=window, vocab_size=vocabulary, n_layer=layers, n_head=heads, n_embd=width)
+    shape = {"n_positions": window, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
+    config = GPT2Config(**shape, bos_token_id=None, eos_token_id=None)  # the file has none; the default is 50256
     model = GPT2LMHeadModel(config).eval()
     weights = model.transformer.state_dict()
     kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16

@@ -48,7 +48,9 @@ def test_validation_is_the_first_rows_that_make_enough_targets(
     args = arguments(**form, validation_sets=sets, validation_tokens=2000)
     data = prepare(args)
     splits = {"": "validation", "one": "validation_one", "some_more": "validation_some_more"}
-    wanted = {name: load_from_disk(f"{args.dataset_dir}/{split}")["input_ids"][:] for name, split in splits.items()}
+    folder = load_from_disk(args.dataset_dir)
+    assert set(folder) == {"train", *splits.values()} and "dataset_dict.json" in data.manifest.files
+    wanted = {name: folder[split]["input_ids"][:] for name, split in splits.items()}
     main = [len(row) - 1 for row in wanted[""]]
     for tokens in (1, main[0], main[0] + 1, 200, sum(main[:5]), sum(main) - 1, sum(main), sum(main) + 1, 0):
         opened = data.validation(eval_tokens=tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lm_eval.api import metrics
 
-from gpt2_repro.evaluation.statistics import AGGREGATIONS, aggregate, paired, perplexity_stderr
+from gpt2_repro.evaluation.statistics import AGGREGATIONS, aggregate, paired, perplexity_stderr, standard_error
 
 
 MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = AGGREGATIONS
@@ -60,8 +60,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None
         difference = paired("x", aggregation, ours, theirs, higher_is_better=False)
         expected = truth / math.log(2)
         if aggregation != BITS_PER_BYTE:
-            # Perplexities of a sample: the ratio is what is known, the baseline's value is taken as it is.
-            expected = aggregate(aggregation, theirs) * math.expm1(truth)
+            expected = math.exp(3 + 1) * math.expm1(truth)  # of all documents, not of this sample's
         missed += not difference.low <= expected <= difference.high
     assert 4 <= missed <= 20
 
@@ -88,4 +87,16 @@ def test_few_documents_that_differ_tell_nothing() -> None:
         ours = np.where(np.arange(200) < right, 1.0, 0.0)
         assert paired("score", MEAN, ours, theirs, higher_is_better=True).verdict == verdict
     pages = PAGES[:10] * np.array([1.5, 1.0])
-    assert paired("x", BITS_PER_BYTE, pages, PAGES[:10], higher_is_better=False).verdict == "inconclusive"
+    assert "(10 of 30)" in paired("x", BITS_PER_BYTE, pages, PAGES[:10], higher_is_better=False).verdict
+
+
+@pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY])
+def test_the_error_of_a_difference_is_comparable_with_those_of_its_scores(aggregation: str) -> None:
+    """A model that is almost perfect: the difference is as uncertain as the baseline's perplexity."""
+    theirs = -np.random.default_rng(0).normal(9, 2, 40)
+    ours = theirs / 1000
+    if aggregation == WEIGHTED_PERPLEXITY:
+        ours, theirs = (np.stack([values, np.ones(40)], axis=1) for values in (ours, theirs))
+    difference = paired("x", aggregation, ours, theirs, higher_is_better=False)
+    assert difference.stderr == pytest.approx(standard_error(aggregation, list(theirs)), rel=0.05)
+    assert difference.verdict == "better"

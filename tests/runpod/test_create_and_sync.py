@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hf_xet import hash_files
 
+from gpt2_repro.preflight.cost import card_table, price_table
 from tests.runpod.conftest import ROOT, wait_for
 
 
@@ -22,8 +23,8 @@ GPU = ("--gpu", "NVIDIA A100-SXM4-80GB", "--n", 8, "--volume", "vol", "--hours",
 def options(pod, *words: object) -> dict[str, str]:
     """What the printed command gives to each option."""
     code, said = pod.run("create_pod.sh", *words)
-    assert code == 0 and "nothing was rented" in said and pod.calls() == [], said
-    line = shlex.split(said.splitlines()[0])
+    assert code == 0 and "--yes" in said and pod.calls() == [], said
+    line = shlex.split(said[said.index("runpodctl") : said.rindex("\n", 0, -1)].replace("\\\n", ""))
     assert line[:3] == ["runpodctl", "pod", "create"]
     return dict(zip(line[3::2], line[4::2], strict=True))
 
@@ -44,6 +45,17 @@ def test_a_pod_is_rented_only_when_that_is_typed(pod) -> None:
     assert pod.run("create_pod.sh", *GPU, "--yes")[0] == 0
     assert pod.calls()[0].startswith("runpodctl pod create --name gpt2")
     assert pod.run("create_pod.sh", *GPU, "--yes", STUB_runpodctl="3")[0] == 3
+
+
+def test_the_whole_cost_is_shown(pod) -> None:
+    for card in card_table():
+        for cloud, volume in (("secure", "--volume"), ("community", "--volume_gb")):
+            words = ("--gpu", f"NVIDIA {card.name}", volume, 50, "--n", 4, "--hours", 1.5)
+            prices = [row for row in price_table() if (row.card, row.provider) == (card.card, f"RunPod {cloud}")]
+            total = f"${prices[0].usd_per_hour * 6:.2f} " if prices else "unknown"
+            assert total in pod.run("create_pod.sh", *words)[1]
+    assert "unknown" in pod.run("create_pod.sh", "--gpu", "NVIDIA RTX A4000", *GPU[2:])[1]
+    assert pod.run("create_pod.sh", *GPU[:-1], 721, "--allow_long")[0] == 0
 
 
 def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:

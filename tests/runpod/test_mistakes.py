@@ -4,9 +4,12 @@ import shlex
 
 import pytest
 
+from tests.runpod.conftest import ROOT
+
 
 RENT = "create_pod.sh --yes --gpu A40 --hours 4"
 RUN = "run_and_stop.sh --hours 1"
+SCRIPTS = ("create_pod.sh", "deadline.sh", "on_start.sh", "run_and_stop.sh", "stop_pod.sh", "sync.sh")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,9 @@ RUN = "run_and_stop.sh --hours 1"
         (f"{RUN} --grace long -- train.py", "--grace"),
         (f"{RUN} --keep -- train.py", "--hours"),
         ("sync.sh", "hf://buckets/"),
+        *((f"create_pod.sh --yes --gpu A40 --volume v --hours {hours}", "--hours") for hours in (0, -1, "1e3", 720.5)),
+        *((f"{script} --nonsense", "--nonsense") for script in (*SCRIPTS, "deadline.sh 1", "sync.sh run")),
+        ("../cloud/hf_jobs.sh me/mine https://x --nonsense", "--nonsense"),
         ("sync.sh --check hf://me/mine", "hf://me/mine"),
         ("sync.sh no-such-run host:", "no-such-run"),
         ("stop_pod.sh stop halt", "'halt'"),
@@ -39,6 +45,16 @@ def test_a_mistake_is_named(pod, typed: str, named: str) -> None:
     code, said = pod.run(*shlex.split(typed))
     assert code == 2 and "error: " in said and named in said
     assert pod.calls() == [] and not pod.processes("deadline.sh")
+
+
+@pytest.mark.parametrize("typed", [f"{RUN} --help -- train.py", "sync.sh run -h", "../cloud/hf_jobs.sh --help"])
+def test_help_is_the_comment_at_the_top_and_does_nothing(pod, typed: str) -> None:
+    scripts = [path.name for path in (ROOT / "runpod").glob("*.sh")]
+    for words in (shlex.split(typed), *([script, "--help"] for script in scripts)):
+        code, said = pod.run(*words)
+        top = (ROOT / "runpod" / words[0]).read_text().partition("\n\n")[0].splitlines()[1]
+        assert code == 0 and said.startswith(top.removeprefix("# ")) and "set -" not in said
+    assert pod.calls() == [] and not pod.processes("deadline.sh") and not pod.workspace.exists()
 
 
 @pytest.mark.parametrize(

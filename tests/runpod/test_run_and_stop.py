@@ -87,6 +87,12 @@ def test_only_what_is_safe_is_terminated(pod, words, differs: str, folder: str, 
     assert pod.calls()[-4:] == ways and len(pod.calls("runpodctl")) == 2
 
 
+def test_without_python_the_pod_is_stopped(pod) -> None:
+    pod.stub("python", "#!/bin/bash\nexit 127\n")
+    pod.train("--hours", 1, "--grace", 0, *BUCKET, **VOLUME)
+    assert pod.calls()[-4:] == STOP
+
+
 def test_nobody_is_asked_for_a_password(pod) -> None:
     pod.stub("rsync", "#!/bin/bash\n[[ $RSYNC_RSH == *BatchMode=yes* ]]\n")
     assert pod.train("--keep", "--sync", "me@host:")[0] == 0

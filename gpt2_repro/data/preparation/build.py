@@ -189,6 +189,7 @@ def _write_folder(
     counts, shards = _write_splits(folder, args, groups, encoder)
     if args.validation_text:
         _write_validation_text(folder / "text", groups, staging / "tokenizer" / "tokenizer.json")
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": sorted(counts)}))  # for load_from_disk
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
         shutil.copyfile(path, folder / "tokenizer" / path.name)
