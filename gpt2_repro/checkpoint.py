@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.checkpoints import complete_checkpoints, training_record
 from gpt2_repro.run_record.environment import TrainingRecord
@@ -66,6 +67,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         return _open_folder(newest)
     if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "runs/")):
         raise UserError(f"there is no checkpoint {name}: pass a final/, a checkpoint-N/, a run directory or a Hub id")
+    check_hub()
     return Checkpoint(name.rstrip("/"), name, "hub")
 
 

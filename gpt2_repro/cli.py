@@ -31,7 +31,7 @@ def run(main: Callable[[list[str]], None]) -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
-        line = f"error: {error}"
+        line = "error: " + str(error).rpartition("UserError: ")[2].strip()  # a DataLoader's worker adds its traceback
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
             # Elastic reads "message" as text, or as a mapping with the time that ranks the failures.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpt2_repro.errors import UserError
+from gpt2_repro.hub import check_hub
 
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,13 @@ def _download_tokenizer(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError
 
+    check_hub()
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
         line = str(error).strip().splitlines()[0]
-        raise UserError(f"the tokenizer {name} cannot be fetched ({line}): pass --tokenizer FOLDER") from None
+        fix = "Pass a folder as --tokenizer, or --tokenizer train for a BPE of your own text."
+        raise UserError(f"The tokenizer {name} cannot be fetched from the Hub ({line}). {fix}") from None
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:

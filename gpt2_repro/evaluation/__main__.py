@@ -25,7 +25,8 @@ from gpt2_repro.evaluation.models import LoadedModel, common_window, open_model
 from gpt2_repro.evaluation.output import check_output, default_output_dir, run_metadata, write_comparison
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.scoring import score_models
-from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, with_completion
+from gpt2_repro.evaluation.tasks import check_tasks, find_local_files, own_documents, with_completion
+from gpt2_repro.hub import check_hub
 from gpt2_repro.run_record.environment import TrainingRecord
 
 
@@ -47,8 +48,11 @@ def main(argv: list[str]) -> None:
     run = next((checkpoint.run for checkpoint in checkpoints if checkpoint.run), None)
     arguments = override_arguments(arguments_of_run(run), options)
     tasks = with_completion(arguments.tasks)
-    local = find_local_files(options.local_data, tasks) if options.local_data else {}
+    folder = options.local_data or own_documents(run, tasks)
+    local = find_local_files(folder, tasks) if folder else {}
     check_tasks(tasks, local)
+    if set(tasks) - local.keys():
+        check_hub()
     device = choose_device(options.device)
 
     unique = {checkpoint.name: checkpoint for checkpoint in checkpoints}.values()

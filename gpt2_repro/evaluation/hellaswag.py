@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gpt2_repro.batch_plan import IGNORED
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.files import read_json_lines
+from gpt2_repro.hub import check_hub
 
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def read_items(source: str) -> list[Item]:
 def _load_from_hub(source: str) -> Iterable[Any]:
     import datasets
 
+    check_hub()
     try:
         return datasets.load_dataset(source, split="validation")
     except Exception as error:  # of a network, a Hub, a cache and a builder there is nothing narrower

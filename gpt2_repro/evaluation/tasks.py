@@ -19,6 +19,7 @@ import yaml
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.evaluation.documents import cut_passages, documents_to_score, read_documents
 from gpt2_repro.evaluation.scores import COMPLETION
+from gpt2_repro.run_record import RunRecord
 
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,14 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
         names = sorted({files[0] for files in wanted.values()}) or ["a file for any of these tasks"]
         raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Put {', '.join(names)} there.")
     return found
+
+
+def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
+    """Return the run's prepared folder if a task needs validation documents and they are there."""
+    name = (
+        RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run and OWN_TASKS.keys() & set(tasks) else None
+    )
+    return Path(name) if name and any(Path(name, file).is_file() for file in DOCUMENT_FILES) else None
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:

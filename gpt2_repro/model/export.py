@@ -20,6 +20,9 @@ from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.pretraining import plain_config, plain_model
 
 
+COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
+
+
 def load_model(checkpoint: str) -> PreTrainedModel:
     """Return the plain fp32 model of a folder or Hub id, in evaluation mode, with its true vocabulary.
 
@@ -38,7 +41,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
             checkpoint, config=config, output_loading_info=True, **SAFELY
         )
     except (OSError, SafetensorError, *FAILURES) as error:
-        raise UserError(f"cannot load {checkpoint}: {in_a_line(error)}") from None
+        raise UserError(f"cannot load {checkpoint}. {COMPLETE} ({in_a_line(error)})") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(loading[problem]):
             raise UserError(f"cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)")
@@ -82,7 +85,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises nothing narrower for a damaged tokenizer.json
-        raise UserError(f"{checkpoint} has no tokenizer that loads: {in_a_line(error)}") from None
+        raise UserError(f"{checkpoint} has no tokenizer that loads. {COMPLETE} ({in_a_line(error)})") from None
 
 
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -12,6 +12,7 @@ from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of
+from gpt2_repro.hub import check_hub
 
 
 class Repository:
@@ -25,6 +26,7 @@ class Repository:
         """
         from huggingface_hub import HfApi
 
+        check_hub()
         self.name, self.folder = name, folder
         self._api = HfApi()
         self._listing = functools.partial(hub_errors, f"list {name} on the Hub")
