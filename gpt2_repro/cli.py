@@ -3,11 +3,13 @@
 import argparse
 import json
 import logging
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean
 from gpt2_repro.supervision import MISTAKE, note
@@ -24,6 +26,10 @@ def run(main: Callable[[list[str]], None]) -> None:
     Under a launcher only local rank 0 prints, and each rank leaves the line in $TORCHELASTIC_ERROR_FILE, which
     the launcher quotes last, after a traceback of its own.
     """
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        # Importing torch takes seconds. transformers lists its arguments without it, after a warning.
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     level = logging.INFO if is_local_main_process() else logging.WARNING
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
     logging.getLogger("gpt2_repro").setLevel(level)
@@ -49,21 +55,95 @@ def run(main: Callable[[list[str]], None]) -> None:
         sys.exit(130)
 
 
-class CommandParser(argparse.ArgumentParser):
-    """argparse whose complaints are UserErrors. Options are never abbreviated; a wrong one names the nearest."""
+class OneLineErrors(argparse.ArgumentParser):
+    """argparse whose errors are UserErrors of one line, each with an example of a good value. No abbreviations."""
+
+    KINDS: ClassVar[dict[str, str]] = {
+        "int": "a whole number",
+        "_count": "a whole number of at least 1",
+        "float": "a number",
+        "TokenCount": "a whole number of tokens",
+        "string_to_bool": "true or false",
+        "Overrides": "key=value,key=value or JSON",
+    }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+        self.register("type", int, _whole_number)
+        self.register("type", float, _finite_number)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # Python 3.11 takes -1e-3 for an option
+
+    def error(self, message: str) -> NoReturn:
+        if needed := re.match(r"argument (-[\w-]+).*: expected (at least )?one argument", message):
+            action = self._option_string_actions[needed[1]]
+            raise UserError(f"{_name(action)} needs a value, such as {_example(action)}")
+        if surplus := re.match(r"argument (-[\w-]+).*: ignored explicit argument", message):
+            raise UserError(f"{surplus[1]} takes no value. Pass it alone.")
+        if surplus := re.match(r"unrecognized arguments: (\S+)", message):
+            fix = f"Name the recipe first, then options: {self.prog} RECIPE --key value"
+            raise UserError(f"Unexpected {surplus[1]!r}. {fix}")
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        kind = self.KINDS.get(getattr(action.type, "__name__", ""), "a value")
+        try:
+            if text or not action.default:
+                return super()._get_value(action, text)
+        except argparse.ArgumentError:
+            if text.endswith((".yaml", ".yml")):
+                raise UserError(f"The recipe comes first: {self.prog} {text} {_name(action)} …") from None
+        raise UserError(f"{_name(action)} cannot be {text!r}. It needs {kind}, such as {_example(action)}.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise UserError(f"{_name(action)} cannot be {str(value)!r}: {did_you_mean(str(value), action.choices)}")
+
+
+def _whole_number(text: str) -> int:
+    """Read `100`, `1_000` or `1e2`. Raises ValueError for everything else."""
+    try:
+        return int(text)
+    except ValueError:
+        number = _finite_number(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _name(action: argparse.Action) -> str:
+    return next(iter(action.option_strings), action.dest)
+
+
+def _example(action: argparse.Action) -> str:
+    """An option with a good value: its default, or one that fits its type."""
+    fitting = {"int": "100", "_count": "100", "float": "0.5", "TokenCount": "1e6", "string_to_bool": "true"}
+    fitting["Overrides"] = "n_inner=3072"
+    values = action.default if isinstance(action.default, list) else [action.default]
+    if action.choices is not None:
+        values = [next(iter(action.choices))]
+    default = " ".join(str(value) for value in values if value and value is not True)
+    return f"{_name(action)} {default or fitting.get(getattr(action.type, '__name__', ''), action.dest.upper())}"
+
+
+class CommandParser(OneLineErrors):
+    """The parser of the commands without a recipe. A wrong option names the nearest one."""
 
     def __init__(self, *, prog: str, description: str | None, **kwargs: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=prog, description=description, formatter_class=formatter, allow_abbrev=False, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+        super().__init__(prog=prog, description=description, formatter_class=formatter, **kwargs)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The options. Raises UserError for unknown ones and impossible values."""
+        """Return the options. Raises UserError for unknown ones and impossible values."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
             known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            raise UserError(f"there is no option {flag}: {did_you_mean(flag, known)}")
+            raise UserError(f"{self.prog} has no option {flag}: {did_you_mean(flag, known)}")
         return options
