@@ -7,12 +7,18 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+from tqdm import tqdm
+
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean
 from gpt2_repro.supervision import MISTAKE, note
+
+
+LINE_SECONDS = 30.0  # between two lines of progress in a file
 
 
 def is_local_main_process() -> bool:
@@ -31,7 +37,9 @@ def run(main: Callable[[list[str]], None]) -> None:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     level = logging.INFO if is_local_main_process() else logging.WARNING
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stdout)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[_LogHandler(sys.stdout)])
+    if not sys.stderr.isatty():
+        _disable_bars()
     logging.getLogger("gpt2_repro").setLevel(level)
     try:
         main(sys.argv[1:])
@@ -43,16 +51,72 @@ def run(main: Callable[[list[str]], None]) -> None:
             # Elastic reads "message" as text, or as a mapping with the time that ranks the failures.
             Path(error_file).write_text(json.dumps({"message": line}))
         if is_local_main_process():
-            print(line, file=sys.stderr, flush=True)
             if isinstance(error, UserError):
-                note(MISTAKE, str(error))
+                note(MISTAKE, str(error))  # before it is printed: the supervisor prints it last, and nothing else
+            for bar in list(getattr(tqdm, "_instances", ())):
+                bar.close()
+            print(line, file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         # Whoever read the output, `head` say, has read enough; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
+        if is_local_main_process():
+            print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
+
+
+class Progress(tqdm):
+    """A progress bar. If stderr is not a terminal: a line of text every LINE_SECONDS.
+
+    Args:
+        iterable, options: of tqdm.
+        hidden: show nothing.
+    """
+
+    total: float | None
+
+    def __init__(
+        self, iterable: Iterable[Any] | None = None, *, desc: str, hidden: bool = False, **options: Any
+    ) -> None:
+        in_lines = not hidden and not sys.stderr.isatty()
+        super().__init__(iterable, desc=desc, disable=hidden or in_lines, dynamic_ncols=True, **options)
+        self._text, self._written_at = desc if in_lines else "", time.monotonic()
+        if in_lines and self.total is None and isinstance(iterable, Sized):
+            self.total = len(iterable)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.iterable:
+            yield item
+            self.update()
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if not self._text:
+            return super().update(n)
+        self.n += n
+        if self.total and time.monotonic() - self._written_at >= LINE_SECONDS:
+            self._written_at = time.monotonic()
+            print(f"{self._text}: {self.n / self.total:.0%}", file=sys.stderr, flush=True)
+        return None
+
+
+class _LogHandler(logging.StreamHandler):
+    """Writes each message on a line of its own, above the progress bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(self.stream):
+            super().emit(record)
+
+
+def _disable_bars() -> None:
+    """Disable the progress bars of all libraries: in a file each frame of a bar would be kept."""
+    begin = tqdm.__init__
+
+    def disabled(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options | {"disable": True})
+
+    tqdm.__init__ = disabled
 
 
 class OneLineErrors(argparse.ArgumentParser):
