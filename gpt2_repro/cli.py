@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -18,6 +18,14 @@ from gpt2_repro.errors import RunFailed, UserError, did_you_mean
 from gpt2_repro.supervision import MISTAKE, note
 
 
+KINDS = {  # the types of options, by name, with an example
+    "int": ("a whole number", "100"),
+    "_count": ("a whole number of at least 1", "100"),
+    "float": ("a number", "0.5"),
+    "TokenCount": ("a whole number of tokens", "1e6"),
+    "string_to_bool": ("true or false", "true"),
+    "Overrides": ("key=value,key=value or JSON", "n_inner=3072"),
+}
 LINE_SECONDS = 30.0  # between two lines of progress in a file
 
 
@@ -122,15 +130,6 @@ def _disable_bars() -> None:
 class OneLineErrors(argparse.ArgumentParser):
     """argparse whose errors are UserErrors of one line, each with an example of a good value. No abbreviations."""
 
-    KINDS: ClassVar[dict[str, str]] = {
-        "int": "a whole number",
-        "_count": "a whole number of at least 1",
-        "float": "a number",
-        "TokenCount": "a whole number of tokens",
-        "string_to_bool": "true or false",
-        "Overrides": "key=value,key=value or JSON",
-    }
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self.register("type", int, _whole_number)
@@ -149,14 +148,15 @@ class OneLineErrors(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
-        kind = self.KINDS.get(getattr(action.type, "__name__", ""), "a value")
         try:
             if text or not action.default:
                 return super()._get_value(action, text)
         except argparse.ArgumentError:
             if text.endswith((".yaml", ".yml")):
                 raise UserError(f"The recipe comes first: {self.prog} {text} {_name(action)} …") from None
-        raise UserError(f"{_name(action)} cannot be {text!r}. It needs {kind}, such as {_example(action)}.")
+        raise UserError(
+            f"{_name(action)} cannot be {text!r}. It needs {_kind(action)[0]}, such as {_example(action)}."
+        )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -185,15 +185,18 @@ def _name(action: argparse.Action) -> str:
     return next(iter(action.option_strings), action.dest)
 
 
+def _kind(action: argparse.Action) -> tuple[str, str]:
+    """What the values of an option are, and one of them."""
+    return KINDS.get(getattr(action.type, "__name__", ""), ("a value", action.dest.upper()))
+
+
 def _example(action: argparse.Action) -> str:
     """An option with a good value: its default, or one that fits its type."""
-    fitting = {"int": "100", "_count": "100", "float": "0.5", "TokenCount": "1e6", "string_to_bool": "true"}
-    fitting["Overrides"] = "n_inner=3072"
     values = action.default if isinstance(action.default, list) else [action.default]
     if action.choices is not None:
         values = [next(iter(action.choices))]
     default = " ".join(str(value) for value in values if value and value is not True)
-    return f"{_name(action)} {default or fitting.get(getattr(action.type, '__name__', ''), action.dest.upper())}"
+    return f"{_name(action)} {default or _kind(action)[1]}"
 
 
 class CommandParser(OneLineErrors):

@@ -26,17 +26,12 @@ def in_a_line(error: Exception) -> str:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid word that `word` abbreviates (lr: learning_rate), or the most similar one, or None."""
+    """Return the valid word that `word` abbreviates (attn: attn_implementation), or the most similar one, or None."""
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     parts = word.lstrip("-").lower().replace("-", "_").split("_")
-    begins = re.compile("(.*_)?" + "[a-z0-9]*_(.*_)?".join(map(re.escape, parts)) + "[a-z0-9]*(_.*)?")
-    plain = {choice: choice.lstrip("-").lower() for choice in choices}
-    initials = {"".join(name[0] for name in plain[choice].split("_") if name): choice for choice in reversed(choices)}
-    if len(parts) == 1 and len(parts[0]) > 1 and parts[0] in initials:
-        return initials[parts[0]]
-    if len(parts[0]) > 1 and (found := [choice for choice in choices if begins.fullmatch(plain[choice])]):
-        return found[0]
-    return next(iter(difflib.get_close_matches(word, choices, n=1, cutoff=0.6)), None)
+    begins = re.compile("-*(.*_)?" + "[a-z0-9]*_(.*_)?".join(map(re.escape, parts)) + "[a-z0-9]*(_.*)?")
+    abbreviated = [choice for choice in choices if len(parts[0]) > 1 and begins.fullmatch(choice.lower())]
+    return next(iter(abbreviated or difflib.get_close_matches(word, choices, n=1)), None)
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:

@@ -119,7 +119,7 @@ def test_options_of_other_projects_name_ours(recipe: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [("lr", "learning_rate"), ("seq_len", "sequence_length"), ("warmup", "warmup_steps"), ("optm", "optim")],
+    [("attn", "attn_implementation"), ("seq_len", "sequence_length"), ("optm", "optim")],
 )
 def test_abbreviations_come_before_similar_words(word: str, near: str) -> None:
     assert (
