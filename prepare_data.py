@@ -27,6 +27,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
+# What --help lists, of all options.
+HELP = {
+    "Text": ("data_files", "source", "text_column", "sample_by", "max_tokens", "list_sources"),
+    "Tokens": ("tokenizer", "packing", "sequence_length", "separator"),
+    "Validation split": ("split", "validation_tokens", "validation_fraction", "validation_text", "validation_sets"),
+    "Folder": ("dataset_dir", "verify", "overwrite", "num_proc", "max_bad_documents"),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -35,7 +42,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.recipe import Recipe, parse_recipe
 
     recipe: Recipe[DataArguments, None, None, None]
-    recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS)
+    recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS, groups=HELP)
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     preparation = PreparationOptions(
         **{its.name: getattr(options, its.name) for its in dataclasses.fields(PreparationOptions)}

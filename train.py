@@ -18,6 +18,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dry_run": {"action": "store_true", "help": "Print the resolved recipe and what it derives, and stop."},
     "diff_recipe": {"metavar": "RECIPE", "help": "Print how the run deviates from this recipe, and stop."},
 }
+# What --help lists, of all options.
+HELP = {
+    "Data and model": ("dataset_dir", "sequence_length", "n_layer", "n_head", "n_embd", "init_from"),
+    "Length and batch": ("total_tokens", "max_steps", "tokens_per_step", "per_device_train_batch_size"),
+    "Optimization": ("learning_rate", "warmup_steps", "lr_scheduler_type", "weight_decay", "seed"),
+    "Measurement": ("eval_steps", "hellaswag_steps", "sample_steps", "report_to"),
+    "Run": ("output_dir", "save_steps", "max_hours", "use_cpu", "activation_checkpointing", "dry_run"),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -26,7 +34,7 @@ def main(argv: list[str]) -> None:
     # Imports take seconds, so each mistake is reported before the next import.
     from gpt2_repro.training.arguments import load_recipe
 
-    recipe = load_recipe(argv, description=__doc__, options=OPTIONS)
+    recipe = load_recipe(argv, description=__doc__, options=OPTIONS, groups=HELP)
     from gpt2_repro.diff_recipe import compare_with_default, diff_recipe
     from gpt2_repro.dry_run import dry_run
     from gpt2_repro.training.sizing import follow_data

@@ -119,6 +119,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         "tokens_per_step": rows * setup.model["sequence_length"],
         "per_device_train_batch_size": setup.micro_batch,
         "max_steps": setup.total_steps,
+        "warmup_steps": setup.total_steps - 1,
         "bf16": setup.bf16,
         "use_cpu": not torch.cuda.is_available(),
         "torch_compile": setup.compile,

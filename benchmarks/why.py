@@ -180,11 +180,11 @@ def measure(side: Side) -> dict[str, Any]:
     run(side, trained)
     little = side.rows(little=True)
     one_step = {"batch_size": len(little), "accumulation": 1, "dropout": 0.0, "dtype": "float32", **side.little()}
-    run(side, start, max_steps=1, learning_rate=1e-12, **one_step)
+    run(side, start, max_steps=1, warmup_steps=0, learning_rate=1e-12, **one_step)
     model = AutoModelForCausalLM.from_pretrained(side.final(trained), dtype="auto").eval()
     unmoved = AutoModelForCausalLM.from_pretrained(side.final(start), dtype="auto").eval()
     begun = side.work / f"{side.name}-begun"  # in the precision of the training: its weights are drawn in that
-    run(side, begun, max_steps=1, learning_rate=1e-12)
+    run(side, begun, max_steps=1, warmup_steps=0, learning_rate=1e-12)
     before = AutoModelForCausalLM.from_pretrained(side.final(begun), dtype="auto")
     found["training loss of a step"] = round(side.losses(start)[0], 5)
     found["true, of its rows"] = round(true_loss(unmoved, little), 5)
@@ -207,7 +207,7 @@ def measure(side: Side) -> dict[str, Any]:
 def speed(side: Side) -> float:
     """Tokens a second of further steps: what more steps take more, so that nobody's start or end counts."""
     few, many = 20, 80
-    alike = {"dtype": "float32", "dropout": 0.0}
+    alike = {"dtype": "float32", "dropout": 0.0, "warmup_steps": 0}
     seconds = [run(side, side.work / f"{side.name}-{steps}", max_steps=steps, **alike) for steps in (few, many)]
     return (many - few) * ROWS * PASSES * CONTEXT / (seconds[1] - seconds[0])
 

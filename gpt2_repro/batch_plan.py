@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from typing import Literal
 
 from gpt2_repro.errors import UserError
@@ -17,7 +18,7 @@ class TokenCount(int):
     """A number of tokens, written `10e9`, `10_000_000_000` or `524288`."""
 
     def __new__(cls, value: object) -> "TokenCount":
-        text = str(value).replace("_", "").replace(",", "")
+        text = re.sub(r"[,_](?=\d{3})", "", str(value))  # 1,000 but not 1,5e3
         number = float(text)
         if not number.is_integer() or number < 0:
             raise ValueError(f"{value!r} is not a whole number of tokens")

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from gpt2_repro import references
 from gpt2_repro.recipe import DEFAULT, values_of
-from gpt2_repro.training.arguments import TrainingRecipe, load_recipe
-from gpt2_repro.training.workload import count_steps
+from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_recipe
 
 
 DEFAULT_RECIPE = Path(__file__).parents[1] / DEFAULT

@@ -9,19 +9,23 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.cli import OneLineErrors
+from gpt2_repro.errors import UserError, did_you_mean, in_a_line, nearest
 
 
 DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is named
 SECTIONS = ("data", "model", "training", "evaluation")
+SIZES = {"small": "124m", "medium": "350m", "355m": "350m", "large": "774m", "xl": "1558m", "1.5b": "1558m"}
+OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
 PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # change no run
 
 D = TypeVar("D")
@@ -86,39 +90,48 @@ def values_of(section: Any) -> dict[str, Any]:
     return {field.name: getattr(section, field.name) for field in dataclasses.fields(section) if field.init}
 
 
-class _Parser(HfArgumentParser):
-    """HfArgumentParser whose complaints are UserErrors that name the nearest valid word."""
-
-    def error(self, message: str) -> Any:
-        message = message.removeprefix("argument ").replace("invalid TokenCount value", "no whole number of tokens")
-        message = message.replace("invalid Overrides value", "no mapping, which is key=value,key=value or JSON")
-        if message.startswith("unrecognized arguments"):
-            message += ", and a recipe is named first"
-        raise UserError(f"{message}; see --help")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            hint = did_you_mean(str(value), map(str, action.choices))
-            raise UserError(f"{action.option_strings[0]} cannot be {str(value)!r}: {hint}")
+class _Parser(OneLineErrors, HfArgumentParser):
+    """HfArgumentParser with the errors of our other commands."""
 
 
 def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     """Read a recipe's sections as they are written. Raises UserError for a missing file or an unknown section."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder. Name a recipe's file, or pass prepared data with --dataset_dir {path}.")
     if not path.is_file():
-        shipped = sorted(str(recipe) for recipe in Path("recipes").glob("*.yaml"))
-        raise UserError(f"there is no recipe {path}: {did_you_mean(str(path), shipped or [str(DEFAULT)])}")
+        raise UserError(f"There is no recipe {path}: {_similar_recipe(path)}")
     try:
         document = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        document, reason = None, in_a_line(error)
+        if path.suffix in (".yaml", ".yml"):
+            raise UserError(f"{path} is not YAML: {reason}") from None
     if not isinstance(document, dict):
-        raise UserError(f"{path} must hold the sections {', '.join(SECTIONS)}")
+        fix = f"Prepare text with: python prepare_data.py --data_files {path}"
+        raise UserError(f"{path} is not a recipe, which has the sections {', '.join(SECTIONS)}. {fix}")
+    if "compute_environment" in document:
+        raise UserError(f"{path} configures a launcher: accelerate launch --config_file {path} train.py RECIPE")
     for section, keys in document.items():
         if section not in SECTIONS:
-            raise UserError(f"{path} has no section {section!r} to offer: {did_you_mean(str(section), SECTIONS)}")
+            raise UserError(f"{path} has an unknown section {section!r}: {did_you_mean(str(section), SECTIONS)}")
         if not isinstance(keys or {}, dict):
             raise UserError(f"{path}: section {section!r} must hold keys and values")
     return {section: keys or {} for section, keys in document.items()}
+
+
+def _similar_recipe(path: Path) -> str:
+    """Return the end of the message about a recipe that does not exist."""
+    if "=" in path.name:
+        return f"options begin with --, so pass --{path}"
+    if path.suffix in (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst"):
+        return "name a .yaml file. Text is prepared with: python prepare_data.py --data_files FILE"
+    recipes = {recipe.stem: recipe for recipe in sorted(DEFAULT.parent.glob("*.yaml"))} or {DEFAULT.stem: DEFAULT}
+    stem = path.stem.lower().replace("-", "_")
+    for size, parameters in SIZES.items():
+        stem = re.sub(rf"(?<![a-z0-9])({size})(?![a-z0-9])", parameters, stem)
+    stem = {"gpt2": DEFAULT.stem, "train_gpt2": DEFAULT.stem}.get(stem, stem)
+    near = nearest(stem, recipes)
+    return f"did you mean {str(recipes[near])!r}?" if near else f"{DEFAULT.parent}/ has {', '.join(recipes)}"
 
 
 def parse_recipe(
@@ -132,6 +145,7 @@ def parse_recipe(
     description: str | None = None,
     prog: str | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Recipe[D, M, T, E]:
     """Parse `[RECIPE] [--key value ...]`.
 
@@ -143,6 +157,7 @@ def parse_recipe(
         description: shown by --help, usually the command's docstring.
         prog: the name of the command, if it is not the name of its file.
         options: further flags of the command itself, by name, with the keywords of `add_argument`.
+        groups: the options that --help lists, by title. `--help all` lists all of them.
 
     Raises UserError for a missing recipe and for unknown or refused sections, keys, flags and choices.
     """
@@ -153,8 +168,8 @@ def parse_recipe(
     flagged = {name: cls for name, cls in classes.items() if name in offered}
     parser = _build_parser(flagged, description, options or {})
     parser.prog = prog or parser.prog
-    if "--help" in flags or "-h" in flags:
-        parser.parse_args(["--help"])
+    if {"--help", "-h"} & set(flags):
+        _print_help(parser, None if "all" in argv else groups)
 
     written = load_sections(path)
     tokens: list[str] = []
@@ -183,7 +198,7 @@ def read_section(path: Path, section: str, cls: type[D]) -> D:
     """Read one section of a recipe. Fields that the file does not state have their defaults."""
     keys = load_sections(path).get(section, {})
     _check_keys(path, section, keys, cls)
-    parser = _Parser([cls], add_help=False, allow_abbrev=False)
+    parser = _Parser([cls], add_help=False)
     return cls(**vars(parser.parse_args(_to_tokens(keys))))
 
 
@@ -200,7 +215,7 @@ def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type) ->
     valid = {field.name for field in dataclasses.fields(cls) if field.init} - _refused(cls).keys()
     for key in keys:
         if key in _refused(cls):
-            raise UserError(f"{path}: {section}.{key} has another owner: {_refused(cls)[key]}")
+            raise UserError(f"{path}: {section}.{key} cannot be set: {_refused(cls)[key]}")
         if key not in valid:
             raise UserError(f"{path}: {section} has no key {str(key)!r}: {did_you_mean(str(key), valid)}")
 
@@ -220,19 +235,42 @@ def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argpars
     known = {option: action for action in parser._actions for option in action.option_strings}
     typed = set()
     for flag in flags:
-        if not flag.startswith("-") or re.fullmatch(r"-[\d.][\d.e+-]*", flag):
+        if not flag.startswith("-") or re.match(r"-([\d.]|inf|nan)", flag):
             continue
         name = flag.split("=")[0]
         field = name.removeprefix("--").removeprefix("no_").removeprefix("no-").replace("-", "_")
         if field in refused:
-            raise UserError(f"{name} has another owner: {refused[field]}")
+            raise UserError(f"{name} cannot be set: {refused[field]}")
         if name not in known:
             # Each option is also known with hyphens.
             spelled = [word for word in known if "_" in word or "-" not in word[2:]]
             shown = [word for word in spelled if known[word].help != argparse.SUPPRESS]
-            raise UserError(f"there is no option {name}: {did_you_mean(name, shown)}")
+            raise UserError(_other_name(name, parser) or f"There is no option {name}: {did_you_mean(name, shown)}")
         typed.add(known[name].dest)
     return typed
+
+
+def _other_name(name: str, parser: argparse.ArgumentParser) -> str | None:
+    """What to pass in place of an option of another project, or None if it is not known."""
+    key = name.lstrip("-").replace("-", "_")
+    for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
+        ours = table["options"].get(key)
+        if ours is None or (project == "llm.c") == name.startswith("--"):
+            continue
+        known = {
+            text: re.split("[ ,]", text)[0] in parser._option_string_actions
+            for text in ([ours] if isinstance(ours, str) else ours)
+        }
+        ours = next((text for text in known if known[text]), next(iter(known)))
+        theirs = name if project == "common" else f"{project}'s {name}"
+        page = f"; see {table['page']}" if "page" in table else ""
+        if not ours.startswith("--"):
+            return f"{theirs} is not an option here: {ours}{page}"
+        if known[ours]:
+            return f"{theirs} is {ours} here{page}"
+        other = "train.py" if parser.prog == "prepare_data.py" else "prepare_data.py"
+        return f"{theirs} is {'an option' if name == ours else ours} of {other}{page}"
+    return None
 
 
 def _build_parser(
@@ -240,22 +278,23 @@ def _build_parser(
 ) -> _Parser:
     parser = _Parser(
         [],
-        usage=f"%(prog)s [RECIPE] [--key value ...]     RECIPE: {DEFAULT} where none is named",
+        usage=f"%(prog)s [RECIPE] [--key value ...]     RECIPE: {DEFAULT} if none is named",
         description=description,
         formatter_class=_HelpFormatter,
-        allow_abbrev=False,
     )
     command = parser.add_argument_group("this command")
     for name, keywords in options.items():
         command.add_argument(f"--{name}", **keywords)
     inherited = []
     for section, cls in offered.items():
-        builder = _Parser([cls], add_help=False, allow_abbrev=False)
+        builder = _Parser([cls], add_help=False)
         group = parser.add_argument_group(f"recipe section {section}")
         own = set(own_fields(cls))
         for action in builder._actions:
             if action.dest in _refused(cls):
                 action.help = argparse.SUPPRESS
+            elif action.option_strings[0] == f"--no_{action.dest}":
+                action.help = f"Turn off --{action.dest}."
             if action.dest in own or action.dest in _refused(cls):
                 group._add_action(action)
             else:
@@ -267,6 +306,20 @@ def _build_parser(
     return parser
 
 
+def _print_help(parser: _Parser, groups: Mapping[str, Sequence[str]] | None) -> NoReturn:
+    """Print the options of `groups`, or all of them, and exit."""
+    if groups is not None:
+        actions = {action.dest: action for action in reversed(parser._actions)}  # --no_x comes after --x
+        parser._action_groups = []
+        for title, names in groups.items():
+            group = parser.add_argument_group(title)
+            for name in names:
+                group._group_actions.append(actions[name])
+        parser.epilog = "--help all lists all options."
+    parser.print_help()
+    sys.exit()
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Shows each option once, under its name with underscores, with its default."""
 
@@ -276,6 +329,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = " ".join((action.help or "").replace("%", "%%").split()) if action.help else ""
-        if action.default in (None, argparse.SUPPRESS) or action.nargs == 0 or action.dest == "help":
+        if action.default in (None, "", [], argparse.SUPPRESS) or action.nargs == 0 or action.dest == "help":
             return text
         return f"{text} (default: {action.default})"

@@ -12,10 +12,12 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 import psutil
 
@@ -57,7 +59,7 @@ class Supervisor:
     def __init__(self, command: list[str], notes: Path, options: argparse.Namespace) -> None:
         self.command, self.notes, self.options = command, notes, options
         self.process: subprocess.Popen[bytes] | None = None
-        self.signalled = False
+        self.signalled, self.kept = False, ""
 
     def run(self) -> None:
         """Start, wait, judge, and start again."""
@@ -91,13 +93,19 @@ class Supervisor:
         """Run the command once, to the end of the last process that it has started."""
         before = set(psutil.Process().children(recursive=True))
         environment = {LAUNCHERS_PATIENCE: str(int(self.options.grace))} | os.environ | {FOLDER: str(self.notes)}
+        errors = self.notes / "stderr"  # a file, because workers outlive a killed supervisor, but not its pipe
         try:
-            self.process = subprocess.Popen(self.command, env=environment, start_new_session=True)
+            with errors.open("wb") as file:
+                self.process = subprocess.Popen(self.command, env=environment, start_new_session=True, stderr=file)
         except OSError as error:
             raise UserError(f"cannot start {self.command[0]} ({error.strerror})") from None
         if self.signalled:  # before there was anything to pass it on to
             self.process.terminate()
-        code = self.process.wait()
+        with errors.open("rb") as file:
+            while (code := self.process.poll()) is None:
+                self._forward(file)
+                time.sleep(0.05)
+            self._forward(file)
         # What the launcher has left belongs to this process now. No second job may start while it runs.
         if left := set(psutil.Process().children(recursive=True)) - before:
             logger.warning("waiting for %d processes that the launcher has left", len(left))
@@ -118,10 +126,23 @@ class Supervisor:
         if self.signalled:
             if state == "failed" and reason == "the launcher died":
                 return True  # of the signal, and its workers have saved
+            sys.stderr.write(self.kept)
             raise RunFailed(f"ended by a signal before it could save (exit code {code})")
         if mistake := noted(MISTAKE, self.notes):
-            raise RunFailed(f"not started again: {mistake}")
+            raise UserError(mistake)
         return False
+
+    def _forward(self, errors: BinaryIO) -> None:
+        """Print what the command has written to stderr since the last call.
+
+        A launcher's traceback is left out after a mistake of the user. After a signal it is kept until a run has failed.
+        """
+        text = errors.read().decode(errors="replace")
+        if self.signalled:
+            self.kept += text
+        elif text and noted(MISTAKE, self.notes) is None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.signalled = True

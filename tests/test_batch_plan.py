@@ -10,9 +10,9 @@ from gpt2_repro.batch_plan import TokenCount, plan_batches, plan_by_length
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 from gpt2_repro.model_size import checkpoint_bytes, flops_per_token, gpt2_parameters
-from gpt2_repro.training.arguments import TrainingSection
+from gpt2_repro.training.arguments import TrainingSection, count_steps
 from gpt2_repro.training.optimization import learning_rate_factor
-from gpt2_repro.training.workload import count_steps, plan_run
+from gpt2_repro.training.workload import plan_run
 
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_positions": 1024}
@@ -69,7 +69,7 @@ def test_max_steps_replaces_total_tokens() -> None:
     for tokens, asked, steps in ((640, 3, 3), (700, 0, 10)):
         section = TrainingSection(tokens_per_step=64, total_tokens=TokenCount(tokens), max_steps=asked)
         assert count_steps(section) == steps
-    for wrong in ({"total_tokens": 63}, {"max_steps": -1}, {"tokens_per_step": 0}):
+    for wrong in ({"total_tokens": 63}, {"max_steps": -1}, {"tokens_per_step": -1}):
         with pytest.raises(UserError, match=f"{next(iter(wrong))} "):
             count_steps(TrainingSection(**{"tokens_per_step": 64} | wrong))
 

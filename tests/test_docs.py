@@ -35,7 +35,9 @@ def output_of(command: str, *argv: str) -> str:
 
 @functools.cache
 def options_of(command: str) -> frozenset[str]:
-    found = re.findall(r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", output_of(command, "--help"), flags=re.MULTILINE)
+    found = re.findall(
+        r"^ {2}(?:-\w(?: \w+)?, )?(--[a-z]\w*)", output_of(command, "--help", "all"), flags=re.MULTILINE
+    )
     assert found, command
     return frozenset(found) | {"--help"}
 
@@ -44,7 +46,7 @@ def options_of(command: str) -> frozenset[str]:
 def defaults(command: str) -> dict[str, str]:
     """The default of each option, as the help of a command shows it."""
     shown = {}
-    for entry in re.split(r"\n(?=  --)", output_of(command, "--help")):
+    for entry in re.split(r"\n(?=  --)", output_of(command, "--help", "all")):
         text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
         if (option := re.match(r" *(--\w+)", text)) and (value := re.search(r"\(default:\s+(\S+)\)", text)):
             shown[option[1]] = value[1]

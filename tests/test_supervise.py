@@ -30,7 +30,7 @@ what, _, number = plan[min(attempt, len(plan) - 1)].partition(":")
 status = lambda state: (run / "run_status.json").write_text(json.dumps({"state": state, "reason": "why"}))
 if what == "mistake":
     supervision.note(supervision.MISTAKE, "there is no recipe")
-    sys.exit(1)
+    raise RuntimeError("as a launcher does")
 if what == "nothing":
     sys.exit(0)  # as --dry_run does, and the command of a run that is complete
 supervision.note(supervision.RUN, str(run))
@@ -45,7 +45,7 @@ if what == "orphan":
 if what in ("kill", "orphan"):
     os.kill(os.getpid(), signal.SIGKILL)
 if what == "wait":
-    signal.signal(signal.SIGTERM, lambda *_: (status("stopped"), sys.exit(1)))
+    signal.signal(signal.SIGTERM, lambda *_: (status("stopped"), sys.exit("a traceback")))
     (run / "waiting").touch()
     time.sleep(60)
 status("failed" if what == "quiet" else what)
@@ -86,7 +86,6 @@ def handlers():
         ("quiet:3,complete", None, 2),  # an exit code of 0 does not make a run complete
         ("kill:7,kill", "3 crashes .*-9", 3),
         ("diverged", "why", 1),
-        ("mistake", "there is no recipe", 1),
     ],
 )
 def test_what_would_happen_again_is_not_started_again(command, plan: str, failure: str | None, attempts: int) -> None:
@@ -95,6 +94,12 @@ def test_what_would_happen_again_is_not_started_again(command, plan: str, failur
     told = command.attempts()
     # What one attempt has told, the next one knows: it does not go back to --resume_from once more.
     assert len(told) == attempts and (attempts < 6 or told == ["None", "1", "2", "3", "4", "5"])
+
+
+def test_a_mistake_of_the_user_ends_it_without_a_traceback(command, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="there is no recipe"):
+        main(command("mistake"))
+    assert len(command.attempts()) == 1 and not capfd.readouterr().err
 
 
 def test_who_starts_it_is_told_the_run_directory(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +120,14 @@ def test_nothing_of_the_last_attempt_is_left_when_the_next_one_starts(command) -
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signals_are_passed_on_and_end_the_loop(command, number) -> None:
-    with subprocess.Popen([sys.executable, "-m", "gpt2_repro.supervise", *command("wait")]) as supervisor:
+    words = [sys.executable, "-m", "gpt2_repro.supervise", *command("wait")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as supervisor:
         deadline = time.monotonic() + 60
         while not (command.run / "waiting").exists():
             assert time.monotonic() < deadline and supervisor.poll() is None
             time.sleep(0.01)
         supervisor.send_signal(number)
-        assert supervisor.wait(60) == 0
+        assert supervisor.wait(60) == 0 and supervisor.stderr and not supervisor.stderr.read()
     assert len(command.attempts()) == 1
     assert json.loads((command.run / "run_status.json").read_text())["state"] == "stopped"
 

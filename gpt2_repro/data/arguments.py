@@ -66,9 +66,11 @@ class DataArguments:
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
-                raise UserError(f"--{name} {getattr(self, name)} must lie between {least} and {most}")
+                fix = f"such as --{name} {getattr(type(self), name)}"
+                raise UserError(f"--{name} {getattr(self, name)} must be from {least} to {most}, {fix}")
         if not 0 < self.validation_fraction < 1:
-            raise UserError(f"--validation_fraction {self.validation_fraction} must lie between 0 and 1")
+            fix = "such as --validation_fraction 0.01"
+            raise UserError(f"--validation_fraction {self.validation_fraction} must be between 0 and 1, {fix}")
 
 
 def default_folder(data: DataArguments) -> str:
@@ -108,6 +110,7 @@ class PreparationOptions:
 
     def __post_init__(self) -> None:
         if self.num_proc < 1:
-            raise UserError("--num_proc must be at least 1")
+            raise UserError(f"--num_proc {self.num_proc} must be at least 1, such as --num_proc 2")
         if self.max_bad_documents < 0:
-            raise UserError(f"--max_bad_documents {self.max_bad_documents} must be at least 0")
+            fix = "such as --max_bad_documents 10"
+            raise UserError(f"--max_bad_documents {self.max_bad_documents} must be at least 0, {fix}")

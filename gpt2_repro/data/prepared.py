@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
+from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of
@@ -146,7 +145,7 @@ class PreparedData:
         for split, shards in self.manifest.shards.items():
             self.check_shards(split)
             expected |= {f"{split}/{shard.name}": shard.sha256 for shard in shards}
-        for name, sha256 in tqdm(expected.items(), desc="verify", unit="file"):
+        for name, sha256 in Progress(expected.items(), desc="verify", unit="file"):
             file = self.path / name
             if not file.is_file() or sha256_of(file) != sha256:
                 raise UserError(f"{file} is missing or differs from its manifest: copy or prepare it again")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import hardware
+from gpt2_repro.cli import Progress
 from gpt2_repro.errors import RunFailed, UserError, in_a_line
 from gpt2_repro.evaluation.scores import EvaluationSettings
 from gpt2_repro.evaluation.tasks import OWN_STANDARD_ERRORS
@@ -112,12 +113,11 @@ def _missing_data_as_user_error() -> Iterator[None]:
 def _scorer_class() -> Any:
     """HFLM with one progress bar for the windows of whole documents. HFLM (lm_eval 0.4.13) draws one per batch."""
     from lm_eval.models.huggingface import HFLM
-    from tqdm import tqdm
 
     class Scorer(HFLM):
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             hidden = disable_tqdm or self.rank > 0
-            with tqdm(desc="Running rolling loglikelihood", unit=" windows", disable=hidden) as self.windows:
+            with Progress(desc="Running rolling loglikelihood", unit=" windows", hidden=hidden) as self.windows:
                 return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(self, requests: Any, **options: Any) -> list[tuple[float, bool]]:

@@ -64,7 +64,11 @@ class ModelArguments:
         if min(self.n_layer, self.n_head, self.n_embd) < 0 or self.pad_vocab_to_multiple_of < 1:
             raise UserError("--n_layer, --n_head and --n_embd must be at least 0, --pad_vocab_to_multiple_of 1")
         if not 0 <= self.dropout < 1:
-            raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1")
+            raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1, such as --dropout 0.1")
+        if self.init_from in ("scratch", "resume"):
+            raise UserError(
+                f"--init_from {self.init_from} is nanoGPT's. Leave it out: a run starts fresh, or resumes."
+            )
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:

@@ -2,14 +2,15 @@
 
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback
 
+from gpt2_repro.cli import Progress
 from gpt2_repro.formatting import duration
 from gpt2_repro.model.compilation import Graph
 from gpt2_repro.model.document_mask import takes_lengths
@@ -32,13 +33,15 @@ class ProgressBar(ProgressCallback):
         super().__init__()
         self.reference = reference
         self.told = False
-        self.prediction_bar: tqdm | None = None
+        self.prediction_bar: Progress | None = None
         self.eval_batches = eval_batches
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             steps = {"total": state.max_steps, "initial": state.global_step}
-            self.training_bar = tqdm(**steps, desc="train", unit="step", **_look(args))
+            # Without a terminal the lines of the log are enough. They are written without a bar too.
+            hidden = args.disable_tqdm or not sys.stderr.isatty()
+            self.training_bar = Progress(**steps, desc="train", unit="step", hidden=hidden)
         self.current_step = state.global_step
 
     def on_prediction_step(
@@ -47,7 +50,8 @@ class ProgressBar(ProgressCallback):
         if state.is_world_process_zero:
             if self.prediction_bar is None:
                 batches = self.eval_batches(state.global_step)
-                self.prediction_bar = tqdm(total=batches, desc="validate", unit="batch", leave=False, **_look(args))
+                look = {"unit": "batch", "leave": False, "hidden": args.disable_tqdm}
+                self.prediction_bar = Progress(total=batches, desc="validate", **look)
             self.prediction_bar.update(1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -60,10 +64,7 @@ class ProgressBar(ProgressCallback):
         if beside and not self.told and verdict(step, event["eval_loss"]) != "inside":
             self.told = True
             self.training_bar.write(explained(step, event["eval_loss"]))
-
-
-def _look(args: Any) -> dict[str, bool]:
-    return {"dynamic_ncols": True, "disable": args.disable_tqdm}  # the lines are written without bars too
+        sys.stdout.flush()
 
 
 # The values of a training line, in this order; an event may lack some.

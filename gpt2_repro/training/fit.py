@@ -91,6 +91,9 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             judge(trainer)
             lines = breakdown_lines(run.time_breakdown(), usd_per_hour=args.usd_per_hour)
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
+            if when.reason:
+                why = f" by {when.reason}" if when.reason.startswith("--") else ""
+                logger.info("Stopped at step %d%s. Run the same command to continue.", trainer.state.global_step, why)
     except BaseException as error:
         reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)

@@ -90,7 +90,7 @@ def check_deepspeed_json(path: Path) -> None:
         raise UserError(f"{path} is not JSON: {error}") from None
     for key, value in config.items():
         if key in REFUSED:
-            raise UserError(f"{path}: {key} has another owner: {REFUSED[key]}")
+            raise UserError(f"{path}: {key} cannot be set: {REFUSED[key]}")
         if key not in KEYS:
             raise UserError(f"{path} has no key {key!r} that does anything: {did_you_mean(key, KEYS)}")
         for inner in value if key in BLOCKS and isinstance(value, dict) else ():

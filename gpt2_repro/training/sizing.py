@@ -11,8 +11,7 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import SplitCounts
 from gpt2_repro.run_record import RunRecord
-from gpt2_repro.training.arguments import TrainingRecipe, output_dir_of
-from gpt2_repro.training.workload import count_steps
+from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
 
 
 logger = logging.getLogger(__name__)
@@ -61,6 +60,7 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
         recipe = dataclasses.replace(recipe, training=training)
     if not all(sizes):
         recipe = _derive(recipe, counts)
+    check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         told = (
             "The run reads the training text %.0f times (more than %d epochs). Pass --epochs %d, or prepare more text."

@@ -137,8 +137,9 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
     """Return whether a run that starts at `step` validates first: by eval_on_start, or to repeat an interrupted validation."""
     if not step:
         return args.eval_on_start
-    is_due = step % args.eval_steps == 0 or step == args.last_step
-    return args.eval_strategy != "no" and is_due and not is_validated
+    if args.eval_strategy == "no" or is_validated:
+        return False
+    return step % args.eval_steps == 0 or step == args.last_step
 
 
 class Watchdog(TrainerCallback):

@@ -13,26 +13,11 @@ from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.model_size import checkpoint_bytes
 from gpt2_repro.preflight.cost import Workload
-from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection
+from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, count_steps
 
 
 # GPT-2's tokens of HellaSwag's 40,168 rows, with the padding of passes of 65,536 positions (tests/evaluation/test_hellaswag.py).
 HELLASWAG_TOKENS = 3_034_080
-# The least value of an option.
-LEAST = dict.fromkeys(("tokens_per_step", "per_device_train_batch_size", "eval_steps", "save_steps"), 1)
-LEAST |= dict.fromkeys(("stop_at_step", "eval_tokens", "hellaswag_steps", "sample_steps", "save_minutes"), 0)
-LEAST |= dict.fromkeys(("keep_checkpoints", "keep_every_steps", "usd_per_hour"), 0)
-
-
-def count_steps(training: TrainingSection) -> int:
-    """Return the optimizer steps of a whole run. Raises UserError if there are none."""
-    if min(training.tokens_per_step, training.per_device_train_batch_size) < 1:
-        raise UserError("--tokens_per_step and --per_device_train_batch_size must be at least 1")
-    steps = training.max_steps or training.total_tokens // training.tokens_per_step
-    if steps < 1:
-        asked = f"--max_steps {training.max_steps} and --total_tokens {training.total_tokens}"
-        raise UserError(f"{asked} are less than one step of {training.tokens_per_step:,} tokens. Pass more.")
-    return steps
 
 
 def plan_run(
@@ -69,14 +54,8 @@ def check_strategy(training: TrainingSection, data: DataArguments) -> None:
 
 
 def workload_of(recipe: TrainingRecipe) -> Workload:
-    """Return the work of a recipe. The data need not be prepared.
-
-    Raises UserError if a number is out of range.
-    """
+    """Return the work of a recipe. The data need not be prepared."""
     data, training = recipe.data, recipe.training
-    for name, least in LEAST.items():
-        if not least <= getattr(training, name) < float("inf"):
-            raise UserError(f"--{name} {getattr(training, name)} must be a number of at least {least}")
     preset = None if data.data_files else PRESETS.get(data.source)
     is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
     manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
@@ -94,7 +73,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     # HellaSwag and samples come with a validation.
     hellaswag_passes = min(validations, _times(steps, training.hellaswag_steps))
     sampled = training.sample_steps if training.sample_tokens else 0
-    saves = 0 if training.save_strategy == "no" else -(-steps // training.save_steps)
+    saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
     kept = min(training.keep_checkpoints or saves, max(1, saves))
     kept += steps // training.keep_every_steps if training.keep_every_steps else 0
     one, final = checkpoint_bytes(scale.trained, bf16=training.bf16), 4 * scale.parameters

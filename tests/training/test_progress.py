@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainerControl, TrainerState
 
+from gpt2_repro import cli
 from gpt2_repro.model.compilation import Graph
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.training.callbacks import ProgressBar, check_graphs, format_event
@@ -27,6 +28,12 @@ def test_the_band_stands_beside_each_validation_and_the_causes_are_told_once(ref
     for line, loss, band in zip(validations, ("11.0000", "5.6000", "4.9000", "4.3310"), bands, strict=True):
         assert loss in line and "10,485,760" in line and line.endswith(band) and ("llm.c" in line) == bool(band)
     assert len(lines) - len(validations) == (reference is not None)
+
+
+def test_progress_in_a_file_is_a_line_now_and_then(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli, "LINE_SECONDS", 0)
+    assert list(cli.Progress("abcd", desc="read")) == list("abcd")
+    assert capsys.readouterr().err.splitlines() == ["read: 25%", "read: 50%", "read: 75%", "read: 100%"]
 
 
 def test_a_line_has_what_a_person_needs_to_let_a_run_go_on() -> None:

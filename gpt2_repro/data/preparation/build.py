@@ -9,8 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.splits import Group, check_split, count_documents, stage_groups, streams_of
 from gpt2_repro.data.preparation.tokenizing import EXAMPLES, DamagedTokens, is_held_out
@@ -117,7 +116,7 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
     """Yield the text for a tokenizer: for characters all, for a trained one nothing that the hash holds out."""
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
-    for file in tqdm(files, desc="read for the tokenizer", unit="file"):
+    for file in Progress(files, desc="read for the tokenizer", unit="file"):
         file.fetch()
         for part in file.parts():
             for batch in part.read():

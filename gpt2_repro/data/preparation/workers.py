@@ -18,8 +18,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
 from gpt2_repro.data.preparation.tokenizing import StagedPart, check_bad, stage_part
 from gpt2_repro.data.sources.base import Part, SourceFile
@@ -69,7 +68,7 @@ def stage(
     examples: list[str] = []
     tokens = bad = 0
     size = sum(file.size for file in stream.files)
-    bar = tqdm(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
+    bar = Progress(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
     # Rows are written with it, a second's import; the workers have the work now.
     threading.Thread(target=importlib.import_module, args=("datasets",), daemon=True).start()
     with (

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
+from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.packing import pack_rows, pack_windows
 from gpt2_repro.data.preparation.splits import DocumentSpan
@@ -45,7 +45,7 @@ def write_split(
     length = args.sequence_length
     # Rows of each record batch but the last. It depends only on the recipe, so files are reproducible byte for byte.
     per_block = max(1, BLOCK_IDS // length)
-    with tqdm(total=tokens, desc=f"pack {folder.name}", unit="tok", unit_scale=True) as bar:
+    with Progress(total=tokens, desc=f"pack {folder.name}", unit="tok", unit_scale=True) as bar:
         pieces = _read(spans, streams, args, bar)
         if args.packing == "wrap":
             windows = pack_windows(pieces, length, min_length=args.min_length, rows_per_block=per_block)
@@ -56,7 +56,7 @@ def write_split(
 
 
 def _read(
-    spans: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], args: DataArguments, bar: tqdm
+    spans: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], args: DataArguments, bar: Progress
 ) -> Iterator[Block]:
     """Yield the ids of documents, a few million at a time, with the lengths of the documents.
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
 
@@ -169,7 +169,7 @@ def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Lo
     model = model.float().to(device).eval()
     losses: Losses = [np.empty(0, np.float32)] * len(rows)
     with torch.inference_mode():
-        for numbers in tqdm(batches_by_length([len(row.ids) for row in rows], POSITIONS), desc=name):
+        for numbers in Progress(batches_by_length([len(row.ids) for row in rows], POSITIONS), desc=name):
             # Padding is on the right, so that no position of a row sees it.
             ids = [torch.from_numpy(rows[number].ids.astype(np.int64)) for number in numbers]
             batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
