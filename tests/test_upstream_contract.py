@@ -36,6 +36,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
     "_get_fsdp_state": ("torch.distributed.fsdp._fully_shard._fully_shard",),
     "_mp_policy": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
     "_last_lr": ("torch.optim.lr_scheduler",),
+    "_instances": ("tqdm.std",),
     **dict.fromkeys(("_loglikelihood_tokens", "_rank", "_world_size"), ("lm_eval.models.huggingface",)),
 }
 # Public attributes without documentation.
@@ -61,7 +62,8 @@ PARAMETERS = {
     "log": ["self", "logs", "start_time"],
     "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
 }
-STANDARD_LIBRARY = {"_actions", "_add_action", "_asdict", "_exit", "_fields", "_format_args", "_replace"}
+STANDARD_LIBRARY = {"_action_groups", "_actions", "_add_action", "_asdict", "_exit", "_fields", "_format_args"}
+STANDARD_LIBRARY |= {"_group_actions", "_option_string_actions", "_replace"}
 
 
 def source_of(module: str) -> str:
