@@ -1,10 +1,10 @@
-"""Prepare data: text -> tokens -> rows on disk, with a manifest. Needs no GPU and imports no torch.
+"""Prepare data: tokenize text and write it as an Arrow folder with a manifest. Needs no GPU.
 
-python prepare_data.py                                   the recipe gpt2_124m: FineWeb 10BT from the Hub
-python prepare_data.py recipes/demo.yaml                 Python's own documentation, a minute
-python prepare_data.py recipes/own_text.yaml --data_files books/shakespeare.txt    your own text, into data/shakespeare
-python prepare_data.py --list_sources                    all sources with their size, tokens, disk and time
-python prepare_data.py --verify                          is the folder what its manifest says? after copying it
+python prepare_data.py                                      FineWeb 10BT from the Hub, for recipes/gpt2_124m.yaml
+python prepare_data.py recipes/own_text.yaml --data_files shakespeare.txt      your own text, into data/shakespeare
+python prepare_data.py recipes/demo.yaml                    Python's own documentation, no network
+python prepare_data.py --list_sources                       all named sources with sizes and times
+python prepare_data.py --verify --dataset_dir data/books    compare a copied folder with its manifest
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from gpt2_repro.manifest import RowForm
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print the sources with size, tokens, disk and time, and stop."},
-    "verify": {"action": "store_true", "help": "Compare every byte of the folder with its manifest."},
+    "verify": {"action": "store_true", "help": "Only compare every byte of the folder with its manifest."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = os.cpu_count() or 1

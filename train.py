@@ -2,9 +2,10 @@
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
+    python train.py recipes/own_text.yaml --dataset_dir data/shakespeare
     python train.py recipes/gpt2_124m.yaml --dry_run
 
-Start the same command again to resume; a finished run is left as it is.
+Run the same command again to resume. A finished run is left as it is.
 """
 
 from typing import Any
@@ -21,9 +22,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # What --help lists, of all options.
 HELP = {
     "Data and model": ("dataset_dir", "sequence_length", "n_layer", "n_head", "n_embd", "init_from"),
-    "Length and batch": ("total_tokens", "max_steps", "tokens_per_step", "per_device_train_batch_size"),
+    "Length and batch": ("epochs", "total_tokens", "max_steps", "tokens_per_step", "per_device_train_batch_size"),
     "Optimization": ("learning_rate", "warmup_steps", "lr_scheduler_type", "weight_decay", "seed"),
-    "Measurement": ("eval_steps", "hellaswag_steps", "sample_steps", "report_to"),
+    "Measurement": ("eval_steps", "hellaswag_steps", "report_to"),
     "Run": ("output_dir", "save_steps", "max_hours", "use_cpu", "activation_checkpointing", "dry_run"),
 }
 
