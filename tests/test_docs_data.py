@@ -39,12 +39,12 @@ def words_of(command: str) -> list[str]:
 
 
 ALL = [command for page in PAGES for command in preparations(page)]
-OFFLINE = [command for command in preparations(ROOT / "docs" / "data.md") if re.search(r"'|\.csv|\.bin", command)]
+OFFLINE = [command for command in preparations(ROOT / "docs" / "data.md") if re.search(r"--data_files|'", command)]
 
 
 def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert len(ALL) >= 20 and len(OFFLINE) >= 7
+    assert len(ALL) >= 20 and len(OFFLINE) >= 8
     for words in map(words_of, ALL):
         if {"--help", "--list_sources"} & set(words):
             continue
@@ -64,6 +64,7 @@ def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Path(folder).mkdir()
     for number in range(3):
         Path("books", f"{number}.txt").write_text("\n\n".join(documents))
+    Path("shakespeare.txt").write_text("\n\n".join(documents))
     Path("notes", "a.txt").write_text("\n".join(documents[:50]))
     columns = {"text": documents, "content": documents}
     pyarrow.parquet.write_table(pa.table(columns), Path("more", "a.parquet"))
@@ -78,7 +79,7 @@ def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("command", OFFLINE)
-def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: None) -> None:
+def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: None, capsys) -> None:
     words = words_of(command)
     small = ["--num_proc", "1", "--sequence_length", "16", "--validation_tokens", "200"]
     if "hash" in words:
@@ -89,7 +90,9 @@ def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: N
     else:
         small += ["--tokenizer", "train:300"]
     prepare_data.main([*words, *small])
-    folder = Path(words[words.index("--dataset_dir") + 1])
+    shown = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    folder = Path(shown[shown.index("--dataset_dir") + 1])
+    assert "--dataset_dir" not in words or str(folder) == words[words.index("--dataset_dir") + 1]
     assert {"train", "validation"} <= json.loads((folder / "manifest.json").read_text())["counts"].keys()
 
 
