@@ -5,6 +5,7 @@ import logging
 import shutil
 
 from transformers import PrinterCallback, ProgressCallback
+from transformers.utils.logging import disable_progress_bar
 
 from gpt2_repro.errors import Diverged, RunFailed
 from gpt2_repro.files import readable, sync, write_whole
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 def add_callbacks(trainer: PretrainingTrainer) -> None:
     """Add the callbacks that report about the run, and guard the services of report_to."""
     guard_reporting(trainer)
+    disable_progress_bar()  # of each save, across our own
     for stock in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(stock)
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))

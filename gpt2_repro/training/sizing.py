@@ -40,8 +40,8 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
     Raises UserError if a size has to be derived and no prepared folder fits, and for epochs with total_tokens.
     """
     training, typed = recipe.training, recipe.typed
-    if {"epochs", "total_tokens"} <= typed:
-        raise UserError("--epochs and --total_tokens both set the length of the run. Pass one of them.")
+    if "epochs" in typed and (other := typed & {"total_tokens", "max_steps"}):
+        raise UserError(f"--epochs and --{min(other)} both set the length of the run. Pass one of them.")
     by_epochs = training.epochs > 0 and "total_tokens" not in typed
     sizes = [getattr(recipe.model, name) for name in SHAPE]
     sizes += [training.tokens_per_step, training.total_tokens, training.per_device_train_batch_size]
@@ -62,10 +62,8 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
         recipe = _derive(recipe, counts)
     check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
-        told = (
-            "The run reads the training text %.0f times (more than %d epochs). Pass --epochs %d, or prepare more text."
-        )
-        logger.info(told, epochs, MANY_EPOCHS, EPOCHS)
+        told = "The run reads the text %s times (more than %d epochs). Pass --epochs %d, or prepare more text."
+        logger.info(told, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
     return recipe
 
 
