@@ -52,8 +52,8 @@ class PreparedData:
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
-            fix = f"Move {folder} away and run `{command}`, or pass another --dataset_dir."
-            raise UserError(f"{file} is missing or damaged. {fix}") from None
+            fix = f"Pass the --dataset_dir of a prepared folder, or of a new one and run `{command}`."
+            raise UserError(f"{file} is missing or damaged, so this is not a prepared folder. {fix}") from None
 
     @classmethod
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":

@@ -10,6 +10,7 @@ from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.manifest import SplitCounts
+from gpt2_repro.model.arguments import check_model
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_steps, output_dir_of
 
@@ -60,6 +61,7 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
         recipe = dataclasses.replace(recipe, training=training)
     if not all(sizes):
         recipe = _derive(recipe, counts)
+        check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         told = "The run reads the text %s times (more than %d epochs). Pass --epochs %d, or prepare more text."

@@ -134,7 +134,7 @@ class SourceOpener:
         if name == "embedded":
             return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
         if name == "files":
-            raise UserError("source files needs --data_files GLOB")
+            raise UserError("No text is named. Pass --data_files with your files, folders or globs.")
         if kind_of(Path(name)) in (*KINDS, ".bin") or glob.glob(name, recursive=True):
             return self._local(name, [name], form)
         if match := _HUB_ID.fullmatch(name):
