@@ -163,10 +163,12 @@ def blog_masks(folder: Path) -> Iterator[np.ndarray]:
 def count(name: str, folder: Path) -> dict[str, int]:
     """What a preparation left: tokens of text, separators, and what is neither or was left out, where there is any."""
     if name == "ours":
-        splits = json.loads((folder / "manifest.json").read_text())["counts"].values()
-        total = {key: sum(split[key] for split in splits) for key in ("tokens", "documents", "dropped_tokens")}
-        text = total["tokens"] - total["documents"]
-        return {"text_tokens": text, "separators": total["documents"], "dropped_tokens": total["dropped_tokens"]}
+        manifest = json.loads((folder / "manifest.json").read_text())
+        keys = ("tokens", "empty_documents", "dropped_tokens")
+        total = {key: sum(split[key] for split in manifest["counts"].values()) for key in keys}
+        separators = manifest["read"]["documents"] - total["empty_documents"]  # a document may be cut between splits
+        text = total["tokens"] - separators
+        return {"text_tokens": text, "separators": separators, "dropped_tokens": total["dropped_tokens"]}
     if name == "blog":
         masks = [(len(mask), int(mask.sum())) for mask in blog_masks(folder)]
         text = sum(kept for _, kept in masks)
