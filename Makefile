@@ -34,6 +34,9 @@ demo: $(VENV)/.installed
 	@if [[ -n "$(FRESH)" ]]; then rm -rf runs/demo; fi
 	@if [[ ! -f runs/demo/evaluation/comparison.json ]]; then $(MAKE) --no-print-directory runs/demo/evaluation/comparison.json; fi
 	@$(PYTHON) -m gpt2_repro.report runs/demo
+	@echo "next:"
+	@echo "  train on your own text:  $(PYTHON) prepare_data.py recipes/own_text.yaml --data_files YOUR_FILE_OR_FOLDER"
+	@echo "  reproduce GPT-2:         $(PYTHON) -m gpt2_repro.preflight    # hours and dollars; then see README.md"
 
 runs/demo/evaluation/comparison.json:
 	$(PYTHON) prepare_data.py recipes/demo.yaml
@@ -44,7 +47,7 @@ runs/demo/evaluation/comparison.json:
 	command+=(train.py recipes/demo.yaml); \
 	if (( processes > 2 )); then command+=(--per_device_train_batch_size $$((8 / processes))); fi; \
 	echo "$${command[@]}"; "$${command[@]}"
-	PYTHON=$(PYTHON) bash evaluate.sh runs/demo/final --local_data data/demo
+	PYTHON=$(PYTHON) bash evaluate.sh runs/demo/final --local_data data/demo > /dev/null  # the report prints the scores
 
 style: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix .

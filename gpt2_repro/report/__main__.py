@@ -1,10 +1,10 @@
-"""Curves, tables and samples of one or several runs, as one HTML file and a few lines here.
+"""Write curves, tables and samples of one or several runs to an HTML file, and print the main numbers.
 
     python -m gpt2_repro.report runs/demo
     python -m gpt2_repro.report runs/gpt2_124m runs/gpt2_124m_edu -o report.html
-    python -m gpt2_repro.report runs/gpt2_124m --check        is it healthy? exit code 1 where it is not
+    python -m gpt2_repro.report runs/gpt2_124m --check        is it healthy? exit code 1 if it is not
 
-It reads the run folder only, so it also works on a run in progress, and on one copied from another machine.
+It reads only the run folder, so it also works for a run in progress, or for a copy from another machine.
 """
 
 import datetime
@@ -20,10 +20,12 @@ from gpt2_repro.report.tables import why_not_comparable
 
 
 def main(argv: list[str]) -> None:
-    """Read the runs, write the page and its figures, say the outcome."""
+    """Read the runs, write the page, print the summary."""
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, the --output_dir of train.py")
-    where = "the page to write (default: RUN/report.html, for several runs report.html here)"
+    where = (
+        "write this one file (default: RUN/report.html, for several runs report.html here, and the figures as PNGs)"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     parser.add_argument("--check", action="store_true", help="write nothing, say whether the runs are healthy")
     options = parser.parse(argv)
@@ -32,14 +34,14 @@ def main(argv: list[str]) -> None:
         found = [sign for run in runs for sign in signs(run, datetime.datetime.now(datetime.UTC))]
         print("\n".join(f"{sign.mark} {sign.words}" for sign in found))
         sys.exit(any(sign.mark == "✗" for sign in found))
-    output = options.output or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
+    output = options.output or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
     if output.is_dir():
         raise UserError(f"{output} is a folder: use -o {output / 'report.html'}")
 
     # matplotlib takes a second to load; a wrong path is reported first.
     from gpt2_repro.report.page import summary, write_page
 
-    write_page(runs, output)
+    write_page(runs, output, folder=None if options.output else output.with_suffix(""))
     for run in runs:
         print("\n".join(summary(run, output)))
     print("".join(f"{reason}\n" for reason in why_not_comparable(runs)), end="")

@@ -3,6 +3,7 @@
 import base64
 import datetime
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,32 +12,40 @@ import jinja2
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 from gpt2_repro.report import tables
-from gpt2_repro.report.plots import overlay_figures, run_figures
+from gpt2_repro.report.plots import Picture, overlay_figures, run_figures
 from gpt2_repro.report.read import Run
-from gpt2_repro.time_breakdown import breakdown_lines
 
 
-def write_page(runs: Sequence[Run], output: Path) -> None:
-    """Write the page to `output` and its figures as PNG files to the folder of the same name.
+# Key numbers that the page has and the terminal does not show.
+ON_THE_PAGE = ("parameters", "tokens", "tokens/s (median)", "padding (median)")
+SAMPLE_CHARACTERS = 300  # in the terminal
 
-    `runs/demo/report.html` has `runs/demo/report/loss.png`; with several runs each has a folder in there.
+
+def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
+    """Write the page to `output`, and its figures also as PNG files to `folder`, if there is one.
+
+    With several runs each has a subfolder.
     """
-    folder = output.with_suffix("") if output.suffix else output.with_name(f"{output.name}-figures")
     labels, several = label_runs(runs), len(runs) > 1
-    folders = [folder / label if several else folder for label in labels]
-    figures = [_write_figures(run_figures(run), its) for run, its in zip(runs, folders, strict=True)]
+    figures = [run_figures(run) for run in runs]
+    overlay = overlay_figures(runs, labels) if several else {}
+    if folder:
+        _write_figures(overlay, folder)
+        for its, label in zip(figures, labels, strict=True):
+            _write_figures(its, folder / label if several else folder)
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
     html = environment.get_template("page.html.j2").render(
         tables=tables,
         runs=list(zip(runs, labels, figures, strict=True)),
-        overlay=_write_figures(overlay_figures(runs, labels), folder) if several else {},
+        overlay=overlay,
         not_comparable=tables.why_not_comparable(runs),
         run_table=tables.run_table(runs, labels) if several else None,
         differences=tables.recipe_differences(runs, labels),
-        written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
+        date=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
     )
     _write(output, html.encode())
 
@@ -51,11 +60,9 @@ def label_runs(runs: Sequence[Run]) -> list[str]:
     return [str(path.relative_to(above)) for path in paths]
 
 
-def _write_figures(figures: dict[str, bytes], folder: Path) -> dict[str, str]:
-    """Write the figures as files and return them in base64 for the page."""
-    for name, png in figures.items():
-        _write(folder / f"{name}.png", png)
-    return {name: base64.b64encode(png).decode() for name, png in figures.items()}
+def _write_figures(figures: dict[str, Picture], folder: Path) -> None:
+    for name, picture in figures.items():
+        _write(folder / f"{name}.png", picture.png)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -66,17 +73,22 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def summary(run: Run, page: Path) -> list[str]:
-    """Return state, key numbers, time, evaluation and missing parts of a run, and the path of its page."""
+    """Return state, key numbers, main scores, missing parts and newest sample of a run, and the path of its page."""
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
         lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
-    lines += [f"  {label:<28} {text:>11}  {note}".rstrip() for label, text, note in tables.key_numbers(run)]
-    price = run.environment.usd_per_hour
-    lines += [f"  {line}" for line in breakdown_lines(run.status.time_breakdown, usd_per_hour=price)]
+    for label, text, notes in tables.key_numbers(run):
+        if label not in ON_THE_PAGE:
+            lines.append(f"  {label:<28} {text:>11}  {', '.join(note.text for note in notes)}".rstrip())
     if run.comparison and run.comparison.rows:
-        lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run))), ""]
+        lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run, brief=True))), ""]
     if limit := run.comparison and run.comparison.limit:
         lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
+    if run.samples:
+        newest = max(run.samples, key=lambda sample: sample["step"])
+        line = " ".join(f"{newest['prompt']}{tables.sample_text(newest)}".split())[:SAMPLE_CHARACTERS]
+        printable = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line)
+        lines.append(textwrap.fill(f"sample: {printable}", 100, initial_indent="  ", subsequent_indent="    "))
     return [*lines, f"  report: {page}"]

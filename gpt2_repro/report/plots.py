@@ -1,11 +1,11 @@
-"""Figures of runs as PNG bytes. The page scales them to its width."""
+"""Figures of runs as PNG bytes, each with its caption. The page scales them to its width."""
 
 import functools
 import io
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#a4262
 GREY = "#5a5f66"
 RUN_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 STYLE: dict[Any, Any] = {
-    "figure.figsize": (5.6, 3.4),  # small enough that its text is readable on a phone
+    "figure.figsize": (4.8, 3.1),  # small enough that its text is readable on a phone
     "figure.dpi": 220,
     "figure.constrained_layout.use": True,
     "font.size": 9,
@@ -36,10 +36,18 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "axes.xmargin": 0.02,
 }
+CUT = " The steep beginning lies above the frame."
 End = tuple[float, str, str]  # where a curve ends, its label, its colour
 
 
-def run_figures(run: Run) -> dict[str, bytes]:
+class Picture(NamedTuple):
+    """A figure and its caption, which describes only what the figure shows."""
+
+    png: bytes
+    caption: str
+
+
+def run_figures(run: Run) -> dict[str, Picture]:
     """Return the figures of one run by file name, without those for which nothing is logged."""
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
@@ -52,7 +60,7 @@ def run_figures(run: Run) -> dict[str, bytes]:
     return {name: render(functools.partial(draw, run=run)) for name, (draw, logged) in figures.items() if logged}
 
 
-def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, bytes]:
+def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
     """Return the figures that compare several runs: validation loss and HellaSwag over tokens."""
     figures = {}
     if any(run.validation for run in runs):
@@ -62,13 +70,13 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, byt
     return figures
 
 
-def render(draw: Callable[[Figure], None]) -> bytes:
-    """Draw a figure and return it as PNG."""
+def render(draw: Callable[[Figure], str]) -> Picture:
+    """Draw a figure with a function that returns its caption."""
     with matplotlib.rc_context(STYLE):
         figure, buffer = Figure(facecolor="white"), io.BytesIO()
-        draw(figure)
+        caption = draw(figure)
         figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return Picture(buffer.getvalue(), caption)
 
 
 def legend(axes: Axes, columns: int = 2) -> None:
@@ -83,17 +91,22 @@ def smooth(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(values[i - reach : i + reach + 1]) for i, reach in enumerate(reaches)]
 
 
-def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> None:
-    """Cut off the steep beginning of long curves, so that the rest is not a flat line."""
+def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> str:
+    """Cut off the steep beginning of long curves, so that the rest is not a flat line, and return a caption for it."""
     later = [y for xs, ys in curves for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
     every = [y for _, ys in curves for y in ys]
     is_long = max((len(ys) for _, ys in curves), default=0) >= 20
     if is_long and max(every) - min(every) > 3 * (height := max(later) - min(later)):
         axes.set_ylim(min(every) - 0.1 * height, max(later) + 0.2 * height)
+        return CUT
+    return ""
 
 
-def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> None:
-    """Label the axis of tokens, draw horizontal references, and label lines and curve ends at the right edge."""
+def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> list[str]:
+    """Label the axis of tokens, draw horizontal references, and label lines and curve ends at the right edge.
+
+    Returns the names of the references inside the frame.
+    """
     axes.set_xlabel("tokens trained")
     axes.xaxis.set_major_formatter(_thousands())
     if axes.dataLim.x1 <= 0:  # validated before the first step only
@@ -108,6 +121,7 @@ def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: s
         lowest = place + 0.06  # the height of a label, as a fraction of the axes
         place_text = ("axes fraction", "offset points")
         axes.annotate(text, (1, place), (6, 0), *place_text, va="center", color=colour, fontsize=8)
+    return [name for name, value in references.items() if bottom <= value <= top]
 
 
 def _thousands() -> EngFormatter:
@@ -125,25 +139,44 @@ def _plot(axes: Axes, run: Run, key: str, colour: str) -> list[float]:
     return values
 
 
-def _draw_loss(figure: Figure, run: Run) -> None:
+def _draw_loss(figure: Figure, run: Run) -> str:
     axes = figure.subplots()
-    training, validation = points(run.training, "loss"), points(run.validation, "eval_loss")
+    curves = [points(run.training, "loss")]
+    caption = "Nats per token; lower is better."
     if losses := _plot(axes, run, "loss", SKY):
-        axes.plot(training[0], smooth(losses), color=BLUE, linewidth=1.8, label="training, smoothed")
+        axes.plot(curves[0][0], smooth(losses), color=BLUE, linewidth=1.8, label="training, smoothed")
+        caption += " Thin line: training loss of each logged step. Bold line: its moving mean."
     _draw_band(axes, _band_of(run))
     ends: list[End] = []
     sets = {"validation": "eval_loss"} | {name: f"eval_{name}_loss" for name in run.further_sets}
     for (name, key), colour in zip(sets.items(), itertools.cycle((ORANGE, GREEN, PURPLE, RED)), strict=False):
         tokens, losses = points(run.validation, key)
+        curves.append((tokens, losses))
         if tokens:
             # The further sets are labelled at the right edge only.
             label = name if key == "eval_loss" else None
             axes.plot(tokens, losses, "o", color=colour, markersize=4, label=label)
             ends.append((losses[-1], f"{name[:13]} {losses[-1]:.3f}", colour))
+    if ends:
+        caption += f" Dots: {'validation sets' if len(ends) > 1 else 'validation'}."
     axes.set_ylabel("loss (nats per token)")
-    leave_out_beginning(axes, [training, validation])
-    _finish(axes, ends, run.reference_losses | baseline_losses(run))
+    caption += leave_out_beginning(axes, [curve for curve in curves if curve[0]])
+    shown = _finish(axes, ends, run.reference_losses | baseline_losses(run))
     legend(axes, columns=3)
+    return caption + _explain(axes, run, shown)
+
+
+def _explain(axes: Axes, run: Run, shown: Sequence[str]) -> str:
+    """Return a caption for the references in a figure of losses."""
+    counting = [name for name in shown if name in run.reference_losses]
+    caption = f" Dashed, {' and '.join(counting)}: models that count training tokens." if counting else ""
+    for name in baseline_losses(run).keys() & {*shown}:
+        measured = f"{run.diagnosis['models'][1]['name']}, from the difference that the diagnosis measured"
+        published = "OpenAI's model on this validation set, as published"
+        caption += f" Dashed, {name}: {measured if name == 'baseline' else published}."
+    bottom, top = axes.get_ylim()
+    visible = [low < top and high > bottom for _, low, high in _band_of(run)]
+    return caption + (" Green: the range of three public runs of llm.c." if sum(visible) > 1 else "")
 
 
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
@@ -165,7 +198,7 @@ def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
     return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]
 
 
-def _draw_reference(figure: Figure, run: Run) -> None:
+def _draw_reference(figure: Figure, run: Run) -> str:
     """Draw the validation losses relative to the published runs."""
     axes = figure.subplots()
     tokens, differences, halves = zip(*_beside_reference(run), strict=True)
@@ -173,10 +206,16 @@ def _draw_reference(figure: Figure, run: Run) -> None:
     axes.fill_between(tokens, lows, halves, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
     axes.plot(tokens, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")
     # A single loss far outside must not reduce the band to a line.
-    axes.set_ylim(-4 * max(halves), 4 * max(halves))
+    limit = 4 * max(halves)
+    axes.set_ylim(-limit, limit)
     axes.set_ylabel("difference to the band (nats)")
     _finish(axes, [], {})
     legend(axes)
+    return (
+        "Validation loss minus the middle of the range of three public runs of llm.c, which train the same recipe on "
+        "the same data (gpt2_repro/references.yaml). Shaded: their range."
+        + (" Some points lie outside of the frame." if max(map(abs, differences)) > limit else "")
+    )
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[str], key: str) -> list[End]:
@@ -191,23 +230,31 @@ def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[s
     return ends
 
 
-def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
+def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> str:
     axes = figure.subplots()
     ends = _draw_curves(axes, [run.hellaswag for run in runs], labels, "hellaswag_acc")
     axes.set_ylabel("HellaSwag, accuracy")
-    _finish(axes, ends, _common([hellaswag_lines(run) for run in runs if run.hellaswag]), "{:.4f}")
+    shown = _finish(axes, ends, _common([hellaswag_lines(run) for run in runs if run.hellaswag]), "{:.4f}")
     if len(runs) > 1:
         legend(axes)
+    caption = (
+        "Accuracy during training in llm.c's completion style: the ending with the lowest loss per token. The "
+        "hellaswag of the evaluation rewrites the text and has other values."
+    )
+    return caption + (f" Dashed: {' and '.join(shown)} of the nearest size, as llm.c reports them." if shown else "")
 
 
-def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> None:
+def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> str:
     axes = figure.subplots()
     _draw_curves(axes, [run.validation for run in runs], labels, "eval_loss")
-    _draw_band(axes, max(map(_band_of, runs), key=len))  # one is enough
-    leave_out_beginning(axes, [points(run.validation, "eval_loss") for run in runs])
+    longest = max(runs, key=lambda run: len(_band_of(run)))
+    _draw_band(axes, _band_of(longest))  # one is enough
+    cut = leave_out_beginning(axes, [points(run.validation, "eval_loss") for run in runs])
     axes.set_ylabel("validation loss (nats per token)")
-    _finish(axes, [], _common([run.reference_losses | baseline_losses(run) for run in runs]))
+    shown = _finish(axes, [], _common([run.reference_losses | baseline_losses(run) for run in runs]))
     legend(axes)
+    same = "Runs compare only if they validate on the same text with the same tokenizer."
+    return f"Nats per token; lower is better. {same}{cut}{_explain(axes, longest, shown)}"
 
 
 def _common(lines: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -215,7 +262,7 @@ def _common(lines: Sequence[dict[str, float]]) -> dict[str, float]:
     return dict(set.intersection(*(set(its.items()) for its in lines)))
 
 
-def _draw_learning_rate(figure: Figure, run: Run) -> None:
+def _draw_learning_rate(figure: Figure, run: Run) -> str:
     norms = points(run.training, "grad_norm")
     rows = 2 if norms[0] else 1
     upper, *lower = figure.subplots(rows, sharex=True, height_ratios=[3, 2][:rows], squeeze=False)[:, 0]
@@ -224,14 +271,17 @@ def _draw_learning_rate(figure: Figure, run: Run) -> None:
     upper.set_ylim(bottom=0)
     upper.ticklabel_format(axis="y", scilimits=(0, 0), useMathText=True)
     clip = mapping(run.recipe.get("training")).get("max_grad_norm")
+    caption = "Learning rate of each logged step."
     for axes in lower:
         _plot(axes, run, "grad_norm", PURPLE)
         axes.set_ylabel("gradient norm")
-        leave_out_beginning(axes, [norms])
+        cut = leave_out_beginning(axes, [norms])
+        caption = f"Top: learning rate. Bottom: gradient norm of all parameters, before clipping.{cut}"
     _finish([upper, *lower][-1], [], {"clipped at": clip} if lower and is_number(clip) and clip > 0 else {}, "{:g}")
+    return caption
 
 
-def _draw_throughput(figure: Figure, run: Run) -> None:
+def _draw_throughput(figure: Figure, run: Run) -> str:
     axes = figure.subplots()
     speeds = _plot(axes, run, "tokens_per_second", GREEN)
     axes.set_ylabel("tokens per second")
@@ -241,3 +291,4 @@ def _draw_throughput(figure: Figure, run: Run) -> None:
     shares = points(run.training, "mfu")[1]
     ends = [(median, f"MFU {statistics.median(shares):.1%}", GREY)] if shares else []
     _finish(axes, ends, {"median": median}, "{:,.0f}")
+    return f"Tokens per second of all processes together. Dashed: median{', with its model FLOPs utilization' if shares else ''}."

@@ -1,8 +1,10 @@
 """Key numbers and tables of the report, formatted with their units, for the page and the terminal."""
 
+import dataclasses
 import json
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpt2_repro import comparison
@@ -19,11 +21,11 @@ OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set
 
 
 class KeyNumber(NamedTuple):
-    """A number with its label, formatted, and a note to compare it with."""
+    """A number with its label, formatted, and notes to compare it with."""
 
     label: str
     text: str
-    note: str = ""
+    notes: Sequence[Cell] = ()
 
 
 def progress(run: Run) -> str:
@@ -41,17 +43,17 @@ def progress(run: Run) -> str:
 def key_numbers(run: Run) -> list[KeyNumber]:
     """Return the numbers at the head of a report, without those that are unknown."""
     losses = values([dict(run.status.losses), *run.validation], "eval_loss")
-    references = ", ".join(f"{name} {loss:.3f}" for name, loss in run.reference_losses.items())
+    last, best = next(reversed(losses), None), min(losses, default=None)
     further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
     hellaswag = run.hellaswag[-1] if run.hellaswag else {}
     beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
     items = f"of {count(hellaswag.get('hellaswag_items'))} items"
     seconds, price = run.status.seconds, run.environment.usd_per_hour or 0.0
     usd = seconds / 3600 * price if seconds is not None and price else None
-    planned = f"of {count(run.total_tokens)} planned" if run.total_tokens else ""
-    numbers = [
-        ("validation loss (nats/token)", next(reversed(losses), None), "{:.3f}".format, references),
-        ("its best", min(losses, default=None), "{:.3f}".format, ""),
+    planned = f"of {count(run.total_tokens)} planned" if run.total_tokens not in (0, run.status.tokens) else ""
+    numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
+        ("validation loss (nats/token)", last, "{:.3f}".format, ""),
+        ("best validation loss", None if best == last else best, "{:.3f}".format, ""),
         *((f"loss of {name}", next(reversed(found), None), "{:.3f}".format, "") for name, found in further.items()),
         ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, beside or items),
         ("parameters", run.environment.parameters or None, count, ""),
@@ -62,7 +64,17 @@ def key_numbers(run: Run) -> list[KeyNumber]:
         ("time", seconds, duration, ""),
         ("cost", usd, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
     ]
-    return [KeyNumber(label, form(value), note) for label, value, form, note in numbers if value is not None]
+    known = [KeyNumber(label, form(value), [Cell(note)]) for label, value, form, note in numbers if value is not None]
+    return known if last is None else [known[0]._replace(notes=_against(last, run.reference_losses)), *known[1:]]
+
+
+def _against(loss: float, references: Mapping[str, float]) -> list[Cell]:
+    """Return one note per reference: whether a loss is better or worse, and by how much."""
+    kinds = {name: "worse" if loss > reference else "better" for name, reference in references.items()}
+    return [
+        Cell(f"{name} {references[name]:.3f}: {kind} by {abs(loss - references[name]):.3f}", kind)
+        for name, kind in kinds.items()
+    ]
 
 
 def _median(run: Run, key: str) -> float | None:
@@ -132,10 +144,23 @@ def count_table(manifest: Mapping[str, Any]) -> Table:
     return _records("split", {name: counts for name, counts in splits.items() if counts})
 
 
-def evaluation_table(run: Run) -> Table:
-    """Return the scores of the evaluation. Raises UserError if comparison.json is damaged."""
+def evaluation_table(run: Run, *, brief: bool = False) -> Table:
+    """Return the scores of the evaluation. Raises UserError if comparison.json is damaged.
+
+    Args:
+        brief: leave out perplexities and nats per token, if there are other metrics.
+    """
     with reading(run.path / COMPARISON):
-        return run.comparison.table() if run.comparison else Table([], [])
+        if not run.comparison:
+            return Table([], [])
+        others = [row for row in run.comparison.rows if not re.search("perplexity|nats_per_token", row.metric)]
+        rows = brief and others or run.comparison.rows
+        return dataclasses.replace(run.comparison, rows=rows).table()
+
+
+def sample_text(sample: Row) -> str:
+    """Return what the model wrote after the prompt, with at most one blank line in a row."""
+    return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", sample["text"].removeprefix(sample["prompt"])).rstrip()
 
 
 def diagnosis_tables(run: Run) -> dict[str, Table]:

@@ -18,7 +18,7 @@ from gpt2_repro.report import plots
 from gpt2_repro.report.__main__ import main
 from gpt2_repro.report.page import label_runs
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.tables import recipe_differences, why_not_comparable
+from gpt2_repro.report.tables import key_numbers, recipe_differences, sample_text, why_not_comparable
 from tests.report.conftest import SAMPLE, add, change, write_run
 
 
@@ -40,7 +40,7 @@ class _Page:
 
     def __init__(self, path: Path) -> None:
         self.source = path.read_text()
-        self.text = html.unescape(re.sub(r"<[^>]*>", "", self.source))
+        self.text = html.unescape(re.sub(r"<[^>]*>", "", self.source)).replace("\xa0", " ")
         self.addresses = re.findall(r"""\b(?:src|srcset|href|data)\s*=\s*["']?([^"'\s>]*)""", self.source)
 
 
@@ -66,11 +66,12 @@ def test_the_whole_record_is_on_the_page_and_in_the_summary(recorded: Path, caps
     page, out = _Page(recorded / "report.html"), capsys.readouterr().out
     numbers = [
         *("complete", "step 40 of 40", "4.123", "bigram 4.601", "5.123", "3.123"),  # losses of three sets
-        *("0.3012", "GPT-2 0.2945, GPT-3 0.3370", "7.4 M", "9,020", "25.0%", "6.2%", "1 h 00 min"),
-        *("55 min", "91.7%", "$12.83", "$14.00", "0.2012 ± 0.0055"),
+        *("0.3012", "GPT-2 0.2945, GPT-3 0.3370", "25.0%", "1 h 00 min", "$14.00", "0.2012 ± 0.0055"),
     ]
     for words in numbers:
         assert words in page.text and words in out, words
+    for words in ("7.4 M", "9,020", "6.2%", "55 min", "91.7%", "$12.83"):
+        assert words in page.text and words not in out, words
     for words in ("2,813,412", "plan.tokens_per_step", "learning_rate: 0.001", "launch train.py", "model.dropout"):
         assert words in page.text, words
     assert "eval_wikitext_loss (nats/token)" in page.text and "5.6000" in page.text  # every validation
@@ -112,6 +113,34 @@ def test_the_learning_rate_lies_inside_its_frame(run_folder: Path) -> None:
     assert all(axes.get_xlim()[1] >= 40 * 8192 for axes in figure.axes)
 
 
+def test_a_caption_describes_what_is_drawn(tmp_path: Path) -> None:
+    parts = ("Thin line", "Dots", "above the frame", "unigram", "bigram")
+    short, long, validated = (
+        write_run(tmp_path / name, steps=steps) for name, steps in (("a", 40), ("b", 400), ("c", 1))
+    )
+    (validated / "metrics.jsonl").write_text('{"step": 1, "tokens": 8, "eval_loss": 3}\n')
+    for folder, missing in (
+        (short, ["above the frame"]),
+        (long, ["unigram"]),
+        (validated, ["Thin line", "above the frame"]),
+    ):
+        caption = plots.run_figures(read_run(folder))["loss"].caption
+        assert [part for part in parts if part not in caption] == missing
+
+
+def test_a_loss_is_compared_with_the_models_that_count(run_folder: Path) -> None:
+    for loss, kinds in ((4.5, ["better", "better"]), (4.7, ["better", "worse"]), (7.0, ["worse", "worse"])):
+        change(run_folder / "run_status.json", eval_loss=loss)
+        add(run_folder, step=40, tokens=40 * 8192, eval_loss=loss)
+        first = key_numbers(read_run(run_folder))[0]
+        assert first.text == f"{loss:.3f}" and [note.kind for note in first.notes] == kinds
+
+
+def test_a_sample_has_no_two_blank_lines_in_a_row() -> None:
+    text = "Once\n\n\n \t\n\n    indented\nnext\n\nlast\n\n\n"
+    assert sample_text({"prompt": "Once", "text": text}) == "\n\n    indented\nnext\n\nlast"
+
+
 def test_a_steep_beginning_lies_above_the_frame() -> None:
     steep, flat = [11 / (1 + n) + 3 for n in range(101)], [4 - n / 100 for n in range(101)]
     # The last one: a short run next to a long one.
@@ -120,9 +149,10 @@ def test_a_steep_beginning_lies_above_the_frame() -> None:
         points = [([float(n) for n in range(len(losses))], losses) for losses in curves]
         for curve in points:
             axes.plot(*curve)
-        plots.leave_out_beginning(axes, points)
+        cut = plots.leave_out_beginning(axes, points)
         bottom, top = axes.get_ylim()
         assert bottom < min(curves[0]) and top > curves[0][5] and (top < curves[0][0]) == is_cut
+        assert bool(cut) == is_cut
 
 
 def test_smoothing_keeps_a_line_and_its_length() -> None:
@@ -162,7 +192,7 @@ def test_the_page_goes_where_it_is_told(run_folder: Path, tmp_path: Path) -> Non
     (run_folder / "report").write_text("a file")  # nothing can be written next to the run
     (run_folder / "metrics.jsonl").unlink()
     main([str(run_folder), "-o", str(tmp_path / "new" / "page.html")])
-    assert (tmp_path / "new" / "page.html").is_file()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]
     for wrong in (tmp_path, run_folder / "report" / "page.html"):
         with pytest.raises(UserError, match=r"-o .*report\.html"):
             main([str(run_folder), "-o", str(wrong)])
