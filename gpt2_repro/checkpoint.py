@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -65,8 +66,8 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
             raise UserError(f"The run {name} is not finished and has no final/. Pass its newest checkpoint, {newest}.")
         logger.info("The run %s is not finished. Its newest complete checkpoint is used: %s", name, newest.name)
         return _open_folder(newest)
-    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "runs/")):
-        raise UserError(f"there is no checkpoint {name}: pass a final/, a checkpoint-N/, a run directory or a Hub id")
+    if path.exists() or name.startswith("runs/") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?/?", name):
+        raise UserError(f"There is no checkpoint {name}. Pass a run directory, a checkpoint-N/, a final/ or a Hub id.")
     check_hub()
     return Checkpoint(name.rstrip("/"), name, "hub")
 

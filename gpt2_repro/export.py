@@ -74,6 +74,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("No target to export to. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
         raise UserError("--push_to_hub takes ORG/NAME, and --format hf")
+    if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
+        raise UserError("Set HF_TOKEN to a token with write access to upload to the Hub.")
     if args.out is not None and args.out.exists():
         raise UserError(f"{args.out} exists. Pass another OUT, or delete it.")
     return args
@@ -106,8 +108,7 @@ def push(folder: Path, repository: str, *, private: bool) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
-    if not (token := os.environ.get("HF_TOKEN")):
-        raise UserError("Set HF_TOKEN to a token with write access to upload to the Hub.")
+    token = os.environ["HF_TOKEN"]
     api = HfApi()
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)

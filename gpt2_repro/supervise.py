@@ -98,7 +98,8 @@ class Supervisor:
             with errors.open("wb") as file:
                 self.process = subprocess.Popen(self.command, env=environment, start_new_session=True, stderr=file)
         except OSError as error:
-            raise UserError(f"cannot start {self.command[0]} ({error.strerror})") from None
+            fix = "Pass the whole command: python -m gpt2_repro.supervise -- python train.py RECIPE"
+            raise UserError(f"Cannot start {self.command[0]} ({error.strerror}). {fix}") from None
         if self.signalled:  # before there was anything to pass it on to
             self.process.terminate()
         with errors.open("rb") as file:

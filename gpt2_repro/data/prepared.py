@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import read_object, sha256_of
 from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 from gpt2_repro.typed_json import from_json
@@ -88,7 +88,11 @@ class PreparedData:
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"))
+        try:
+            return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"))
+        except Exception as error:  # `tokenizers` raises nothing narrower
+            fix = "Copy or prepare it again."
+            raise UserError(f"{self.path}/tokenizer cannot be read ({in_a_line(error)}). {fix}") from None
 
     def rows(self, split: str) -> "Rows":
         """The rows of a split. Raises UserError if its files or the number of rows are not the manifest's."""

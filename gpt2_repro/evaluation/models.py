@@ -48,12 +48,9 @@ class LoadedModel:
 def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     """Load a model, inspect it and drop it.
 
-    Raises UserError if it cannot be loaded, has weights that are not finite, or a tokenizer of another vocabulary.
+    Raises UserError if it cannot be loaded or has a tokenizer of another vocabulary.
     """
     model, tokenizer = load()
-    for name, weight in model.named_parameters():
-        if not bool(weight.isfinite().all()):
-            raise UserError(f"{checkpoint.source} has weights that are not finite ({name}). Pass another checkpoint.")
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}."

@@ -40,7 +40,9 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def check_output(folder: Path) -> None:
-    """Raise UserError if `folder` holds a comparison.json or comparison.md that evaluate.sh did not write."""
+    """Raise UserError for a file, or a folder with a comparison that evaluate.sh did not write."""
+    if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+        raise UserError(f"{file} is a file. Pass a folder as --output_dir.")
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
         raise UserError(f"{folder / names[0]} is not from evaluate.sh. Delete it or pass another --output_dir.")

@@ -28,7 +28,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
 
     A folder may come from a stranger. Its attention implementation is ignored, because transformers would download a
     kernel that it names. Raises UserError if the model cannot be fetched, is quantized, has no safetensors, or if its
-    weights do not fit its configuration.
+    weights do not fit its configuration or are not finite.
     """
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
@@ -45,6 +45,9 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(loading[problem]):
             raise UserError(f"cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)")
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise UserError(f"{checkpoint} has weights that are not finite ({name}). Pass another checkpoint.")
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
