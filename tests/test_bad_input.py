@@ -126,10 +126,32 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("command", ["diagnose", "evaluation.__main__", "generate", "report.__main__"])
-def test_a_folder_that_is_neither_run_nor_checkpoint(tmp_path: Path, command: str) -> None:
-    with pytest.raises(UserError, match=str(tmp_path)):
-        importlib.import_module(f"gpt2_repro.{command}").main([str(tmp_path)])
+@pytest.mark.parametrize(
+    ("command", "words", "told"),
+    [
+        *((name, ".", "\\.") for name in ("diagnose", "evaluation.__main__", "generate", "report.__main__")),
+        *((name, "runs/none", "runs/none") for name in ("diagnose", "evaluation.__main__", "generate")),
+        ("evaluation.__main__", "", "evaluate.sh runs/"),
+        ("generate", "O_Romeo! --top_k 5", "O_Romeo!"),
+        ("generate", "runs/none abc --top_p 2", "--top_p"),
+        ("generate", "runs/none abc --device cuda", "--device"),
+        ("export", "gpt2", "--push_to_hub"),
+        ("export", "gpt2 --push_to_hub me/x", "HF_TOKEN"),
+        ("export", "gpt2 x --format gguf", "hf, llmc"),
+        ("preflight.__main__", "--n 0", "--n 0"),
+        ("preflight.__main__", "--gpu GTX_1060", "--tokens_per_second"),
+        ("preflight.__main__", "recipes/gpt2_small.yaml", "recipes/gpt2_124m.yaml"),
+        ("supervise", "", "supervise -- accelerate launch"),
+        ("supervise", "train.py", "supervise -- python train.py"),
+        ("supervise", "--attempts x -- python train.py", "--attempts 3"),
+    ],
+)
+def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=told):
+        importlib.import_module(f"gpt2_repro.{command}").main(words.split())
 
 
 def test_as_typed_it_is_one_line_and_exit_code_2_and_the_launcher_quotes_it(type_command, tmp_path: Path) -> None:
