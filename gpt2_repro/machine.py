@@ -1,22 +1,29 @@
 """What stands in the way of a recipe on this machine: `python -m gpt2_repro.preflight` looks, a line a thing."""
 
+import dataclasses
 import functools
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from gpt2_repro import hardware
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
+from gpt2_repro.formatting import duration, size
 from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.model.build import choose_attention
+from gpt2_repro.model.build import build_model, choose_attention
+from gpt2_repro.model.configuration import build_config
+from gpt2_repro.model.pretraining import chunk_size
+from gpt2_repro.model.scale import scale_of
 from gpt2_repro.preflight import links, memory
-from gpt2_repro.preflight.cost import card_of
+from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.links import check_all_reduce
 from gpt2_repro.training.arguments import MUON, TrainingRecipe
@@ -26,6 +33,9 @@ from gpt2_repro.training.workload import plan_run
 REPOSITORY = Path(__file__).parents[1]
 DIST_SECONDS = 30.0
 PROBE_SECONDS = 600.0
+# The speed of a CPU is measured with passes of so many seconds in all and FLOPs each, and blocks of so many parameters.
+CPU_SECONDS, CPU_PASS_FLOPS, CPU_BLOCKS = 2.0, 5e10, 20e6
+MANY_MINUTES = 2 * 24 * 60.0
 
 
 def check_devices(recipe: TrainingRecipe) -> list[Finding]:
@@ -105,13 +115,85 @@ def check_sum(cards: int | None) -> Finding:
     return check_all_reduce(cards or here or 2, seconds=DIST_SECONDS)
 
 
-def find_micro_batch(recipe: TrainingRecipe, name: str, cards: int) -> Finding:
+def estimate_memory(recipe: TrainingRecipe, work: Workload, cards: int) -> memory.MemoryEstimate:
+    """Return the estimate for the recipe's model, loss and optimizer."""
+    import torch
+
+    model, training = recipe.model, recipe.training
+    return memory.MemoryEstimate(
+        parameters=work.parameters,
+        ranks=1 if training.optim == MUON else cards,
+        n_layer=model.n_layer,
+        n_embd=model.n_embd,
+        sequence_length=recipe.data.sequence_length,
+        vocab_size=work.vocab_size,
+        chunk=chunk_size(torch.empty(work.vocab_size, device="meta")),
+        saved=memory.SAVED_BYTES[model.model_type] * (1 if training.bf16 else 2),
+    )
+
+
+def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, cards: int) -> Finding:
+    """Estimate whether the recipe's micro-batch fits on a GPU, and which one does."""
+    training, length = recipe.training, recipe.data.sequence_length
+    estimate = estimate_memory(recipe, work, cards)
+    asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
+    a_pass = f"{asked.micro_batch} rows x {length} tokens{', checkpointed,' if asked.checkpointing else ''}"
+    usable = f"{size(memory.USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
+    told = f"{a_pass} take {size(estimate.bytes_of(asked))}, usable are {usable} (estimated)"
+    if estimate.fits(asked, memory_bytes):
+        return Finding("✓", "memory", told)
+    rows = max(1, training.tokens_per_step // length // cards)
+    best = estimate.largest(asked, rows, memory_bytes)
+    fix = f"Pass {' '.join(best.options)}" if best else "Not even one row fits. Use a larger GPU"
+    return Finding("✗", "memory", f"{told}. {fix}")
+
+
+def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
+    """Return the tokens per second that this CPU trains: the median of some passes, without optimizer steps.
+
+    Of a large model only the first blocks are built, and rows are shorter. The speed is scaled by FLOPs.
+    """
+    import torch
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # GPT-2's special ids are outside of a small vocabulary
+    training, length = recipe.training, recipe.data.sequence_length
+    blocks = max(1, int(CPU_BLOCKS / (12 * recipe.model.n_embd**2)))
+    model = dataclasses.replace(recipe.model, n_layer=min(recipe.model.n_layer, blocks))
+    shape = {"sequence_length": length, "vocab_size": work.vocab_size}
+    flops = scale_of(model, **shape).flops_per_token
+    tokens = max(64, int(CPU_PASS_FLOPS / flops))
+    rows = max(1, min(training.per_device_train_batch_size, tokens // length))
+    built = build_model(build_config(model, **shape), attention="causal_sdpa").train()
+    bf16 = hardware.choose_bf16(training.bf16, use_cpu=True, accept_any_hardware=True)[0]
+    ids = torch.randint(work.vocab_size, (rows, min(length, tokens)))
+    seconds = [0.0]
+    while sum(seconds) <= CPU_SECONDS:
+        start = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = built(input_ids=ids, shift_labels=ids).loss
+        loss.backward()
+        built.zero_grad()
+        seconds.append(time.perf_counter() - start)
+    return ids.numel() / statistics.median(seconds[1:]) * flops / (work.flops / work.tokens)
+
+
+def check_time(minutes: float, tokens_per_second: float) -> Finding:
+    """Report how long the run takes on this CPU."""
+    years = minutes / 60 / 24 / 365
+    about = f"{years:.1f} years" if years > 1 else duration(60 * max(1, round(minutes)))
+    told = f"about {about} on this CPU (measured {tokens_per_second:,.0f} tokens/s)"
+    if minutes < MANY_MINUTES:
+        return Finding("✓", "time", told)
+    return Finding("!", "time", f"{told}. Use recipes/own_text.yaml, or pass --gpu CARD to plan for a GPU")
+
+
+def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int) -> Finding:
     """The largest micro-batch that fits, with the recipe's own command on the prepared data."""
     data, training = recipe.data, recipe.training
     if not Path(data.dataset_dir, MANIFEST).is_file():
         return Finding("!", "memory", f"it is probed with the data, and {data.dataset_dir} is not prepared yet")
-    card, length = card_of(name), data.sequence_length
-    most = training.per_device_train_batch_size
+    length, most = data.sequence_length, training.per_device_train_batch_size
     rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
     say("looking for the micro-batch: a fresh process an attempt, 2 to 3 minutes each with compiling (assumed)")
@@ -135,7 +217,9 @@ def find_micro_batch(recipe: TrainingRecipe, name: str, cards: int) -> Finding:
             say(f"  {' '.join(trial.options)}: {outcome.result}")
             return outcome
 
-        outcomes = memory.find_largest(min(most, card.micro_batch if card else most), most, rows, attempt)
+        estimate, asked = estimate_memory(recipe, work, cards), memory.MemoryTrial(most)
+        likely = estimate.largest(asked, rows, memory_bytes) if memory_bytes else asked
+        outcomes = memory.find_largest(likely.micro_batch if likely else 1, most, rows, attempt)
     if outcomes[-1].result == "failed":
         return Finding("✗", "memory", f"{' '.join(outcomes[-1].trial.options)} failed: {outcomes[-1].said}")
     if found := memory.best(outcomes):

@@ -83,11 +83,17 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
     name = here.name if options.gpu is None else options.gpu
     cards = options.n or (here.count if here.kind == "cuda" and options.gpu is None else 1)
     work = workload_of(recipe)
-    speed = {"usd_per_hour": training.usd_per_hour, "tokens_per_second": options.tokens_per_second}
-    planned = plan_on(work, name, cards, **speed)
-    division = machine.check_division(recipe, cards)
+    on_cpu = options.gpu is None and here.kind == "cpu"
+    measured = on_cpu and options.tokens_per_second is None
+    speed = machine.measure_cpu(recipe, work) if measured else options.tokens_per_second
+    price = {"usd_per_hour": training.usd_per_hour}
+    planned = plan_on(work, name, cards, **price, tokens_per_second=speed, measured=measured)
+    step = [machine.check_division(recipe, cards)]
+    memory_bytes = 1e9 * (planned["machine"]["memory_gb"] or 0) if options.gpu is not None else here.memory_bytes
+    if memory_bytes and not options.memory:
+        step.append(machine.check_memory(recipe, work, memory_bytes, cards))
     if options.gpu is not None:
-        return [division, *_check_name(name, measured=bool(options.tokens_per_second))], planned
+        return [*step, *_check_name(name, typed_speed=bool(options.tokens_per_second))], planned
     needs = [
         environment.Need("data", Path(recipe.data.dataset_dir), work.missing_bytes),
         environment.Need("the run", Path(training.output_dir or "runs"), work.run_bytes),
@@ -95,7 +101,7 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
     findings = [
         *packages,
         *machine.check_devices(recipe),
-        division,
+        *step,
         *environment.check_limits(),
         machine.check_data(recipe),
         *environment.check_room(needs, volume_bytes=int(options.volume_gb * 1e9) if options.volume_gb else None),
@@ -103,8 +109,10 @@ def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Findi
     ]
     if options.dist:
         findings.append(machine.check_sum(options.n))
+    if measured and speed:
+        findings.append(machine.check_time(planned["minutes"], speed))
     if options.memory:
-        findings.append(machine.find_micro_batch(recipe, name, cards))
+        findings.append(machine.find_micro_batch(recipe, work, here.memory_bytes, cards))
     return findings, planned
 
 
@@ -113,12 +121,12 @@ def _print(findings: Sequence[Finding]) -> None:
         print(f"{finding.mark} {finding.about:<16} {finding.words}")
 
 
-def _check_name(name: str, *, measured: bool) -> list[Finding]:
+def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
     """Check that the name means one card. Raises UserError for an unknown card without a measured speed."""
     from gpt2_repro.preflight.cost import card_table, cards_named
 
     meant = [card.card for card in cards_named(name)]
-    if not meant and not measured:
+    if not meant and not typed_speed:
         hint = did_you_mean(name, [card.card for card in card_table()])
         raise UserError(f"unknown card {name!r}: {hint}. For another card pass --tokens_per_second")
     return [Finding("!", "card", f"{name} may be {' or '.join(meant)}: planned for the first")] if meant[1:] else []

@@ -19,6 +19,7 @@ from gpt2_repro.hardware import is_named
 GPT2_FLOPS_PER_TOKEN = 855e6  # of the 124M model in rows of 1,024 tokens (6N + 12LCT), measured in the table of cards
 # Assumed minutes of a rented machine around the training; a first start installs and compiles.
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
+NOT_ON_CPU = ("boot", "environment", "compiling", "evaluation", "sync")
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
 
@@ -43,7 +44,6 @@ class Card(NamedTuple):
         name: a part of its name in the driver.
         tokens_per_second: of training, rows of 1,024 tokens.
         speed: the source of that measurement, or how it is estimated.
-        micro_batch: rows of a pass to start from, estimated.
     """
 
     card: str
@@ -51,7 +51,6 @@ class Card(NamedTuple):
     memory_gb: int
     tokens_per_second: float
     speed: str
-    micro_batch: int
 
 
 @functools.cache
@@ -101,6 +100,7 @@ class Workload:
 
     Args:
         tokens, steps: of the training; flops: of all its tokens.
+        parameters, vocab_size: while training, with the padding of the vocabulary.
         eval_tokens, hellaswag_tokens: of all validations and all passes over HellaSwag; samples: how many.
         saves: checkpoints by steps; save_minutes: at most between two of them, 0 for no limit.
         checkpoint_bytes, final_bytes: of a checkpoint, and of the model in fp32.
@@ -112,6 +112,8 @@ class Workload:
     tokens: int
     steps: int
     flops: float
+    parameters: int
+    vocab_size: int
     eval_tokens: int
     hellaswag_tokens: int
     samples: int
@@ -130,7 +132,7 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
 
     Args:
         tokens_per_second: of all cards in a training step; a forward pass takes a third of a step.
-        basis: of that speed: published, estimated or typed.
+        basis: of that speed: published, estimated, typed, or measured on this CPU, which is not rented.
     """
     training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
@@ -146,7 +148,9 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
         ("evaluation", EVALUATION, "assumed"),
         ("sync", (work.checkpoint_bytes + work.final_bytes) / SYNC_BYTES_PER_SECOND / 60, "assumed"),
     ]
-    return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries if minutes]
+    left_out = NOT_ON_CPU if basis == "measured" else ()
+    entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
+    return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries]
 
 
 def ranking() -> list[dict[str, Any]]:
@@ -161,7 +165,13 @@ def ranking() -> list[dict[str, Any]]:
 
 
 def plan_on(
-    work: Workload, name: str, cards: int, *, usd_per_hour: float = 0.0, tokens_per_second: float | None = None
+    work: Workload,
+    name: str,
+    cards: int,
+    *,
+    usd_per_hour: float = 0.0,
+    tokens_per_second: float | None = None,
+    measured: bool = False,
 ) -> dict[str, Any]:
     """Return minutes and dollars of the work on a machine, and the ranking of all cards.
 
@@ -172,11 +182,13 @@ def plan_on(
         name: of the card, as in the driver or the table.
         usd_per_hour: of the whole machine, 0 for the list price.
         tokens_per_second: of all cards, None for the table's.
+        measured: whether that is this CPU's measured speed, not a typed one.
     """
     card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = abs(ratio - 1) <= 0.02
-    speed, source, basis = tokens_per_second, "as typed" if tokens_per_second else None, "typed"
+    speed, basis = tokens_per_second, "measured" if measured else "typed"
+    source = (f"{speed:,.0f} tokens/s, measured on this CPU" if measured else "as typed") if speed else None
     if card and not speed and work.is_reference:
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
         source = card.speed if is_124m else f"{card.speed}, by this model's FLOPs a token"
@@ -189,8 +201,6 @@ def plan_on(
             "card": card.card if card else name,
             "cards": cards,
             "memory_gb": card.memory_gb if card else None,
-            # The table's micro-batches are those of 124M.
-            "micro_batch": card.micro_batch if card and is_124m else None,
             "tokens_per_second": speed,
             "usd_per_hour": paid,
         },
@@ -208,16 +218,13 @@ def plan_lines(planned: dict[str, Any]) -> list[str]:
     """Return the plan as lines for the terminal."""
     work, machine = planned["work"], planned["machine"]
     lines = ["", f"{work['steps']:,} steps, {tokens(work['tokens'])} tokens on {machine['cards']} x {machine['card']}"]
-    lines += [f"  {its['name']:<16} {its['minutes']:>7.1f} min  {its['basis']}" for its in planned["budget"]]
+    lines += [f"  {its['name']:<16} {its['minutes']:>7,.1f} min  {its['basis']}" for its in planned["budget"]]
     if planned["budget"]:
         paid = f"${machine['usd_per_hour']:,.2f} an hour ({planned['price']})" if machine["usd_per_hour"] else ""
         dollars = f", ${planned['usd']:,.2f} at {paid}" if paid else ""
-        lines += [f"  {'in all':<16} {planned['minutes']:>7.1f} min{dollars}", f"  speed: {planned['speed']}"]
+        lines += [f"  {'in all':<16} {planned['minutes']:>7,.1f} min{dollars}", f"  speed: {planned['speed']}"]
     else:
         lines.append("  The speed is not known. Pass --tokens_per_second, or --gpu CARD for another machine.")
-    if machine["micro_batch"]:
-        option = f"--per_device_train_batch_size {machine['micro_batch']}"
-        lines.append(f"  start with {option} on {machine['memory_gb']} GB, estimated")
     sizes = f"a checkpoint {size(work['checkpoint_bytes'])} under DeepSpeed, final {size(work['final_bytes'])}"
     lines += [
         f"  {work['flops']:.3g} FLOPs; {sizes}",

@@ -83,6 +83,8 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
         tokens=steps * training.tokens_per_step,
         steps=steps,
         flops=float(steps * training.tokens_per_step * scale.flops_per_token),
+        parameters=scale.trained,
+        vocab_size=scale.padded_vocab_size,
         eval_tokens=validations * min(training.eval_tokens or held_out, held_out),
         hellaswag_tokens=hellaswag_passes * HELLASWAG_TOKENS,
         samples=min(validations, _times(steps, sampled)),

@@ -16,6 +16,12 @@ from tests.preflight.test_links import BLOG
 from tests.sections import parse_for_training
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the speed of the CPU with one pass."""
+    monkeypatch.setattr(machine, "CPU_SECONDS", 0.0)
+
+
 @pytest.fixture
 def look(capsys: pytest.CaptureFixture[str]):
     """Run the command; return its exit code and what it printed."""
@@ -32,14 +38,33 @@ def test_a_machine_that_is_not_there_yet(look) -> None:
     code, out = look("--gpu", "A100 SXM", "--n", 8, "--usd_per_hour", 14)
     # No machine is checked: the findings are about the recipe and the name.
     assert code == 0
-    assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")] == ["step", "card"]
+    assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")] == ["step", "memory", "card"]
     for number in ("18,865", "9.89B", "A100 SXM 80 GB", "94.3 min", "$14.00", "8.46e+18", "20.7 GB", "8.5 GB"):
         assert number in out, number
-    assert "--per_device_train_batch_size 64 on 80 GB" in out
     code, out = look("--gpu", "TPU v9", "--tokens_per_second", 2e5, "--usd_per_hour", 1)
     assert code == 0 and "on 1 x TPU v9" in out and "at $1.00 an hour" in out
     code, out = look("--gpu", "H100 SXM", "--n", 3)
     assert code == 1 and "✗ step" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fix"),
+    [
+        (["--gpu", "RTX 4090"], 1, "--per_device_train_batch_size 32"),
+        (["--gpu", "RTX 4090", "--per_device_train_batch_size", "32"], 0, ""),
+        (["--gpu", "RTX 4090", "--no_bf16", "--tokens_per_second", "1e5"], 1, "--per_device_train_batch_size 16"),
+        (["recipes/gpt2_1558m.yaml", "--gpu", "RTX 4090"], 1, "larger GPU"),
+        (["recipes/gpt2_1558m.yaml", "--gpu", "RTX 4090", "--n", "8"], 1, "--per_device_train_batch_size 1"),
+        (["recipes/gpt2_1558m.yaml", "--gpu", "A100 SXM 80", "--n", "8"], 0, ""),
+        ([], 1, "--per_device_train_batch_size 32"),
+    ],
+)
+def test_a_micro_batch_that_does_not_fit(words, code, fix, look, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Accelerator("cuda", "a GPU", 1, None, 24_000_000_000)
+    monkeypatch.setattr("gpt2_repro.hardware.find_accelerator", lambda use_cpu: here)
+    ended, out = look(*words)
+    line = next(line for line in out.splitlines() if "memory  " in line and "shared" not in line)
+    assert ended == code and line.startswith("✗" if code else "✓") and line.endswith(fix)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +92,7 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     code, out = look(tiny_recipe, "--output_dir", tmp_path / "runs", "--topology", links)
     lines = {line.split()[1]: line for line in out.splitlines() if line[:1] in ("✓", "!", "✗")}
     assert lines["torch"].startswith("✓") and lines["links"].startswith("!")
+    assert lines["time"].startswith("✓") and "tokens/s" in lines["time"] and "memory" not in lines
     assert lines["data"].startswith("✓") and "0 MB of data" in lines["disk"]
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16)
@@ -89,8 +115,10 @@ def test_the_memory_probe_is_launched_as_the_optimizer_needs(
 def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "measure_cpu", lambda recipe, work: 29.0)
     code, out = look("--dataset_dir", "data/none", "--memory")
     assert code == 1 and "✗ device" in out
+    assert "! time  " in out and "years" in out and "own_text.yaml" in out
     assert "! data  " in out and "42.3 GB of data in data/none" in out and "! memory" in out
 
 

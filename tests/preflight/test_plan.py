@@ -1,7 +1,6 @@
 """Hours and dollars: the figures of the published runs come out, and every number has its source."""
 
 import datetime
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gpt2_repro.preflight.cost import (
     price_table,
     ranking,
 )
+from gpt2_repro.preflight.memory import MemoryEstimate, MemoryTrial
 from gpt2_repro.training.workload import workload_of
 from tests.sections import parse_for_training
 
@@ -98,14 +98,40 @@ def test_a_larger_model_is_slower_by_its_flops() -> None:
     larger = plan_on(work(n_layer=24), "H100 SXM", 1)
     assert larger["machine"]["tokens_per_second"] == pytest.approx(468_000 * 855e6 * TOKENS / work(n_layer=24).flops)
     assert "estimated" in {entry["basis"] for entry in larger["budget"]}
-    assert larger["machine"]["micro_batch"] is None  # the table's are of 124M
+
+
+def test_a_cpu_is_measured_and_not_rented() -> None:
+    planned = plan_on(work(), "x86_64", 1, tokens_per_second=200, measured=True)
+    assert {"training steps", "validation", "HellaSwag", "samples", "saving"} == set(minutes(planned))
+    assert minutes(planned)["training steps"] == pytest.approx(TOKENS / 200 / 60) and planned["usd"] is None
+    assert planned["budget"][0]["basis"] == "measured"
+
+
+def test_the_memory_of_a_pass() -> None:
+    found = work()
+    shape = {"n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096, "saved": 36}
+    one = MemoryEstimate(parameters=found.parameters, ranks=1, vocab_size=found.vocab_size, **shape)
+    # 20 bytes a parameter, 65,536 tokens x 768 x 440 bytes, 12 bytes a logit of 4,096 tokens, 1.5 GB.
+    by_hand = 2_489_518_080 + 22_145_925_120 + 2_472_542_208 + 1_500_000_000
+    assert one.bytes_of(MemoryTrial(64)) == by_hand == 28_607_985_408
+    # On 8 ranks 9.5 bytes a parameter; with checkpointing 36 + 4 x 12 + 8 bytes.
+    assert one._replace(ranks=8).bytes_of(MemoryTrial(64)) == by_hand - 124_475_904 * 10.5
+    assert one.bytes_of(MemoryTrial(64, True)) == by_hand - 65_536 * 768 * (440 - 92)
+    # One short row: 256 tokens of logits.
+    assert one._replace(sequence_length=256).bytes_of(MemoryTrial(1)) == pytest.approx(4.23e9, rel=0.01)
+    for rows, most, memory, best in (
+        (512, MemoryTrial(64), 24e9, MemoryTrial(32)),
+        (480, MemoryTrial(48), 24e9, MemoryTrial(40)),
+        (512, MemoryTrial(64), 6e9, MemoryTrial(1)),
+        (512, MemoryTrial(64, True), 24e9, MemoryTrial(64, True)),
+        (512, MemoryTrial(64), 2.6e9, None),
+    ):
+        assert one.largest(most, rows, memory) == best
+    assert one._replace(n_layer=200).largest(MemoryTrial(64), 512, 10e9) == MemoryTrial(4, True)
 
 
 def test_every_card_has_its_source_and_every_price_its_card() -> None:
     for card in card_table():
-        # Rows that fit in half of the memory beside 4 GB of weights and optimizer, at 329 KiB a token (benchmarks/RESULTS.md).
-        rows = (card.memory_gb / 2 - 4) * 1e9 / (329 * 1024 * 1024)
-        assert card.micro_batch == min(64, 2 ** int(math.log2(rows)))
         assert card.speed and 50_000 < card.tokens_per_second < 2e6 and peak_flops(card.name) is not None
     for price in price_table():
         assert card_of(price.card) is not None and price.source and isinstance(price.date, datetime.date)
