@@ -125,6 +125,8 @@ def _similar_recipe(path: Path) -> str:
         return f"options begin with --, so pass --{path}"
     if path.suffix in (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst"):
         return "name a .yaml file. Text is prepared with: python prepare_data.py --data_files FILE"
+    if not DEFAULT.parent.is_dir():
+        return f"run the command in the folder of this project, which has {DEFAULT.parent}/"
     recipes = {recipe.stem: recipe for recipe in sorted(DEFAULT.parent.glob("*.yaml"))} or {DEFAULT.stem: DEFAULT}
     stem = path.stem.lower().replace("-", "_")
     for size, parameters in SIZES.items():

@@ -66,7 +66,8 @@ class PreparedData:
         Raises UserError if the folder is missing, damaged or was prepared otherwise.
         """
         if not args.dataset_dir:
-            raise UserError(f"{recipe} names no data. Pass --dataset_dir with the folder that prepare_data.py made.")
+            fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the --dataset_dir that it prints."
+            raise UserError(f"{recipe} names no data. {fix}")
         its_own = "dataset_dir" in typed
         folder = f" --dataset_dir {args.dataset_dir}" if its_own else ""
         data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{folder}")
