@@ -59,6 +59,8 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     for folder in (path, path / FINAL):
         if (folder / "config.json").is_file():
             return _open_folder(folder)
+    if (path / FINAL).is_dir():
+        raise UserError(f"{path / FINAL} has no config.json, so it is damaged. Pass a checkpoint-N/ of the run.")
     if is_run(path):
         if not (newest := next(iter(complete_checkpoints(path)), None)):
             raise UserError(f"The run {name} has no complete checkpoint. Continue its training, or pass another run.")

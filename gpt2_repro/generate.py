@@ -59,6 +59,8 @@ def main(argv: list[str]) -> None:
         start = start[-kept:]
     ids = torch.tensor([start] * args.num_samples, device=model.device)
     lengths = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
+    if lengths["max_new_tokens"] < args.max_new_tokens:
+        logger.warning("The window has %d tokens. At most %d are generated.", window, lengths["max_new_tokens"])
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
     torch.manual_seed(args.seed)
     written = model.generate(

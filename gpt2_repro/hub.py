@@ -14,13 +14,13 @@ SECONDS = 4.0
 
 
 @functools.cache
-def check_hub() -> None:
-    """Put the Hub's libraries into offline mode, in which they read their cache only, if the Hub does not answer."""
+def check_hub() -> bool:
+    """Return whether the Hub answers. If not, its libraries are put into offline mode and read their cache only."""
     import httpx
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return
+        return True
     try:
         httpx.head(constants.ENDPOINT, timeout=SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -29,3 +29,10 @@ def check_hub() -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # for `datasets`, if it is imported later, and for worker processes
         if datasets := sys.modules.get("datasets"):
             datasets.config.HF_HUB_OFFLINE = True
+        return False
+    return True
+
+
+def hub_reason(error: Exception) -> str:
+    """Return in a line why the Hub failed."""
+    return in_a_line(error) if check_hub() else "it does not answer, and its cache does not have it"

@@ -101,7 +101,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"There is no recipe {path}: {_similar_recipe(path)}")
     try:
-        document = yaml.safe_load(path.read_text()) or {}
+        document = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         document, reason = None, in_a_line(error)
         if path.suffix in (".yaml", ".yml"):

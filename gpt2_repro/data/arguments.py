@@ -60,6 +60,7 @@ class DataArguments:
     max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 takes them all.")
 
     def __post_init__(self) -> None:
+        self.data_files = [text.rstrip("/") or text for text in self.data_files]
         self.dataset_dir = self.dataset_dir or default_folder(self)
         if self.packing != "wrap" and self.min_length:
             raise UserError(f"--min_length {self.min_length} is for --packing wrap: leave it out")

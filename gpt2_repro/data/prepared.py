@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
-from gpt2_repro.errors import UserError, in_a_line
+from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import read_object, sha256_of
 from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 from gpt2_repro.typed_json import from_json
@@ -48,7 +48,9 @@ class PreparedData:
         """
         folder, file = Path(path), Path(path, MANIFEST)
         if not folder.exists():
-            raise UserError(f"There is no {folder}. Prepare the data with `{command}`.")
+            others = [str(path.parent) for path in folder.parent.glob(f"*/{MANIFEST}")]
+            hint = f"Did you mean {near}? Else prepare" if (near := nearest(str(folder), others)) else "Prepare"
+            raise UserError(f"There is no {folder}. {hint} the data with `{command}`.")
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
@@ -57,7 +59,7 @@ class PreparedData:
 
     @classmethod
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
-        """Open the folder of a recipe. A folder that was typed only has to fit in its row form, whatever its source.
+        """Open the folder of a recipe. A folder that was typed has to fit in its row form and in other typed fields.
 
         Args:
             typed: names of the fields on the command line.
@@ -70,8 +72,11 @@ class PreparedData:
             raise UserError(f"{recipe} names no data. {fix}")
         its_own = "dataset_dir" in typed
         folder = f" --dataset_dir {args.dataset_dir}" if its_own else ""
-        data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{folder}")
-        if difference := first_difference(data.manifest.request, form_of(args) if its_own else request_of(args)):
+        files = " --data_files FILE" if args.source == "files" and not args.data_files else ""
+        data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{files}{folder}")
+        request = request_of(args)
+        asked = form_of(args) | {key: request[key] for key in request if key in typed} if its_own else request
+        if difference := first_difference(data.manifest.request, asked):
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
             fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.hub import check_hub
+from gpt2_repro.hub import check_hub, hub_reason
 
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,8 @@ def _download_tokenizer(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
-        line = str(error).strip().splitlines()[0]
         fix = "Pass a folder as --tokenizer, or --tokenizer train for a BPE of your own text."
-        raise UserError(f"The tokenizer {name} cannot be fetched from the Hub ({line}). {fix}") from None
+        raise UserError(f"The tokenizer {name} cannot be fetched from the Hub ({hub_reason(error)}). {fix}") from None
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:

@@ -16,6 +16,7 @@ from transformers import (
 
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.files import read_object
+from gpt2_repro.hub import hub_reason
 from gpt2_repro.model.configuration import FAILURES, SAFELY
 from gpt2_repro.model.pretraining import plain_config, plain_model
 
@@ -41,7 +42,7 @@ def load_model(checkpoint: str) -> PreTrainedModel:
             checkpoint, config=config, output_loading_info=True, **SAFELY
         )
     except (OSError, SafetensorError, *FAILURES) as error:
-        raise UserError(f"cannot load {checkpoint}. {COMPLETE} ({in_a_line(error)})") from None
+        raise UserError(f"cannot load {checkpoint}. {COMPLETE} ({_reason(checkpoint, error)})") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(loading[problem]):
             raise UserError(f"cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)")
@@ -51,6 +52,10 @@ def load_model(checkpoint: str) -> PreTrainedModel:
     if hasattr(config, "true_vocab_size"):
         return plain_model(config, model.state_dict())
     return model.eval()
+
+
+def _reason(checkpoint: str, error: Exception) -> str:
+    return in_a_line(error) if Path(checkpoint).exists() else hub_reason(error)
 
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
@@ -88,7 +93,9 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises nothing narrower for a damaged tokenizer.json
-        raise UserError(f"{checkpoint} has no tokenizer that loads. {COMPLETE} ({in_a_line(error)})") from None
+        raise UserError(
+            f"{checkpoint} has no tokenizer that loads. {COMPLETE} ({_reason(checkpoint, error)})"
+        ) from None
 
 
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -43,6 +43,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+# What --help lists, of all options.
+HELP = {
+    "Machine": ("gpu", "n", "tokens_per_second", "usd_per_hour", "volume_gb"),
+    "Checks": ("dist", "memory", "topology", "json"),
+    "Recipe": ("dataset_dir", "output_dir", "per_device_train_batch_size", "activation_checkpointing", "use_cpu"),
+}
+
+
 def main(argv: list[str]) -> None:
     """Check the machine, plan the run, print both."""
     packages = environment.check_python(Path(__file__).parents[2] / "requirements.txt")
@@ -55,7 +63,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.sizing import follow_data
 
     recipe = follow_data(
-        load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS)
+        load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS, groups=HELP)
     )
     options = recipe.options
     if options.n is not None and options.n < 1:
@@ -128,7 +136,7 @@ def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
     meant = [card.card for card in cards_named(name)]
     if not meant and not typed_speed:
         hint = did_you_mean(name, [card.card for card in card_table()])
-        raise UserError(f"unknown card {name!r}: {hint}. For another card pass --tokens_per_second")
+        raise UserError(f"unknown card {name!r}: {hint} For another card pass --tokens_per_second.")
     return [Finding("!", "card", f"{name} may be {' or '.join(meant)}: planned for the first")] if meant[1:] else []
 
 

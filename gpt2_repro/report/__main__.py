@@ -36,7 +36,9 @@ def main(argv: list[str]) -> None:
         sys.exit(any(sign.mark == "✗" for sign in found))
     output = options.output or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
     if output.is_dir():
-        raise UserError(f"{output} is a folder: use -o {output / 'report.html'}")
+        raise UserError(f"{output} is a folder. Pass -o {output / 'report.html'}")
+    if output.suffix not in (".html", ".htm"):
+        raise UserError(f"{output} is not an .html file. Pass -o {output.with_suffix('.html')}")
 
     # matplotlib takes a second to load; a wrong path is reported first.
     from gpt2_repro.report.page import summary, write_page

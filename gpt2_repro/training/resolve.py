@@ -56,7 +56,7 @@ def resolve_arguments(
         "torch_compile": compiles,
         # Copies of pinned memory need not wait for what the GPU still does.
         # Batches that differ in size cannot be made even, and need not be: all processes have equally many.
-        "accelerator_config": {"non_blocking": True, "even_batches": not plan.by_length},
+        "accelerator_config": {"non_blocking": not use_cpu, "even_batches": not plan.by_length},
         "dataloader_persistent_workers": asked.dataloader_num_workers > 0,
         "usd_per_hour": asked.usd_per_hour or _list_price(use_cpu=use_cpu),
         "eval_on_start": asked.eval_on_start and asked.eval_strategy != "no",

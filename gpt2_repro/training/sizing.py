@@ -102,7 +102,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts) -> TrainingRecipe:
     recipe = dataclasses.replace(recipe, model=model, training=training)
     whence = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
     size = f"{model.n_layer} layers of {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
-    schedule = f"{training.total_tokens:,} tokens ({epochs_of(recipe, counts):.1f} epochs)"
+    schedule = f"{training.total_tokens:,} tokens ({training.total_tokens / tokens:.1f} epochs)"
     logger.info("sizes %s: %s; %s in steps of %s", whence, size, schedule, f"{training.tokens_per_step:,}")
     return recipe
 

@@ -235,7 +235,8 @@ def _write_splits(
     counted = [count_documents(group.spans()) for group in groups]
     for group, found in zip(groups, counted, strict=True):
         if not sum(of_stream["tokens"] for of_stream in found.values()):
-            raise UserError(f"the source {', '.join(group.names)} holds no text: an empty corpus cannot be prepared")
+            named = args.data_files if group.names == ["files"] else group.names
+            raise UserError(f"There is no text in {', '.join(named)}, which is empty. Pass other files or sources.")
     shards: dict[str, list[Shard]] = {}
     counts: dict[str, SplitCounts] = {}
     for group, found in zip(groups, counted, strict=True):
@@ -248,8 +249,9 @@ def _write_splits(
             shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
             rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
             if not rows:
-                fix = "Change --validation_tokens, --validation_fraction, --split, --min_length or --sequence_length."
-                raise UserError(f"{split} has {tokens:,} tokens, too few for one row. {fix}")
+                needed = args.sequence_length + 1
+                fix = "Pass a smaller --sequence_length, more text, or another --validation_tokens or --min_length."
+                raise UserError(f"{split} has {tokens:,} tokens, and a row has {needed:,}. {fix}")
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
             # The whole split is cut, or each document; its first id is no target.

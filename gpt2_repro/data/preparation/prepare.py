@@ -33,6 +33,8 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
     request = request_of(args)
+    if args.source == "files" and not args.data_files:
+        raise UserError("No text is named. Pass --data_files with your files, folders or globs.")
     if not target.name:
         raise UserError(f"--dataset_dir {args.dataset_dir} has no name of its own: name a folder, as in data/books")
     staging = target.with_name(target.name + ".staging")
@@ -42,6 +44,8 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
             key, holds, value = difference
             fix = "Pass --overwrite or another --dataset_dir."
             raise UserError(f"{target} was prepared with {key} {holds}, not {value}. {fix}")
+        for split in data.manifest.shards:
+            data.check_shards(split)
         logger.info("%s is already prepared", target)
         _warn_of_changes(data, args)
         _clear_away(target, staging)

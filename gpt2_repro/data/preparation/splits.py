@@ -154,8 +154,9 @@ def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArgumen
     head = min(wanted, most)
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return {"head": head}
-    told = "validation: the first %s of %s tokens (%.0f %%), cut inside a document, not %s"
-    logger.info(told, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, f"{wanted:,.0f}")
+    less = f", not {wanted:,.0f}" if wanted > head else ""
+    told = "validation: the first %s of %s tokens (%.1f %%), cut inside a document%s"
+    logger.info(told, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, less)
     return {"head": head, "cut": True}
 
 

@@ -173,6 +173,6 @@ def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
     """Raise UserError if more documents are bad than allowed."""
     if bad > allowed:
-        hint = f"mend it, or skip such rows with --max_bad_documents {max(100, 10 * allowed)}"
-        more = f" (and more than {allowed:,} in all)" if allowed else ""
-        raise UserError(f"{examples[0]}{more}: {hint}")
+        more = f", and more than {allowed:,} in all" if allowed else ""
+        fix = f"Repair it, or pass --max_bad_documents {max(100, 10 * allowed)} to skip such rows."
+        raise UserError(f"{examples[0]}{more}. {fix}")

@@ -12,7 +12,7 @@ from gpt2_repro.data.sources.base import Part, SourceFile, TextForm
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import sha256_of
-from gpt2_repro.hub import check_hub
+from gpt2_repro.hub import check_hub, hub_reason
 
 
 class Repository:
@@ -124,6 +124,5 @@ def hub_errors(what: str) -> Iterator[None]:
         from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
         if not from_network and error.errno is not None:
             raise
-        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         fix = "Check the name, the network and HF_TOKEN and run the command again, or pass --data_files GLOB."
-        raise UserError(f"Cannot {what} ({line}). {fix}") from None
+        raise UserError(f"Cannot {what} ({hub_reason(error)}). {fix}") from None

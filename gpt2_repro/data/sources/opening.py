@@ -14,7 +14,7 @@ from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.errors import UserError, did_you_mean, nearest
 
 
 SOURCE_NAMES = [*PRESETS, *OTHER_SOURCES]
@@ -133,8 +133,6 @@ class SourceOpener:
             return Source(described, [parts[0]], [parts[1]])
         if name == "embedded":
             return Source(described | {"python": sysconfig.get_python_version()}, [Topics(), Docstrings()], [])
-        if name == "files":
-            raise UserError("No text is named. Pass --data_files with your files, folders or globs.")
         if kind_of(Path(name)) in (*KINDS, ".bin") or glob.glob(name, recursive=True):
             return self._local(name, [name], form)
         if match := _HUB_ID.fullmatch(name):
@@ -152,6 +150,10 @@ class SourceOpener:
         """Return local files. Those named val, valid or validation are for validation: with --split source, and .bin always."""
         found: set[Path] = set()
         for pattern in globs:
+            if not set("*?[") & set(pattern) and not Path(pattern).exists():
+                near = nearest(pattern, [str(path) for path in Path(pattern).parent.glob("*")])
+                hint = f"Did you mean {near}?" if near else "Quote names that have spaces."
+                raise UserError(f"There is no {pattern}. {hint}")
             # An existing name is taken as it is, because it may hold [].
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
                 found.update([path] if path.is_file() else _text_files_in(path))

@@ -84,7 +84,7 @@ class TextPart(Part):
         for line, number in lines:
             try:
                 if self.kind == ".txt":
-                    yield line.rstrip(b"\r\n").decode(), ""
+                    yield line.rstrip(b"\r\n").decode().replace("\r\n", "\n"), ""
                 elif (text := _jsonl_text(line, self.form.text_column)) is not None:
                     yield text, ""
             except ValueError as error:
@@ -122,9 +122,13 @@ class TextPart(Part):
         if len(content) > LONGEST_DOCUMENT:
             raise UserError(f"{self.name} is over {LONGEST_DOCUMENT:,} bytes. Pass --sample_by paragraph or line.")
         try:
-            yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8"), ""
+            yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n"), ""
         except UnicodeDecodeError as error:
-            yield None, f"{self.name} is no valid UTF-8 at byte {error.start}"
+            encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+            fix = f"Convert it: iconv -f {encoding} -t utf-8 {self.name}"
+            if encoding == "latin1" and b"\0" in content:
+                fix = "It looks like a binary file: leave it out"
+            yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
 
     def _csv(self, stream: BinaryIO) -> Iterator[Row]:
         csv.field_size_limit(LONGEST_DOCUMENT)
@@ -137,6 +141,8 @@ class TextPart(Part):
             header = next(rows, [])
             if (columns := header.count(column)) != 1:
                 fix = f"Pass --text_column with one of: {', '.join(header)}."
+                if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
+                    fix = f"Its columns are separated by {other!r}. Save it with commas."
                 raise UserError(f"{self.name} has the text column `{column}` {columns} times, not once. {fix}")
             place = header.index(column)
             line = rows.line_num
@@ -175,7 +181,7 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
     try:
         value = json.loads(decoded)
     except (ValueError, RecursionError):
-        value = None
+        raise ValueError("is not valid JSON") from None
     text = _text_of(value, column)
     if b"\\u" in line:
         text.encode()  # half of a surrogate pair has no UTF-8
@@ -184,9 +190,12 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
 
 def _text_of(value: Any, column: str) -> str:
     """Return the text of a JSON object, "" for null. Raises ValueError if there is none."""
-    text = value.get(column, 0) if isinstance(value, dict) else 0
-    if not isinstance(text, str | None):
-        raise ValueError(f"is not a JSON object with a text under the key `{column}`. Pass --text_column with its key")
+    if not isinstance(value, dict) or column not in value:
+        raise ValueError(f"has no key `{column}`. Pass --text_column with the key of its text")
+    if not isinstance(text := value[column], str | None):
+        raise ValueError(
+            f"has a {type(text).__name__} under the key `{column}`, not a text. Pass another --text_column"
+        )
     return text or ""
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpt2_repro.cli import Progress
 from gpt2_repro.errors import UserError, in_a_line
 from gpt2_repro.evaluation.documents import cut_passages, evenly, read_documents
+from gpt2_repro.hub import check_hub
 
 
 Ids = NDArray[np.integer[Any]]
@@ -78,6 +79,7 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     else:
         from datasets import load_dataset
 
+        check_hub()
         try:
             texts = list(load_dataset(path, configuration, split=split)[column])
         except (OSError, ValueError) as error:
