@@ -192,4 +192,12 @@ def first_difference(recorded: dict[str, Any], asked: dict[str, Any]) -> tuple[s
     A field that a folder does not record was added later, and has its default there.
     """
     recorded = dataclasses.asdict(DataArguments()) | recorded
-    return next(((key, recorded[key], value) for key, value in asked.items() if recorded[key] != value), None)
+    for key, value in asked.items():
+        if recorded[key] != value:
+            return key, _as_typed(recorded[key]), _as_typed(value)
+    return None
+
+
+def _as_typed(value: Any) -> Any:
+    """Return a value as it is typed on the command line."""
+    return " ".join(value) if isinstance(value, list) else value
