@@ -31,6 +31,7 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
     parts = word.lstrip("-").lower().replace("-", "_").split("_")
     begins = re.compile("-*(.*_)?" + "[a-z0-9]*_(.*_)?".join(map(re.escape, parts)) + "[a-z0-9]*(_.*)?")
     abbreviated = [choice for choice in choices if len(parts[0]) > 1 and begins.fullmatch(choice.lower())]
+    abbreviated.sort(key=lambda choice: not choice.lower().lstrip("-").startswith(parts[0]))
     return next(iter(abbreviated or difflib.get_close_matches(word, choices, n=1)), None)
 
 

@@ -236,7 +236,7 @@ def _write_splits(
     for group, found in zip(groups, counted, strict=True):
         if not sum(of_stream["tokens"] for of_stream in found.values()):
             named = args.data_files if group.names == ["files"] else group.names
-            raise UserError(f"There is no text in {', '.join(named)}, which is empty. Pass other files or sources.")
+            raise UserError(f"There is no text in {', '.join(named)}. Pass other files or sources.")
     shards: dict[str, list[Shard]] = {}
     counts: dict[str, SplitCounts] = {}
     for group, found in zip(groups, counted, strict=True):
