@@ -53,14 +53,15 @@ def run(main: Callable[[list[str]], None]) -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
-        line = "error: " + str(error).rpartition("UserError: ")[2].strip()  # a DataLoader's worker adds its traceback
+        message = str(error).rpartition("UserError: ")[2].strip()  # a DataLoader's worker adds its traceback
+        line = f"error: {message}"
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
             # Elastic reads "message" as text, or as a mapping with the time that ranks the failures.
             Path(error_file).write_text(json.dumps({"message": line}))
         if is_local_main_process():
             if isinstance(error, UserError):
-                note(MISTAKE, str(error))  # before it is printed: the supervisor prints it last, and nothing else
+                note(MISTAKE, message)  # before it is printed: the supervisor prints it last, and nothing else
             for bar in list(getattr(tqdm, "_instances", ())):
                 bar.close()
             print(line, file=sys.stderr, flush=True)
