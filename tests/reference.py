@@ -6,6 +6,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,3 +94,9 @@ def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
     """Write ids as a shard of llm.c (dev/data/data_common.py): 256 int32 of header, then uint16 ids."""
     path.write_bytes(np.array([20240520, 1, len(ids), *[0] * 253], "<i4").tobytes() + ids.astype("<u2").tobytes())
     return path
+
+
+def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
+    """The ids of each text with its separator [length]."""
+    ids, lengths = encoder.encode(texts)
+    return np.split(ids, np.cumsum(lengths))[:-1]

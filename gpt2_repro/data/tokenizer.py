@@ -222,11 +222,6 @@ class Encoder:
         places = ends - lengths if self.separator == "before" else ends
         return np.insert(ids, places[lengths > 0], self.end_of_text), lengths + (lengths > 0)
 
-    def encode_each(self, documents: list[str]) -> list[np.ndarray]:
-        """The ids of each document with its separator, an array [length] each."""
-        ids, lengths = self.encode(documents)
-        return np.split(ids, np.cumsum(lengths))[:-1]
-
     def check(self, documents: list[str], source: str) -> None:
         """Raise UserError if the engine gives a document, or the beginning of a long one, other ids than `tokenizers`."""
         for text in (document[:50_000] for document in documents if self.engine != "tokenizers"):

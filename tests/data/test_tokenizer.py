@@ -18,6 +18,7 @@ from gpt2_repro.data.sources import small_texts
 from gpt2_repro.data.tokenizer import Encoder, count_characters, save_tokenizer, train_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.export import start_ids
+from tests.reference import encode_each
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def trained(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained: Path, documents: list[str]) -> None:
     reference = AutoTokenizer.from_pretrained(trained)
     assert len(reference) == 300 and reference.eos_token_id == reference.bos_token_id == 299
-    encoded = Encoder(trained, separator="none").encode_each(documents)
+    encoded = encode_each(Encoder(trained, separator="none"), documents)
     for document, ids in zip(documents, encoded, strict=True):
         assert reference.decode(ids) == document
         assert "<|endoftext|>" in document or ids.tolist() == reference(document)["input_ids"]
@@ -38,7 +39,7 @@ def test_a_trained_tokenizer_knows_every_byte_and_gives_transformers_ids(trained
 
 def test_separators_are_ids_and_text_is_text(trained: Path) -> None:
     texts = ["abc <|endoftext|> def", "", "abc"]
-    before, after, none = (Encoder(trained, separator=of).encode_each(texts) for of in ("before", "after", "none"))  # type: ignore[arg-type]
+    before, after, none = (encode_each(Encoder(trained, separator=of), texts) for of in ("before", "after", "none"))  # type: ignore[arg-type]
     for ids, bare in zip(before, none, strict=True):
         assert 299 not in bare and ids.tolist() == [*([299] if len(bare) else []), *bare]
     assert [ids.tolist() for ids in after] == [[*ids[1:], *ids[:1]] for ids in before]
@@ -58,8 +59,8 @@ def test_documents_are_neither_cut_nor_filled_up(
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(saved / "tokenizer.json"))
-    encoded = Encoder(saved, separator="before", engine=engine).encode_each(documents)
-    wanted = Encoder(trained, separator="before", engine=engine).encode_each(documents)
+    encoded = encode_each(Encoder(saved, separator="before", engine=engine), documents)
+    wanted = encode_each(Encoder(trained, separator="before", engine=engine), documents)
     assert [ids.tolist() for ids in encoded] == [ids.tolist() for ids in wanted]
     Encoder(saved, separator="before", engine=engine).check(documents[:1], "a file")
 

@@ -14,6 +14,7 @@ from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.preparation.tokenizing import is_held_out
 from gpt2_repro.data.sources import local_files
 from gpt2_repro.data.tokenizer import Encoder, train_tokenizer
+from tests.reference import encode_each
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def naive(
     below, total = args.max_tokens or math.inf, math.inf
     for number, (texts, weight) in enumerate(zip(streams, weights, strict=True)):
         before = 0
-        for text, ids in zip(texts, encoder.encode_each(texts), strict=True):
+        for text, ids in zip(texts, encode_each(encoder, texts), strict=True):
             documents.append((before / weight, number, text, ids.tolist()))
             before += len(ids)
         if len(streams) > 1:  # a mixture ends with the stream that ends first
