@@ -3,6 +3,7 @@
 #   bash evaluate.sh runs/gpt2_124m                                       # its final/ beside openai-community/gpt2
 #   bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag --device cuda:1
 #   bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # for `sh evaluate.sh`
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=python3

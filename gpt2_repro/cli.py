@@ -145,6 +145,8 @@ class OneLineErrors(argparse.ArgumentParser):
             raise UserError(f"{surplus[1]} takes no value. Pass it alone.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
             fix = f"Name the recipe first, then options: {self.prog} RECIPE --key value"
+            if Path(surplus[1]).is_dir():
+                fix = f"Pass a prepared folder as --dataset_dir {surplus[1]}"
             raise UserError(f"Unexpected {surplus[1]!r}. {fix}")
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
@@ -188,7 +190,8 @@ def _name(action: argparse.Action) -> str:
 
 def _kind(action: argparse.Action) -> tuple[str, str]:
     """What the values of an option are, and one of them."""
-    return KINDS.get(getattr(action.type, "__name__", ""), ("a value", action.dest.upper()))
+    value = str(action.metavar or action.dest.upper())
+    return KINDS.get(getattr(action.type, "__name__", ""), ("a value", value))
 
 
 def _example(action: argparse.Action) -> str:
@@ -215,6 +218,7 @@ class CommandParser(OneLineErrors):
         options, unknown = parse(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
-            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            known = [name for name in names if name != "--help"]
             raise UserError(f"{self.prog} has no option {flag}: {did_you_mean(flag, known)}")
         return options

@@ -26,7 +26,8 @@ while (($#)); do
     --grace) grace=${2:-}; shift ;;
     --keep) stops=0 ;;
     --) shift; break ;;
-    *) mistake "there is no option $1" ;;
+    -*) mistake "There is no option $1. Pass the training command last, after --" ;;
+    *) mistake "Pass -- before the command: -- $*" ;;
   esac
   shift || mistake "an option needs its value"
 done

@@ -90,7 +90,9 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
         models.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))
     except UserError as error:
         if name in NUMBERS and not Path(name).exists():
-            logger.warning("%s; its published numbers are shown instead, without a test of the difference", error)
+            logger.warning(
+                "%s. Showing its published numbers if there are any, without a test of the difference.", error
+            )
             return None
         raise UserError(f"{error}; --baseline none leaves it out") from None
     return models[-1].column

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2_repro.cli import run as run_command
-from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.errors import UserError
 from gpt2_repro.preflight import environment
 from gpt2_repro.preflight.environment import Finding
 
@@ -32,7 +32,7 @@ def _positive(text: str) -> float:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {"metavar": "CARD", "help": "Plan for this card (words of its name) without checking this machine."},
+    "gpu": {"metavar": "H100", "help": "Plan for this card (words of its name) without checking this machine."},
     "n": {"type": int, "metavar": "N", "help": "Number of cards. (default: those of this machine)"},
     "tokens_per_second": {"type": _positive, "help": "Measured speed of all cards. (default: published speeds)"},
     "dist": {"action": "store_true", "help": "Time and check a sum over all cards; ends a hang after 30 s."},
@@ -62,10 +62,10 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.arguments import load_recipe
     from gpt2_repro.training.sizing import follow_data
 
-    recipe = follow_data(
-        load_recipe(argv, description=__doc__, prog="python -m gpt2_repro.preflight", options=OPTIONS, groups=HELP)
-    )
+    prog = "python -m gpt2_repro.preflight"
+    recipe = load_recipe(argv, description=__doc__, prog=prog, options=OPTIONS, groups=HELP)
     options = recipe.options
+    recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
     if options.n is not None and options.n < 1:
         raise UserError(f"--n {options.n} must be at least 1")
     of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
@@ -135,8 +135,8 @@ def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
 
     meant = [card.card for card in cards_named(name)]
     if not meant and not typed_speed:
-        hint = did_you_mean(name, [card.card for card in card_table()])
-        raise UserError(f"unknown card {name!r}: {hint} For another card pass --tokens_per_second.")
+        known = ", ".join(card.card for card in card_table())
+        raise UserError(f"Unknown card {name!r}. Pass its speed with --tokens_per_second, or one of {known}.")
     return [Finding("!", "card", f"{name} may be {' or '.join(meant)}: planned for the first")] if meant[1:] else []
 
 

@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 import statistics
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -75,7 +76,9 @@ def render(draw: Callable[[Figure], str]) -> Picture:
     with matplotlib.rc_context(STYLE):
         figure, buffer = Figure(facecolor="white"), io.BytesIO()
         caption = draw(figure)
-        figure.savefig(buffer, format="png")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a name in a script that the font lacks is drawn as boxes
+            figure.savefig(buffer, format="png")
     return Picture(buffer.getvalue(), caption)
 
 

@@ -29,7 +29,9 @@ STEPS, FEWEST_STEPS = 400, 200
 FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 
 
-def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> TrainingRecipe:
+def follow_data(
+    recipe: TrainingRecipe, data: PreparedData | None = None, *, on_gpu: bool | None = None
+) -> TrainingRecipe:
     """Return the recipe with the prepared folder's own section `data`, and with every size filled in.
 
     A size that is 0 is taken from the run's recipe.yaml if the run has started, else derived and logged.
@@ -37,6 +39,7 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
 
     Args:
         data: the prepared folder. None opens it; if it does not fit, a recipe that states all sizes stays as it is.
+        on_gpu: derive sizes for a GPU or for a CPU. None: for this machine.
 
     Raises UserError if a size has to be derived and no prepared folder fits, and for epochs with total_tokens.
     """
@@ -60,7 +63,9 @@ def follow_data(recipe: TrainingRecipe, data: PreparedData | None = None) -> Tra
         training = dataclasses.replace(training, total_tokens=total, epochs=0.0)
         recipe = dataclasses.replace(recipe, training=training)
     if not all(sizes):
-        recipe = _derive(recipe, counts)
+        if on_gpu is None:
+            on_gpu = find_accelerator(use_cpu=training.use_cpu).kind == "cuda"
+        recipe = _derive(recipe, counts, on_gpu)
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
@@ -74,7 +79,7 @@ def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
     return count_steps(recipe.training) * recipe.training.tokens_per_step / max(1, counts.row_tokens)
 
 
-def _derive(recipe: TrainingRecipe, counts: SplitCounts) -> TrainingRecipe:
+def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> TrainingRecipe:
     """Fill in the zeros among shape, tokens per step and total tokens."""
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
@@ -85,7 +90,6 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts) -> TrainingRecipe:
         zeros = {name: before.get(name) or value for name, value in values.items() if not getattr(asked, name)}
         return dataclasses.replace(asked, **zeros)
 
-    on_gpu = find_accelerator(use_cpu=recipe.training.use_cpu).kind == "cuda"
     shape = GPU_MODEL if on_gpu else LARGE_CPU_MODEL if tokens >= LARGE_TEXT else CPU_MODEL
     model = fill("model", dict(zip(SHAPE, shape, strict=True)))
     parameters = 12 * model.n_layer * model.n_embd**2

@@ -128,6 +128,11 @@ class PretrainingTrainer(Trainer):
         if self.is_fsdp_enabled or not load_experts(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # A checkpoint stores tied weights once, so Trainer would warn that lm_head.weight is missing.
+        load_result.missing_keys[:] = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys)
+        super()._issue_warnings_after_load(load_result)
+
     def restore(self, manifest: dict[str, Any]) -> None:
         """Restore from a checkpoint's manifest what transformers' own files do not have."""
         self.guard.load_state(manifest["guard"])
