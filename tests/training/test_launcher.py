@@ -95,7 +95,7 @@ def test_the_launchers_cpu_flag_is_refused(launched) -> None:
         ({"fsdp_reshard_after_forward": False}, "fsdp_reshard_after_forward: true"),
         ({"fsdp_offload_params": True}, "fsdp_offload_params: false"),
         ({"fsdp_activation_checkpointing": True}, "--activation_checkpointing"),
-        ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, "fsdp_auto_wrap_policy SIZE_BASED_WRAP: leave it out"),
+        ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, "fsdp_auto_wrap_policy SIZE_BASED_WRAP"),
         ({"processes": 1}, "single_gpu.yaml"),
     ],
     ids=str,
