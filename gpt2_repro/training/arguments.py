@@ -267,7 +267,10 @@ def check_warmup(training: TrainingSection) -> None:
 
 
 def warmup_steps(training: TrainingSection, max_steps: int) -> int:
-    """Return the number of warm-up steps. A setting below 1 is a fraction of `max_steps`."""
+    """Return the number of warm-up steps.
+
+    A value of warmup_steps below 1 is a fraction of `max_steps`.
+    """
     asked = training.warmup_steps
     return int(asked) if asked >= 1 else round(asked * max_steps)
 

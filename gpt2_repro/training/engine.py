@@ -92,13 +92,15 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
     """Correct the optimizer state that was restored from a checkpoint.
 
-    Each parameter gets its own step count, on the device that the optimizer needs. Also corrected for DeepSpeed 0.19.8:
+    Each parameter gets its own step count, on the device that the optimizer needs. Also corrected for DeepSpeed
+    0.19.8:
 
     - The clipping limit: stages 1 to 3 restore it from the checkpoint and ignore the configuration
       (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).
-    - Universal form: step counts are on the CPU (runtime/base_optimizer.py). The fused kernel needs them on the device.
-    - Universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, and each group increments
-      it. All groups get the weight decay of the first group, which is for matrices.
+    - Universal form: step counts are on the CPU (runtime/base_optimizer.py). The fused kernel needs them on the
+      device.
+    - Universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, and each group
+      increments it. All groups get the weight decay of the first group, which is for matrices.
 
     Args:
         wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
@@ -194,15 +196,18 @@ def has_shards(model: nn.Module) -> bool:
 def build_whole() -> None:
     """Make transformers build complete models. DeepSpeed's engine shards them later.
 
-    Under ZeRO-3 transformers (5.23, `get_init_context`) builds each model in shards. The random numbers then differ from
-    those under every other launcher, and one rank alone cannot build a model. TrainingArguments turns this on, and
-    Trainer turns it on again.
+    Under ZeRO-3 transformers (5.23, `get_init_context`) builds each model in shards. The random numbers then differ
+    from those under every other launcher, and one rank alone cannot build a model. TrainingArguments turns this on,
+    and Trainer turns it on again.
     """
     unset_hf_deepspeed_config()
 
 
 def allow_fsdp_on_cpu() -> None:
-    """Make accelerate use FSDP on CPU processes. By default it silently omits it (1.15, state.py)."""
+    """Make accelerate use FSDP on CPU processes.
+
+    By default accelerate silently ignores FSDP on CPUs (1.15, state.py).
+    """
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
@@ -236,15 +241,18 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
 
 
 def whole(value: Any) -> Any:
-    """Return the full tensor of a DTensor (a collective), and any other value unchanged."""
+    """Return the full tensor of a DTensor, which is a collective.
+
+    Any other value is returned unchanged.
+    """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def require_same_weights(model: nn.Module, *, step: int) -> None:
     """Raise RunFailed if the weights of the ranks differ in any bit. A collective.
 
-    If they differ, neither the gradients nor the checkpoint of this step are valid. Sharded weights are not replicated,
-    so they are not compared.
+    If they differ, neither the gradients nor the checkpoint of this step are valid. Sharded weights are not
+    replicated, so they are not compared.
     """
     if has_shards(model):
         return

@@ -65,11 +65,12 @@ class UpdateGuard(TrainerCallback):
     gradient, so weights, moments and decay do not change. DeepSpeed itself skips updates that are not finite. They are
     counted here too.
 
-    Torch's fused kernels read the result of the check on the device (`found_inf`, made for loss scaling). The host reads
-    it one step later, so that it never waits for the device.
+    Torch's fused kernels read the result of the check on the device (`found_inf`, made for loss scaling). The host
+    reads it one step later, so that it never waits for the device.
 
     Args:
-        skip_loss_z: skip an update if its loss is more standard deviations than this above the recent losses. 0: never.
+        skip_loss_z: skip an update if its loss is more standard deviations than this above the recent losses. 0:
+            never.
         skip_grad_z: the same limit for the gradient norm. 0: never.
         report: called with the step and the event to write for each skipped update.
     """

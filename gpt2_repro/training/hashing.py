@@ -19,8 +19,8 @@ NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, a
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
     """Hash and sync each file that is saved below `folder` inside the `with` block.
 
-    `torch.save` and the writer of safetensors are patched and restored at the end. The weights need their size in memory
-    once more while they are written. training_args.bin is not written.
+    `torch.save` and the writer of safetensors are patched and restored at the end. The weights need their size in
+    memory once more while they are written. training_args.bin is not written.
 
     Yields a dictionary with `bytes` and `sha256` of each file that this process saved, by its path in the folder.
     """
@@ -59,7 +59,10 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 class _HashedFile:
-    """A file that hashes what is written to it. It cannot seek, which torch.save does not need."""
+    """A file object for torch.save that hashes all data written to it.
+
+    It cannot seek, because torch.save never seeks.
+    """
 
     def __init__(self, file: Any) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0

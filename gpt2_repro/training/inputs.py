@@ -42,9 +42,10 @@ class Inputs:
 
 
 def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
-    """Open the rows of the prepared folder, its tokenizer, and HellaSwag if it is scored.
+    """Open the rows and the tokenizer of a prepared folder.
 
-    The prepared folder is locked until the process ends, so that it cannot be replaced.
+    HellaSwag is opened too if it is scored. The prepared folder is locked until the process ends, so that it cannot be
+    replaced.
 
     Raises UserError if the folder does not fit the recipe, if the sample prompt cannot be used, or if a file has no
     HellaSwag items.
@@ -132,9 +133,9 @@ def leave_process_group(worker: int) -> None:
 
 
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
-    """Return the number of targets and of positions, padding included, of some batches.
+    """Return the number of targets and the number of positions in some batches.
 
-    The result has shape [2] and is on the device. No host sync is needed.
+    Padding is included in the positions. The result has shape [2] and is on the device. No host sync is needed.
     """
     targets = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
     positions = sum(batch["labels"].numel() for batch in batches)

@@ -88,9 +88,9 @@ def check_launcher() -> None:
 
 
 def check_deepspeed_json(path: Path) -> None:
-    """Raise UserError if a DeepSpeed JSON is missing or has keys that it must not have.
+    """Raise UserError if a DeepSpeed JSON is missing or has keys that are not allowed.
 
-    These are unknown keys and keys for values that the recipe sets.
+    Unknown keys are not allowed, nor are keys for values that the recipe sets.
     """
     try:
         config = json.loads(path.read_text())
@@ -128,7 +128,10 @@ FSDP = {
 
 
 def check_fsdp() -> None:
-    """Raise UserError if FSDP has one process only, or settings that are useless or harmful."""
+    """Raise UserError if FSDP has one process only or unsupported settings.
+
+    FSDP lists the settings that would have no effect or do harm.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise UserError("FSDP needs several processes. Pass --num_processes, or launch with single_gpu.yaml.")
     for name, (needed, why) in FSDP.items():

@@ -28,7 +28,9 @@ class Meter:
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
-        """Begin to measure speed, at the first step of this process. Later calls do nothing.
+        """Begin to measure training speed, at the first step of this process.
+
+        Later calls do nothing.
 
         Args:
             tokens: target tokens trained before this step.
@@ -61,16 +63,21 @@ class Meter:
         self._account, self._mark = following, now
 
     def seconds(self, *parts: str) -> float:
-        """Return the seconds that this process has spent in the given parts of the breakdown."""
+        """Return the seconds of this process in the given parts of the breakdown."""
         self._book(self._account)
         return sum(self._seconds[part] for part in parts)
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return the seconds that this process has spent in each part, by the keys of PARTS."""
+        """Return the seconds of this process in each part of the breakdown."""
         return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
-        """Count the targets and the positions, padding included, of a step with padded rows."""
+        """Count the targets and the positions of a step with padded rows.
+
+        Args:
+            targets: the number of targets in the step.
+            positions: the number of positions in the step, padding included.
+        """
         self._step_tokens = targets
         self._targets += targets
         self._positions += positions
@@ -78,8 +85,8 @@ class Meter:
     def read(self, tokens: int) -> dict[str, float]:
         """Return tokens per second, data wait and MFU since the last call.
 
-        data_wait is the fraction of the time spent waiting for rows. For padded rows, the result also has the targets of
-        the last step and the fraction of positions that are padding.
+        data_wait is the fraction of the time spent waiting for rows. For padded rows, the result also has the targets
+        of the last step and the fraction of positions that are padding.
 
         Args:
             tokens: target tokens trained so far.

@@ -1,9 +1,9 @@
 """Learning-rate schedule and optimizer: the formulas of llm.c, and Muon.
 
-Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its learning
-rate is scaled to that of AdamW (Liu et al. 2025, arXiv:2502.16982), so both use the same learning rate, decay and
-schedule. GPT-2 stores query, key and value in one matrix, which Muon updates as three matrices. Experts that are stacked
-in one tensor are updated by AdamW.
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its
+learning rate is scaled to that of AdamW (Liu et al. 2025, arXiv:2502.16982), so both use the same learning rate, decay
+and schedule. GPT-2 stores query, key and value in one matrix, which Muon updates as three matrices. Experts that are
+stacked in one tensor are updated by AdamW.
 """
 
 import functools
@@ -39,9 +39,9 @@ def learning_rate_factor(
         warmup_steps: steps of the linear warm-up.
         max_steps: the step at which the decay ends.
         final_factor: the factor at the end of the decay.
-        extensions: ranges of steps [from, to] by which the run was extended. In each range the rate rises linearly from
-            its current value to the peak and decays until the end of the range (re-warming and re-decaying, Ibrahim et
-            al. 2024, arXiv:2403.08763). The rise takes warmup_steps, but at most half of the range.
+        extensions: ranges of steps [from, to] by which the run was extended. In each range the rate rises linearly
+            from its current value to the peak and decays until the end of the range (re-warming and re-decaying,
+            Ibrahim et al. 2024, arXiv:2403.08763). The rise takes warmup_steps, but at most half of the range.
         kind: cosine, constant or warmup_stable_decay. The last stays at the peak, then falls by 1 - sqrt over the last
             `decay_fraction` of the steps.
         decay_fraction: the fraction of the steps in which warmup_stable_decay falls.
@@ -104,7 +104,7 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return Trainer's `optimizer_cls_and_kwargs` for Muon, or None for other optimizers."""
+    """Return `optimizer_cls_and_kwargs` for Trainer, or None without Muon."""
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -122,7 +122,7 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Torch's Muon and AdamW behind the interface of one optimizer.
+    """Muon and AdamW of torch, combined into one optimizer.
 
     Args:
         params: parameter groups, each with a weight_decay, as Trainer creates them.
@@ -174,7 +174,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return {"state": state, "param_groups": super().state_dict()["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the states of Muon and AdamW and the parameter groups from `state_dict()`."""
+        """Restore the states of Muon and AdamW and the parameter groups."""
         for by, optimizer in self._inner.items():
             optimizer.load_state_dict(state_dict["state"][by])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):

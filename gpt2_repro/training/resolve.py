@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 def resolve_arguments(
     recipe: TrainingRecipe, *, epoch_targets: int | None = None
 ) -> tuple[PretrainingArguments, BatchPlan]:
-    """Return the training arguments for this machine, with all values derived, and the batch plan.
+    """Return the training arguments and the batch plan for this machine.
+
+    All values of the arguments are derived.
 
     Args:
         recipe: the recipe with all sizes filled in.

@@ -1,4 +1,4 @@
-"""recipes/finetune_shakespeare.yaml from a small local checkpoint."""
+"""Fine-tuning a small checkpoint with recipes/finetune_shakespeare.yaml."""
 
 import json
 from pathlib import Path

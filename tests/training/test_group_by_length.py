@@ -1,4 +1,7 @@
-"""Rows of like length together, and further validation sets: through train.py, beside a computation by hand."""
+"""Batches of rows of similar length, and further validation sets.
+
+Losses are compared with a reference computation.
+"""
 
 import json
 from collections.abc import Callable
@@ -16,13 +19,13 @@ from gpt2_repro.data.preparation.prepare import prepare
 from tests.training.by_hand import mean_nll, rows_of, targets_of, untrained
 
 
-TOKENS = 2048  # targets of a step; the longest row has 32
-CUT = 1500  # targets at which validation sets are cut
+TOKENS = 2048  # targets per step. The longest row has 32 targets.
+CUT = 1500  # limit of validation targets
 
 
 @pytest.fixture(scope="module")
 def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wrapped recipe, grouped by length, with two further validation sets."""
+    """Return a recipe with group_by_length and two further validation sets."""
     folder = tmp_path_factory.mktemp("grouped")
     document = yaml.safe_load(wrapped_recipe.read_text())
     document["data"] |= {"dataset_dir": str(folder / "data"), "validation_sets": []}
@@ -43,7 +46,7 @@ def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.
 
 @pytest.fixture(scope="module")
 def steps(recipe: Path) -> list[list[torch.Tensor]]:
-    """The rows of the steps of two epochs, by their definition."""
+    """Return the expected rows of each step in two epochs, by a simple reference."""
     rows, found = rows_of(recipe.with_name("data"), "train"), []
     for epoch in (0, 1):
         order = EpochSampler(len(rows), rows_per_step=1, seed=42, shuffle=True)
@@ -59,7 +62,10 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
-    """Trains it into a folder of its own, to two steps before the end of the second epoch."""
+    """Return a function that trains to two steps before the end of the second epoch.
+
+    Each call trains in the run directory of the given name.
+    """
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name: str, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:

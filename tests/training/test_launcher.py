@@ -1,4 +1,4 @@
-"""What a launcher's files get wrong in silence is refused in one line."""
+"""Mistakes in a launcher's files that the libraries silently ignore are refused."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ def test_what_the_recipe_owns_is_refused_in_the_launchers_file(name: str, monkey
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch):
-    """Sets the environment that accelerate makes of a launch command."""
+    """Return a function that sets the environment of an accelerate launch command."""
 
     def run(prepare, *words: object) -> None:
         made = prepare(_validate_launch_command(launch_command_parser().parse_args([*map(str, words), "train.py"]))[0])
@@ -127,4 +127,4 @@ def test_an_engine_that_is_not_the_recipes_is_refused(key: str, caplog: pytest.L
         check_engine(BUILT | {key: WRONG[key]}, PLAN, max_grad_norm=1.0, bf16=True)
     assert not caplog.text
     check_engine(BUILT | {"accumulation": "bfloat16"}, PLAN, max_grad_norm=1.0, bf16=True)
-    assert "grad_accum_dtype" in caplog.text  # sums in bf16 are announced
+    assert "grad_accum_dtype" in caplog.text  # sums in bf16 cause a warning

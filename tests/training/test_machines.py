@@ -1,4 +1,4 @@
-"""Several machines, as two groups of a launcher on one."""
+"""Training on two machines, simulated by two launchers on one machine."""
 
 import json
 import socket

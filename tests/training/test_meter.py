@@ -1,4 +1,4 @@
-"""Each second of a process on one account, and speed without what is no training."""
+"""The time breakdown of a process, and the speed of training without other work."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Lines on the terminal, and the report about compilation."""
+"""Terminal output: progress lines, verdicts and the compilation report."""
 
 import json
 import shutil
@@ -64,7 +64,7 @@ MASKED = Graph(training=True, causal=0, masked=12, logits=False)
     ("graphs", "masks", "problem"),
     [
         ([VALIDATION, GOOD], False, None),
-        ([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], False, None),  # DDP cuts it at its buckets
+        ([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], False, None),  # two graphs under DDP
         ([MASKED], True, None),
         ([], False, "nothing was compiled"),
         ([GOOD, GOOD], False, "24"),
@@ -84,7 +84,7 @@ def test_each_problem_is_named(graphs: list[Graph], masks: bool, problem: str | 
 def test_a_compiled_run_under_zero1_is_the_eager_one(
     train, events, type_command, tiny_recipe: Path, tmp_path: Path
 ) -> None:
-    # 151 validation rows in batches of 4: the last one is short, and is not compiled anew.
+    # 151 validation rows in batches of 4: the last batch is short and is not compiled again.
     options = ("--eval_tokens", 151 * 32, "--activation_checkpointing", "--max_steps", 4)
     eager = train(tmp_path / "eager", *options)
     words = ("train.py", tiny_recipe, *options, "--torch_compile", "--per_device_train_batch_size", 4)

@@ -1,4 +1,4 @@
-"""What a recipe becomes on this machine."""
+"""Values of a recipe that are derived for this machine."""
 
 from pathlib import Path
 
@@ -25,8 +25,8 @@ def test_accumulation_and_steps_are_derived(resolve, monkeypatch: pytest.MonkeyP
     args, plan = resolve("--per_device_train_batch_size", "2", "--max_steps", "0", "--total_tokens", "2600")
     assert args.gradient_accumulation_steps == plan.gradient_accumulation_steps == 4
     assert args.max_steps == plan.max_steps == 10 and args.accelerator_config.even_batches
-    assert args._n_gpu == 1  # one process takes one of several GPUs
-    # Never validating means not at the start either.
+    assert args._n_gpu == 1  # each process uses one of several GPUs
+    # --eval_strategy no also turns off the validation at the start.
     assert args.eval_on_start and not resolve("--eval_strategy", "no")[0].eval_on_start
 
 
@@ -67,4 +67,4 @@ def test_the_list_price_is_that_of_all_processes_cards(name: str, expected: floa
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setattr("gpt2_repro.training.resolve._list_price", lambda **options: price)
     assert resolve()[0].usd_per_hour == price
-    assert resolve("--usd_per_hour", "9.5")[0].usd_per_hour == 9.5  # a typed price outweighs the list
+    assert resolve("--usd_per_hour", "9.5")[0].usd_per_hour == 9.5  # a price that is passed replaces the list price

@@ -1,4 +1,4 @@
-"""Files are hashed on their way to the disk, and room is made before."""
+"""Saving: hashes, disk space, rotation, a full disk and slow file systems."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ def test_what_is_saved_is_hashed_and_is_the_file_that_is_written_otherwise(tmp_p
         torch.save(state, tmp_path / "elsewhere.pt")
         model.save_pretrained(tmp_path / "elsewhere")
         1 / 0  # noqa: B018
-    assert torch.save is original and modeling_utils.safe_save_file is save_file  # as before, however it ends
+    assert torch.save is original and modeling_utils.safe_save_file is save_file  # restored after an exception
     assert written.keys() == {"global_step7/shard.pt", "optimizer.pt", "model.safetensors"}
     for name, record in written.items():
         content = (staging / name).read_bytes()
@@ -72,13 +72,13 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     quota = int(2.5 * size)
     taken = lambda: sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: E731
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: SimpleNamespace(free=quota - taken()))
-    assert saver.step(4)  # an older one has made room
+    assert saver.step(4)  # an older checkpoint was deleted to free space
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3"]
     quota = size + 10
     assert not saver.step(5) and not saver.step(6)
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4"]
     quota = 10**9
-    assert saver.step(7)  # and the count begins anew
+    assert saver.step(7)  # the count of skipped saves starts again
     quota = 0
     assert not saver.step(8) and not saver.step(9)
     with pytest.raises(RunFailed):
@@ -87,7 +87,7 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     quota = 10**9
     assert saver.step(11)
     quota = 0
-    with pytest.raises(RunFailed, match="SIGTERM"):  # a stop that saved nothing is no clean one
+    with pytest.raises(RunFailed, match="SIGTERM"):  # a stop without a checkpoint is a failure
         saver.step(12, stops="SIGTERM")
 
 
@@ -96,7 +96,7 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     [
         (OSError(errno.ENOSPC, "No space left on device"), RunFailed),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), RunFailed),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), RunFailed),  # as safetensors says it
+        (RuntimeError("I/O error: No space left on device (os error 28)"), RunFailed),  # the error of safetensors
         (KeyError("a mistake of ours"), KeyError),
     ],
     ids=str,
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_after_all_ends_the_run_in_one_line(saver, error, ra
 
 
 def test_a_rename_may_take_time_to_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CK9."""
+    """CK9: a rename on a network file system may become visible late."""
     seal = lambda _: (tmp_path / "manifest.json").touch()  # noqa: E731
     monkeypatch.setattr(saving.time, "sleep", seal)
     saving._wait_until_visible(tmp_path)

@@ -1,4 +1,4 @@
-"""What is measured between two steps, and when: HellaSwag and samples in a real run, on one process and on two."""
+"""Validation, HellaSwag and samples during a run, on one and on two processes."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) 
     validated = [{event["step"]: event for event in events(run) if "eval_loss" in event} for run in (one, two)]
     assert list(validated[0]) == [0, 2, 4, 6] and "hellaswag_acc" not in validated[0][2]
     scores = [(its[step]["hellaswag_acc"], its[step]["hellaswag_items"]) for its in validated for step in (0, 4, 6)]
-    assert len(set(scores)) == 1 and scores[0][1] == 9  # no weight has moved
+    assert len(set(scores)) == 1 and scores[0][1] == 9  # the weights do not change
     samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [0, 4, 6]
     status = json.loads((one / "run_status.json").read_text())
@@ -41,15 +41,19 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) 
 
 
 def test_samples_of_overflown_logits_do_not_end_the_run(typed, events, tmp_path: Path) -> None:
-    """The sampler met them before the guard: a traceback in place of `diverged`, at the same step at every restart."""
+    """A sample from logits that are not finite does not end the run.
+
+    The sampler once raised before the guard: the run ended with a traceback instead of `diverged`, at the same step
+    after every restart.
+    """
     run, words = tmp_path / "run", ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0)
     done = typed(run, *words, "--eval_steps", 1, "--max_steps", 12, "--sample_steps", 1)
     status = json.loads((run / "run_status.json").read_text())
     assert (done.returncode, status["state"]) == (1, "diverged")
     assert done.stdout.count("TextSampler") == FAILURES_ALLOWED and "Traceback" not in done.stderr
-    assert "not finite at step 1: eval_loss" in done.stdout + done.stderr  # and the log has it
+    assert "not finite at step 1: eval_loss" in done.stdout + done.stderr  # the loss is logged too
     assert not math.isfinite([event["eval_loss"] for event in events(run) if "eval_loss" in event][1])
-    assert len((run / "samples.jsonl").read_text().splitlines()) == 1  # of step 0
+    assert len((run / "samples.jsonl").read_text().splitlines()) == 1  # the sample of step 0
 
 
 def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events, tmp_path: Path) -> None:
@@ -65,7 +69,10 @@ def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events,
 @pytest.mark.parametrize("fixed_length", [None, 8])
 @pytest.mark.parametrize("rows", [1, 5, 8, 9])
 def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int, fixed_length: int | None) -> None:
-    """Under sharded weights a process that made a pass by itself would wait for the others for ever."""
+    """All processes make the same number of passes, and each row is counted once.
+
+    With sharded weights, a process with one more pass would wait forever for the others.
+    """
     table = Dataset.from_dict({"input_ids": [list(range(n, n + 5)) for n in range(rows)]}).with_format("numpy")
     cut = {"size": 2, "fixed_length": fixed_length}
     shares = [list(validation_batches(table, process=process, processes=3, **cut)) for process in range(3)]

@@ -36,7 +36,10 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """What the end of a step decides: a validation at every fifth step, a checkpoint by step at none before the last."""
+    """Return the decisions at the end of a step.
+
+    Validations are due at every fifth step. No checkpoint is due by step before the last step.
+    """
     state = SimpleNamespace(global_step=step, max_steps=10, logging_steps=100, eval_steps=5, save_steps=100)
     state.is_world_process_zero = rank == 0
     when.on_step_end(when.args, state, control := TrainerControl())
@@ -52,16 +55,16 @@ def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopS
     assert control.should_save and control.should_training_stop and not control.should_evaluate
     died = number == signal.SIGUSR2
     assert when.reason == ("the launcher died" if died else number.name) and when.orphaned is died and when.is_over(5)
-    # After the last step there is nothing to stop.
+    # After the last step the signal has no effect.
     last = ask(finished := control_of(signals), step=10)
     assert last.should_log and last.should_evaluate and last.should_save and finished.reason is None
 
 
 def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(signals: StopSignals) -> None:
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # the terminal's and the launcher's
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # signals of the terminal and of the launcher
         os.kill(os.getpid(), number)
     assert signals.received == signal.SIGINT
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the setting of nohup
     signals.install()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     forked = StopSignals()
@@ -80,7 +83,7 @@ def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(
 )
 def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
     when = control_of(seconds=seconds, **options)
-    assert not ask(when, rank=1).should_training_stop  # the clock is rank 0's
+    assert not ask(when, rank=1).should_training_stop  # only rank 0 reads the clock
     assert ask(when).should_training_stop is (reason is not None) and when.reason == reason
 
 
@@ -136,14 +139,17 @@ def test_a_validation_that_was_cut_short_is_repeated() -> None:
 
 
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/faults/test_hangs.py has a process that hangs."""
+    """Every kind of progress restarts the watchdog.
+
+    tests/faults/test_hangs.py tests a process that hangs.
+    """
     calls: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))
     signs = {name for name in vars(Watchdog) if name.startswith("on_")}
     assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
     assert signs <= set(dir(TrainerCallback))
-    for watchdog in (Watchdog(600), Watchdog(0)):  # 0 is never
+    for watchdog in (Watchdog(600), Watchdog(0)):  # 0 disables the watchdog
         for sign in signs:
             getattr(watchdog, sign)(None, None, None)
         watchdog.disarm()
