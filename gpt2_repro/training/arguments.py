@@ -116,7 +116,7 @@ class TrainingSection(TrainingArguments):
     dataloader_num_workers: int = _field(2, "Processes per device that load rows in advance.")
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
-    ddp_find_unused_parameters: bool | None = _field(False, "Find parameters without gradients in DDP: none here.")
+    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters (there are none).")
     remove_unused_columns: bool = _field(False, "Must stay False: the collator reads the rows itself.")
 
     refused: ClassVar[dict[str, str]] = {
@@ -254,7 +254,7 @@ def count_steps(training: TrainingSection) -> int:
 def check_warmup(training: TrainingSection) -> None:
     """Raise UserError if the warm-up is not shorter than the run.
 
-    Nothing is checked as long as the length of the run is not derived.
+    If the length of the run is not derived yet, nothing is checked.
     """
     if training.epochs or not (training.tokens_per_step and (training.max_steps or training.total_tokens)):
         return

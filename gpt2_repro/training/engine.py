@@ -150,7 +150,7 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
         expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
     for key, value in expected.items():
         if facts[key] != value:
-            told = f"The engine has {key} {facts[key]}, but the recipe needs {value}."
+            told = f"The engine has {key} {facts[key]} but the recipe needs {value}."
             raise UserError(f"{told} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
     if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
         logger.warning("Gradients are summed in bf16. Set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON.")
@@ -163,7 +163,7 @@ def _name(dtype: torch.dtype) -> str:
 def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """Return every weight in fp32 on the CPU, by name. A collective.
 
-    Under DeepSpeed the weights are read from the fp32 master weights.
+    If there are fp32 master weights, the values are read from them.
 
     Args:
         model: the model without its wrapper.

@@ -69,9 +69,8 @@ class UpdateGuard(TrainerCallback):
     reads it one step later, so that it never waits for the device.
 
     Args:
-        skip_loss_z: skip an update if its loss is more standard deviations than this above the recent losses. 0:
-            never.
-        skip_grad_z: the same limit for the gradient norm. 0: never.
+        skip_loss_z: skip an update if the z-score of its loss is above this limit. 0: never.
+        skip_grad_z: skip an update if the z-score of its gradient norm is above this limit. 0: never.
         report: called with the step and the event to write for each skipped update.
     """
 
@@ -194,7 +193,7 @@ class UpdateGuard(TrainerCallback):
             if in_a_row or len(self.skipped) >= few:
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
                 fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
-                raise Diverged(f"The gradients were not finite {times} up to step {step} and not applied. {fix}")
+                raise Diverged(f"The gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
 
     def state(self) -> dict[str, Any]:
         """Return the state of the guard for a checkpoint, as JSON values.

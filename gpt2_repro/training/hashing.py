@@ -19,8 +19,8 @@ NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, a
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
     """Hash and sync each file that is saved below `folder` inside the `with` block.
 
-    `torch.save` and the writer of safetensors are patched and restored at the end. The weights need their size in
-    memory once more while they are written. training_args.bin is not written.
+    `torch.save` and the writer of safetensors are patched and restored at the end. While weights are written,
+    they are in memory a second time. training_args.bin is not written.
 
     Yields a dictionary with `bytes` and `sha256` of each file that this process saved, by its path in the folder.
     """

@@ -42,8 +42,8 @@ def learning_rate_factor(
         extensions: ranges of steps [from, to] by which the run was extended. In each range the rate rises linearly
             from its current value to the peak and decays until the end of the range (re-warming and re-decaying,
             Ibrahim et al. 2024, arXiv:2403.08763). The rise takes warmup_steps, but at most half of the range.
-        kind: cosine, constant or warmup_stable_decay. The last stays at the peak, then falls by 1 - sqrt over the last
-            `decay_fraction` of the steps.
+        kind: cosine, constant or warmup_stable_decay. warmup_stable_decay stays at the peak, then falls by 1 - sqrt
+            over the last `decay_fraction` of the steps.
         decay_fraction: the fraction of the steps in which warmup_stable_decay falls.
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps

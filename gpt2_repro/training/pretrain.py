@@ -28,7 +28,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
         data: the prepared folder.
         deviations: the result of `diff_recipe.compare_with_default`, for environment.json.
 
-    Raises UserError for mistakes, before anything is built, and RunFailed if the run fails.
+    Raises UserError before anything is built, and RunFailed if the run fails.
     """
     manifest = data.manifest
     args, plan = resolve_arguments(recipe, epoch_targets=manifest.counts["train"].row_tokens)

@@ -152,8 +152,8 @@ def choose_start(
     A collective. `--extend_to` extends the plan. An existing run directory is locked first. `RunRecord.claim` locks a
     new one.
 
-    Returns the start, copies of the arguments and the plan with the values from this start on, and the ranges of steps
-    [from, to] by which the run was extended.
+    Returns the start, a copy of the arguments, the plan, and the ranges of steps [from, to] by which the run was
+    extended. The arguments and the plan fit the start and the extension.
 
     Raises UserError if the checkpoint belongs to another run or engine, and if a finished run is damaged and cannot be
     repaired.
