@@ -271,8 +271,8 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 
     A value of warmup_steps below 1 is a fraction of `max_steps`.
     """
-    asked = training.warmup_steps
-    return int(asked) if asked >= 1 else round(asked * max_steps)
+    steps = training.warmup_steps
+    return int(steps) if steps >= 1 else round(steps * max_steps)
 
 
 def output_dir_of(recipe: TrainingRecipe) -> str:

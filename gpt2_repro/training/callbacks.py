@@ -34,7 +34,7 @@ class ProgressBar(ProgressCallback):
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
         super().__init__()
         self.reference = reference
-        self.told = False
+        self.has_explained = False
         self.prediction_bar: Progress | None = None
         self.eval_batches = eval_batches
 
@@ -61,10 +61,10 @@ class ProgressBar(ProgressCallback):
         line = format_event(event | {"step": step}, steps_left=args.last_step - step)
         if not line or not state.is_world_process_zero or self.training_bar is None:
             return
-        beside = compared(step, event["eval_loss"]) if self.reference and "eval_loss" in event else ""
-        self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}{beside and f' · {beside}'}")
-        if beside and not self.told and verdict(step, event["eval_loss"]) != "inside":
-            self.told = True
+        comparison = compared(step, event["eval_loss"]) if self.reference and "eval_loss" in event else ""
+        self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}{comparison and f' · {comparison}'}")
+        if comparison and not self.has_explained and verdict(step, event["eval_loss"]) != "inside":
+            self.has_explained = True
             self.training_bar.write(explained(step, event["eval_loss"]))
         sys.stdout.flush()
 
@@ -97,9 +97,9 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
         for name in [key[len("eval_") : -len("_tokens")] for key in event if re.fullmatch("eval_.+_tokens", key)]:
             line += f"; {name} {event[f'eval_{name}_loss']:.4f} over {event[f'eval_{name}_tokens']:,}"
         if "hellaswag_acc" in event:
-            whole = event["hellaswag_items"] == HELLASWAG_ITEMS
-            beside = f" (GPT-2 {GPT2.hellaswag:.4f})" if whole else f" of {event['hellaswag_items']:,} items"
-            line += f"; HellaSwag {event['hellaswag_acc']:.4f}{beside}"
+            is_complete = event["hellaswag_items"] == HELLASWAG_ITEMS
+            suffix = f" (GPT-2 {GPT2.hellaswag:.4f})" if is_complete else f" of {event['hellaswag_items']:,} items"
+            line += f"; HellaSwag {event['hellaswag_acc']:.4f}{suffix}"
         return line
     if "loss" not in event:
         return ""
@@ -176,7 +176,7 @@ class CompilationReport(TrainerCallback):
         if not problems:
             kind, seconds = "masked" if self.masks else "causal", time.perf_counter() - self.began
             graphs = sum(graph.training for graph in self.graphs)
-            told = "compiled: %d graph(s), %d %s attention calls, no logits. First step: %.0f s"
-            logger.info(told, graphs, self.n_layer, kind, seconds)
+            text = "compiled: %d graph(s), %d %s attention calls, no logits. First step: %.0f s"
+            logger.info(text, graphs, self.n_layer, kind, seconds)
         self.record({"compiled": bool(self.graphs), "compilation_problems": problems})
         self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]

@@ -107,10 +107,10 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
         optimizer: the result of innermost_optimizer.
         weight_decay: the decay of the first parameter group. The second group has none.
     """
-    beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for parameter, state in optimizer.state.items():
         if isinstance(step := state.get("step"), torch.Tensor):
-            state["step"] = step.to(parameter.device if beside else step.device, copy=True)
+            state["step"] = step.to(parameter.device if on_device else step.device, copy=True)
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return
     engine: Any = wrapped
@@ -150,8 +150,8 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
         expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
     for key, value in expected.items():
         if facts[key] != value:
-            told = f"The engine has {key} {facts[key]} but the recipe needs {value}."
-            raise UserError(f"{told} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
+            problem = f"The engine has {key} {facts[key]} but the recipe needs {value}."
+            raise UserError(f"{problem} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
     if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
         logger.warning("Gradients are summed in bf16. Set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON.")
 
@@ -264,5 +264,5 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
         return
     odd = sorted({rank for rank, _ in differs})
     first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
-    told = f"At step {step} the weights on rank {', '.join(map(str, odd))} differ from rank 0, first in {first}."
-    raise RunFailed(f"{told} A GPU or link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")
+    problem = f"At step {step} the weights on rank {', '.join(map(str, odd))} differ from rank 0, first in {first}."
+    raise RunFailed(f"{problem} A GPU or link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

@@ -72,8 +72,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
         run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
         out_of_date = dict.fromkeys(run.status().losses)
-        told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
-        run.write_status("running", **told | out_of_date | run.validation_losses())
+        progress = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
+        run.write_status("running", **progress | out_of_date | run.validation_losses())
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
         if args.resume_from:
@@ -110,9 +110,9 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
 def judge(trainer: PretrainingTrainer) -> None:
     """Log whether the last validation loss is in the range of the reference runs."""
-    losses, followed = trainer.eval_losses, trainer.environment.reference
-    if followed and "eval_loss" in losses and (told := explained(int(losses["step"]), losses["eval_loss"])):
-        logger.info(told)
+    losses, reference = trainer.eval_losses, trainer.environment.reference
+    if reference and "eval_loss" in losses and (message := explained(int(losses["step"]), losses["eval_loss"])):
+        logger.info(message)
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:

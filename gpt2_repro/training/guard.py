@@ -77,7 +77,7 @@ class UpdateGuard(TrainerCallback):
     def __init__(self, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]) -> None:
         self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
         self.report = report
-        self._ask: Callable[[], Any] | None = None
+        self._read_norm: Callable[[], Any] | None = None
         self.skipped: list[int] = []  # recent steps whose update was not finite
         self.total = 0  # number of skipped updates, for any reason
         self._on_device = False
@@ -95,7 +95,7 @@ class UpdateGuard(TrainerCallback):
             optimizer: the innermost optimizer.
             norm: returns the gradient norm from the engine. None if `see_norm` is called in each step instead.
         """
-        self._ask = norm
+        self._read_norm = norm
         fused = all(group.get("fused") for group in optimizer.param_groups)
         self._on_device = fused and norm is None and not any(each.limit for each in self.detectors.values())
         optimizer.register_step_pre_hook(self._before_update)
@@ -120,8 +120,8 @@ class UpdateGuard(TrainerCallback):
             optimizer.found_inf = self._bad
             return
         if not self._decided:  # ZeRO calls this hook once per parameter group
-            if self._ask is not None:
-                self.see_norm(self._ask())
+            if self._read_norm is not None:
+                self.see_norm(self._read_norm())
             self._verdict, self._decided = self._judge(), True
         if self._verdict is not None:
             for group in optimizer.param_groups:
@@ -193,7 +193,7 @@ class UpdateGuard(TrainerCallback):
             if in_a_row or len(self.skipped) >= few:
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
                 fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
-                raise Diverged(f"The gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
+                raise Diverged(f"Gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
 
     def state(self) -> dict[str, Any]:
         """Return the state of the guard for a checkpoint, as JSON values.

@@ -76,10 +76,10 @@ def check_launcher() -> None:
     """Raise UserError if the launcher would ignore its files or its options."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` drops DeepSpeed. Remove --cpu and pass --use_cpu after train.py.")
-    for name, mend in OWNED_BY_THE_RECIPE.items():
+    for name, fix in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":
-            raise UserError(f"The launcher's file has {name} {value}, but the recipe sets it. {mend}")
+            raise UserError(f"The launcher's file has {name} {value}, but the recipe sets it. {fix}")
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
@@ -137,5 +137,5 @@ def check_fsdp() -> None:
     for name, (needed, why) in FSDP.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value != needed:
-            mend = "Remove it" if needed == "none" else f"Set fsdp_{name}: {needed}"
-            raise UserError(f"The launcher's file has fsdp_{name} {value}. {mend}, because {why}.")
+            fix = "Remove it" if needed == "none" else f"Set fsdp_{name}: {needed}"
+            raise UserError(f"The launcher's file has fsdp_{name} {value}. {fix}, because {why}.")

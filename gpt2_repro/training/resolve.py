@@ -39,46 +39,46 @@ def resolve_arguments(
     - launcher files with settings that would have no effect;
     - everything that transformers rejects.
     """
-    asked = recipe.training
+    training = recipe.training
     check_launcher()
-    launcher, any_hardware = current_launcher(), asked.accept_any_hardware
-    use_cpu = hardware.choose_device(use_cpu=asked.use_cpu, accept_any_hardware=any_hardware)
+    launcher, any_hardware = current_launcher(), training.accept_any_hardware
+    use_cpu = hardware.choose_device(use_cpu=training.use_cpu, accept_any_hardware=any_hardware)
     if not use_cpu:
         hardware.check_processes(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    bf16, precision = hardware.choose_bf16(asked.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
+    bf16, precision = hardware.choose_bf16(training.bf16, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    plan = plan_run(asked, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
-    if asked.torch_compile and not launcher.torch_compile:
+    plan = plan_run(training, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
+    if training.torch_compile and not launcher.torch_compile:
         fix = f"Omit it, or launch with --config_file {recommended_launcher().config}."
         raise UserError(f"{launcher.name} does not support --torch_compile, because it shards weights. {fix}")
-    compile_asked = asked.torch_compile if launcher.torch_compile and not plan.by_length else False
-    compiles = hardware.choose_compile(compile_asked, use_cpu=use_cpu, accept_any_hardware=any_hardware)
+    compile_requested = training.torch_compile if launcher.torch_compile and not plan.by_length else False
+    compiles = hardware.choose_compile(compile_requested, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
         "output_dir": output_dir_of(recipe),
-        "run_name": asked.run_name or recipe.title,
+        "run_name": training.run_name or recipe.title,
         "use_cpu": use_cpu,
         "bf16": bf16,
         "max_steps": plan.max_steps,
-        "warmup_steps": warmup_steps(asked, plan.max_steps),
+        "warmup_steps": warmup_steps(training, plan.max_steps),
         "torch_compile": compiles,
         # Copies from pinned memory need not wait for the work that is queued on the GPU.
         # Batches by length differ in size, so accelerate cannot even them out. All processes have the same number.
         "accelerator_config": {"non_blocking": not use_cpu, "even_batches": not plan.by_length},
-        "dataloader_persistent_workers": asked.dataloader_num_workers > 0,
-        "usd_per_hour": asked.usd_per_hour or _list_price(use_cpu=use_cpu),
-        "eval_on_start": asked.eval_on_start and asked.eval_strategy != "no",
+        "dataloader_persistent_workers": training.dataloader_num_workers > 0,
+        "usd_per_hour": training.usd_per_hour or _list_price(use_cpu=use_cpu),
+        "eval_on_start": training.eval_on_start and training.eval_strategy != "no",
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         # If a supervised run has gone back to this checkpoint already, it resumes from its newest one.
-        "resume_from": "" if asked.resume_from == noted(WENT_BACK) else asked.resume_from,
+        "resume_from": "" if training.resume_from == noted(WENT_BACK) else training.resume_from,
     }
-    if asked.max_usd and not asked.usd_per_hour:
+    if training.max_usd and not training.usd_per_hour:
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
-    if asked.optim == MUON and not launcher.muon:
+    if training.optim == MUON and not launcher.muon:
         fix = f"Launch with --config_file {recommended_launcher(muon=True).config}."
         raise UserError(f"{launcher.name} does not support muon, because it shards matrices. {fix}")
     prepare_deepspeed(use_cpu=use_cpu)
     try:
-        args = PretrainingArguments(**(values_of(asked) | derived))
+        args = PretrainingArguments(**(values_of(training) | derived))
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from None
     # Each process uses one device. With several GPUs, Trainer would wrap the model in DataParallel.
@@ -105,6 +105,6 @@ def _list_price(*, use_cpu: bool) -> float:
     if price is None:
         return 0.0
     cards = int(os.environ.get("WORLD_SIZE", "1"))
-    told = "price: $%.2f per hour for %d x %s, %s. Pass --usd_per_hour to change it."
-    logger.info(told, cards * price.usd_per_hour, cards, price.card, price)
+    message = "price: $%.2f per hour for %d x %s, %s. Pass --usd_per_hour to change it."
+    logger.info(message, cards * price.usd_per_hour, cards, price.card, price)
     return cards * price.usd_per_hour

@@ -75,8 +75,8 @@ def follow_data(
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
-        told = "The run reads the text %s times (more than %d epochs). Pass --epochs %d or prepare more text."
-        logger.info(told, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
+        message = "The run reads the text %s times (more than %d epochs). Pass --epochs %d or prepare more text."
+        logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
     return recipe
 
 
@@ -92,9 +92,9 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     length, tokens = recipe.data.sequence_length, counts.row_tokens
 
     def fill(section: str, values: dict[str, Any]) -> Any:
-        asked, before = getattr(recipe, section), stored.get(section) or {}
-        zeros = {name: before.get(name) or value for name, value in values.items() if not getattr(asked, name)}
-        return dataclasses.replace(asked, **zeros)
+        current, before = getattr(recipe, section), stored.get(section) or {}
+        zeros = {name: before.get(name) or value for name, value in values.items() if not getattr(current, name)}
+        return dataclasses.replace(current, **zeros)
 
     shape = GPU_MODEL if on_gpu else LARGE_CPU_MODEL if tokens >= LARGE_TEXT else CPU_MODEL
     model = fill("model", dict(zip(SHAPE, shape, strict=True)))
@@ -110,10 +110,10 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
         rows = _power_of_two(min(tokens_per_step / length / processes, MOST_ROWS_PER_PASS))
         training = dataclasses.replace(training, per_device_train_batch_size=rows)
     recipe = dataclasses.replace(recipe, model=model, training=training)
-    whence = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
+    origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
     size = f"{model.n_layer} layers of width {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
     schedule = f"{training.total_tokens:,} tokens ({training.total_tokens / tokens:.1f} epochs)"
-    logger.info("sizes %s: %s, %s in steps of %s tokens", whence, size, schedule, f"{training.tokens_per_step:,}")
+    logger.info("sizes %s: %s, %s in steps of %s tokens", origin, size, schedule, f"{training.tokens_per_step:,}")
     return recipe
 
 
