@@ -43,7 +43,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"staging"}
 
 
-def test_a_checkpoint_says_which_run_it_belongs_to_and_what_it_holds(save) -> None:
+def test_manifest_records_run_identity_and_files(save) -> None:
     save(5).joinpath("left").write_text("from a damaged save, which the next save replaces")
     checkpoint = save(5, 3.0)
     manifest = read_manifest(checkpoint)
@@ -81,7 +81,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_the_newest_complete_one_is_chosen_and_newer_ones_are_named(save, damage, tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_chosen_and_damaged_ones_are_reported(save, damage, tmp_path: Path) -> None:
     save(9)
     good, bad = save(100), save(300)
     damage(bad)
@@ -99,7 +99,7 @@ def test_the_newest_complete_one_is_chosen_and_newer_ones_are_named(save, damage
     assert newest_complete(tmp_path) == (good, []) and newest_complete(tmp_path / "nothing") == (None, [])
 
 
-def test_files_of_nfs_are_none_and_a_hash_taken_while_writing_counts(tmp_path: Path) -> None:
+def test_nfs_files_are_ignored_and_hashes_are_computed_while_writing(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-3"
     checkpoint.mkdir()
     (checkpoint / ".nfs000000000001").write_text("deleted, but open")
@@ -112,7 +112,7 @@ def test_files_of_nfs_are_none_and_a_hash_taken_while_writing_counts(tmp_path: P
     assert defect(checkpoint, read_files=False) is None and "shard.pt" in defect(checkpoint, read_files=True)
 
 
-def test_rotation_counts_steps_and_keeps_the_best_and_every_so_many(save, tmp_path: Path) -> None:
+def test_rotation_goes_by_step_and_keeps_best_and_periodic_checkpoints(save, tmp_path: Path) -> None:
     losses = {1250: 3.3, 250: 3.5, 400: None, 500: 3.1, 750: math.nan, 1000: 3.2, 1100: None}
     for step, loss in losses.items():
         os.utime(save(step, loss), (5000 - step, 5000 - step))  # the newest step has the oldest file time
@@ -127,7 +127,7 @@ def test_rotation_counts_steps_and_keeps_the_best_and_every_so_many(save, tmp_pa
         assert names(tmp_path) == {f"checkpoint-{step}" for step in kept}
 
 
-def test_a_name_is_a_complete_checkpoint_of_the_run(save, tmp_path: Path) -> None:
+def test_named_checkpoint_must_be_complete_and_in_the_run(save, tmp_path: Path) -> None:
     save(1000)
     for name in ("checkpoint-1000", str(tmp_path / "checkpoint-1000")):
         assert named(tmp_path, name) == tmp_path / "checkpoint-1000"

@@ -29,7 +29,7 @@ def naive_loss(run: Path, data: Path) -> float:
     return total / targets_of(rows)
 
 
-def test_it_trains_and_validates(straight, train, typed, events, data: Path, tmp_path: Path) -> None:
+def test_document_mask_in_training_and_validation(straight, train, typed, events, data: Path, tmp_path: Path) -> None:
     masked = train(tmp_path / "masked", "--document_mask")
     records = [json.loads((each / "environment.json").read_text()) for each in (masked, straight)]
     assert [record["document_mask"] for record in records] == [True, False]
@@ -61,7 +61,7 @@ def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("kind", ["mixtral"], indirect=True)
-def test_a_run_that_was_stopped_is_the_straight_one(train, kind, whole: Path, tmp_path: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(train, kind, whole: Path, tmp_path: Path) -> None:
     """Resuming without DeepSpeed restores the weights of experts.
 
     Trainer restores weights by name, and the weights of experts have other names on disk.
@@ -73,13 +73,13 @@ def test_a_run_that_was_stopped_is_the_straight_one(train, kind, whole: Path, tm
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_same_run(train, events, kind, whole: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one_process(train, events, kind, whole: Path, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *kind, launcher=("launch", 2))
     found, expected = ({its[:2]: its[2] for its in losses(each)} for each in (run, whole))
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_stock_transformers_reads_what_comes_out(events, whole: Path, kind, typed, data: Path) -> None:
+def test_stock_transformers_loads_the_final_model(events, whole: Path, kind, typed, data: Path) -> None:
     model, tokenizer = load_pair(str(whole / "final"))
     stock = AutoModelForCausalLM.from_pretrained(whole / "final")
     config = json.loads((whole / "final/config.json").read_text())

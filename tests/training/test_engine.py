@@ -9,7 +9,7 @@ from gpt2_repro.training.engine import fix_restored_optimizer
 
 
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
-def test_step_counts_lie_where_the_update_looks_for_them_and_are_each_groups_own(fused, device: str) -> None:
+def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device: str) -> None:
     """Each parameter gets its own step count on the device that the optimizer needs.
 
     After a resume in DeepSpeed's universal form, step counts are on the CPU or shared. `meta` represents a GPU.
@@ -25,7 +25,7 @@ def test_step_counts_lie_where_the_update_looks_for_them_and_are_each_groups_own
 
 
 @pytest.mark.parametrize(("stage", "groups", "decays"), [(1, 2, [0.1, 0.1]), (3, 2, [0.1, 0.0]), (3, 1, [0.1])])
-def test_the_clipping_limit_is_the_recipes_and_biases_have_no_decay(stage: int, groups: int, decays: list) -> None:
+def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, groups: int, decays: list) -> None:
     """The clipping limit and the weight decay are those of the recipe.
 
     DeepSpeed restores the values of the checkpoint and drops a parameter group without weights.

@@ -82,7 +82,7 @@ def whole(grouped) -> Path:
     return grouped("straight")
 
 
-def test_every_step_is_what_it_should_be(whole: Path, steps, events) -> None:
+def test_steps_match_the_reference(whole: Path, steps, events) -> None:
     logged = [event for event in events(whole) if "loss" in event]
     assert [event["step"] for event in logged] == list(range(1, len(steps) - 1)) and len(steps) >= 8
     seen = 0
@@ -96,7 +96,7 @@ def test_every_step_is_what_it_should_be(whole: Path, steps, events) -> None:
 
 
 @pytest.mark.slow
-def test_two_zero1_processes_train_the_same_steps(whole: Path, grouped, events) -> None:
+def test_two_zero1_processes_match_one_process(whole: Path, grouped, events) -> None:
     run = grouped("two", "--per_device_train_batch_size", 16, launcher=("launch", 2))
     engine = json.loads((run / "environment.json").read_text())["engine"]
     assert (engine["zero_stage"], engine["processes"], engine["accumulation_steps"]) == (1, 2, 3)
@@ -106,7 +106,7 @@ def test_two_zero1_processes_train_the_same_steps(whole: Path, grouped, events) 
             assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), (ours["step"], key)
 
 
-def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_straight_one(whole: Path, grouped, steps, events) -> None:
+def test_run_resumed_within_an_epoch_equals_uninterrupted_run(whole: Path, grouped, steps, events) -> None:
     grouped("resumed", "--stop_at_step", len(steps) // 2 + 2)
     run = grouped("resumed")
     losses = [[event["loss"] for event in events(folder) if "loss" in event] for folder in (run, whole)]
@@ -114,7 +114,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_straight_one(whole: Path
     assert losses[0] == losses[1] and all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
 
 
-def test_each_validation_set_has_a_loss_of_its_own(whole: Path, recipe: Path, events) -> None:
+def test_each_validation_set_has_its_own_loss(whole: Path, recipe: Path, events) -> None:
     validated = [event for event in events(whole) if "eval_loss" in event]
     final = AutoModelForCausalLM.from_pretrained(whole / "final").eval()
     status = json.loads((whole / "run_status.json").read_text())

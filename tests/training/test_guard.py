@@ -14,7 +14,7 @@ from gpt2_repro.errors import Diverged
 from gpt2_repro.training.guard import IN_A_ROW, RECENT, WINDOW, OutlierDetector, UpdateGuard
 
 
-def test_a_score_is_measured_by_the_values_before_it(seed: int) -> None:
+def test_score_uses_only_earlier_values(seed: int) -> None:
     source = random.Random(seed)
     values = [source.gauss(3, 0.1) for _ in range(400)]
     detector = OutlierDetector(limit=math.inf)
@@ -24,7 +24,7 @@ def test_a_score_is_measured_by_the_values_before_it(seed: int) -> None:
         assert detector.measure(value) == pytest.approx(expected)
 
 
-def test_an_outlier_does_not_blunt_the_detector_and_a_new_level_is_learned() -> None:
+def test_outlier_is_not_added_to_the_window_but_a_new_level_is() -> None:
     detector = OutlierDetector(6.0, [3 + 0.1 * (-1) ** number for number in range(WINDOW)])
     for bad in (math.nan, math.inf, -math.inf):
         assert detector.measure(bad) == 0.0  # the detector is not turned off
@@ -64,7 +64,7 @@ class Run:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
+def test_update_that_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
     run = Run(fused)
     assert [run.update(gradient) for gradient in (1.0, bad, 1.0, bad, 1.0)] == [True, False, True, False, True]
     run.guard.settle()
@@ -73,7 +73,7 @@ def test_what_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("limit", ["skip_loss_z", "skip_grad_z"])
-def test_outliers_are_skipped_on_request_only(limit: str) -> None:
+def test_outliers_are_skipped_only_if_requested(limit: str) -> None:
     for run, skipped in ((Run(**{limit: 6.0}), [WINDOW + 1]), (Run(), [])):
         for number in range(WINDOW):
             noise = 0.01 * (-1) ** number
@@ -83,7 +83,7 @@ def test_outliers_are_skipped_on_request_only(limit: str) -> None:
         assert run.update(1.0, 3.0) and run.reported == skipped
 
 
-def test_fused_kernels_are_told_on_the_device_and_asked_a_step_later() -> None:
+def test_fused_optimizer_skips_updates_without_host_sync() -> None:
     run = Run(fused=True)
     with Waits() as waits:
         for gradient in (*[math.nan] * (IN_A_ROW - 1), 1.0, *[math.nan] * IN_A_ROW):
@@ -97,7 +97,7 @@ def test_fused_kernels_are_told_on_the_device_and_asked_a_step_later() -> None:
         run.guard.state()  # called before a checkpoint is saved
 
 
-def test_too_many_among_the_recent_ones_end_the_run() -> None:
+def test_too_many_recent_skips_end_the_run() -> None:
     few, steps = RECENT
     run = Run()
     # At the second to last bad update, the first one is no longer among the recent steps.
@@ -108,7 +108,7 @@ def test_too_many_among_the_recent_ones_end_the_run() -> None:
         run.update(math.nan)
 
 
-def test_an_engine_that_passes_over_an_update_by_itself_is_counted() -> None:
+def test_updates_skipped_by_the_engine_are_counted() -> None:
     run = Run()
     with pytest.raises(Diverged):
         for step in range(1, IN_A_ROW + 1):
@@ -116,7 +116,7 @@ def test_an_engine_that_passes_over_an_update_by_itself_is_counted() -> None:
     assert run.guard.total == IN_A_ROW
 
 
-def test_the_state_goes_through_a_checkpoint() -> None:
+def test_guard_state_is_restored_from_a_checkpoint() -> None:
     """RS10: the guard makes the same decisions after a resume.
 
     Its window of values and its recent skips are restored.

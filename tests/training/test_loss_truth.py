@@ -26,7 +26,7 @@ def order_of(rows: list, *, epoch: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> None:
+def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
     options = ("--bf16", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3)
     run = train(tmp_path / "run", *options, launcher=("launch", 2))
     environment = json.loads((run / "environment.json").read_text())
@@ -45,7 +45,7 @@ def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> Non
 
 
 @LAUNCHERS
-def test_each_step_of_two_epochs_by_its_rows(
+def test_each_step_of_two_epochs_matches_the_reference(
     launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path
 ) -> None:
     """P7: each step has the expected rows, loss, padding and learning rate.

@@ -40,7 +40,7 @@ def draw_gradients(model: nn.Module, seed: int) -> None:
         weight.grad = torch.randn_like(weight)
 
 
-def test_updates_are_those_of_torch_s_optimizers() -> None:
+def test_updates_match_torchs_optimizers() -> None:
     ours, theirs = small_model(), small_model()
     optimizer = optimizer_of(ours)
     for weight in ours.parameters():  # weights may have moved to a device or into a buffer of the launcher
@@ -69,7 +69,7 @@ def test_updates_are_those_of_torch_s_optimizers() -> None:
         torch.testing.assert_close(weight, torch.cat(own[name], dim=1) if name in own else outside[name])
 
 
-def test_a_skipped_update_changes_nothing() -> None:
+def test_skipped_update_changes_nothing() -> None:
     model = small_model()
     optimizer = optimizer_of(model)
 
@@ -86,7 +86,7 @@ def test_a_skipped_update_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_and_is_the_same_on_two_processes(train, events, tmp_path: Path) -> None:
+def test_muon_run_resumes_and_matches_on_two_processes(train, events, tmp_path: Path) -> None:
     options = ("--optim", "muon", "--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", 0.5)
     options += ("--per_device_train_batch_size", 4)
     straight = train(tmp_path / "straight", *options)

@@ -47,7 +47,7 @@ class Malicious:
         return os.system, ("touch malicious",)
 
 
-def test_a_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SE1: a checkpoint whose pickle could run code is refused.
 
     Its manifest is valid: an attacker who creates the folder can also create the manifest.
@@ -87,7 +87,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize(("name", "attack"), ATTACKS.values(), ids=ATTACKS)
-def test_nothing_but_data_is_loaded_from_inside_the_checkpoint(name: str, attack, tmp_path: Path) -> None:
+def test_checkpoint_with_dangerous_files_is_refused(name: str, attack, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-4"
     (checkpoint / "global_step4").mkdir(parents=True)
     data = {"m": torch.ones(3, dtype=torch.bfloat16), "steps": [1, 2.5, None, True, "x", b"y", (1, 2)], "set": {3}}
@@ -115,7 +115,7 @@ def refused(match: str, *args, **asked) -> None:
         start_of(*args, **asked)
 
 
-def test_the_newest_or_the_named_one(save, tmp_path: Path) -> None:
+def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path) -> None:
     assert start_of(tmp_path) == (0, 8, [])
     save(2)
     (save(4) / "optimizer.pt").unlink()
@@ -133,7 +133,7 @@ def test_the_newest_or_the_named_one(save, tmp_path: Path) -> None:
     refused("--max_steps 8", tmp_path, allow_resume_change=True)
 
 
-def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path: Path) -> None:
+def test_run_can_be_extended_repeatedly(save, tmp_path: Path) -> None:
     refused("--total_tokens", tmp_path, extend_to=1600)
     save(8)
     assert start_of(tmp_path, extend_to=1600) == (8, 16, [[8, 16]])
@@ -144,7 +144,7 @@ def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path:
     refused("--extend_to 1600", tmp_path)
 
 
-def test_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
     model, zero1 = "zero_pp_rank_{}_mp_rank_00_model_states", {"processes": 2, "mp_rank_00_model_states": {}}
     forms = {
         "ddp": {},

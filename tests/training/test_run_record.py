@@ -31,7 +31,7 @@ def steps_of(run: RunRecord, name: str = "metrics.jsonl") -> list[int]:
     return [json.loads(line)["step"] for line in lines[:-1]]
 
 
-def test_a_second_job_is_kept_out(finished: Path, typed) -> None:
+def test_second_job_cannot_use_the_run_directory(finished: Path, typed) -> None:
     """RS9, P12: a second job cannot write to the run directory of a running job."""
     run = RunRecord(finished)
     run.lock()
@@ -42,7 +42,7 @@ def test_a_second_job_is_kept_out(finished: Path, typed) -> None:
     RunRecord(finished).lock()
 
 
-def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
+def test_status_keeps_earlier_values(run: RunRecord) -> None:
     assert run.status() == RunStatus()
     run.write_status("running", step=5, max_steps=10)
     run.write_status("stopped", step=7)
@@ -67,7 +67,7 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
     assert run.status() == RunStatus()
 
 
-def test_damaged_values_of_the_environment_are_left_out(run: RunRecord) -> None:
+def test_damaged_values_of_the_environment_are_ignored(run: RunRecord) -> None:
     assert run.environment() == Environment()
     deviations, plan = [{"field": "a"}], BatchPlan(256, 32, 4, 1, 2, 12)
     whole = Environment(seed=1, plan=plan, deviations=deviations, engine={"clip": None})
@@ -89,7 +89,7 @@ PROOFS = {
 
 
 @pytest.mark.parametrize("kept", PROOFS)
-def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord) -> None:
+def test_only_new_and_existing_run_directories_are_accepted(kept: str, run: RunRecord) -> None:
     run.check_owner()
     (run.path / "checkpoint-4").mkdir(parents=True)
     for name in (".lock", *PROOFS):  # a power cut can leave empty files
@@ -100,7 +100,7 @@ def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord
     run.check_owner()
 
 
-def test_another_run_is_refused_with_every_difference(run: RunRecord) -> None:
+def test_another_run_is_refused_with_all_differences(run: RunRecord) -> None:
     run.write_environment(Environment(run_identity={"seed": 1, "max_steps": 10, "processes": 2}))
     check = functools.partial(require_same_run, run.environment().run_identity, where=run.path)
     check({"seed": 1, "max_steps": 10, "processes": 2})
@@ -109,7 +109,7 @@ def test_another_run_is_refused_with_every_difference(run: RunRecord) -> None:
     assert "--allow_resume_change" not in str(error.value)
 
 
-def test_rewinding_drops_what_will_be_written_again(run: RunRecord) -> None:
+def test_rewind_removes_events_that_will_be_repeated(run: RunRecord) -> None:
     run.path.mkdir()
     for event in ({"step": 0}, {"step": 1, "eval_loss": 4.0}, {"step": 2, "loss": 3.0}, {"step": 2, "eval_loss": 3.0}):
         events.append(run.metrics, event | {"text": "a\nb\u2028ü"})
@@ -127,7 +127,7 @@ def test_rewinding_drops_what_will_be_written_again(run: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("writer", ["write_whole", "events.append_line"])
-def test_a_full_disk_costs_words_and_not_the_run(run: RunRecord, writer: str, monkeypatch, caplog) -> None:
+def test_full_disk_is_logged_and_does_not_end_the_run(run: RunRecord, writer: str, monkeypatch, caplog) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -151,7 +151,7 @@ LATE = {"training": 700, "data": 60}  # seconds at the checkpoint of step 6. At 
         (8, LATE, -50, 900, 60, 100, 40),  # the last attempt had another supervisor
     ],
 )
-def test_the_time_of_earlier_attempts(
+def test_time_of_earlier_attempts_is_counted(
     run, start, at_checkpoint, supervised, training, redone, data, idle, tmp_path, monkeypatch
 ) -> None:
     began = time.time() - process_seconds()

@@ -17,7 +17,7 @@ from gpt2_repro.training.hashing import hashed_saves
 from gpt2_repro.training.saving import CheckpointSaver
 
 
-def test_what_is_saved_is_hashed_and_is_the_file_that_is_written_otherwise(tmp_path: Path) -> None:
+def test_saved_files_are_hashed_and_unchanged(tmp_path: Path) -> None:
     state = {"m": torch.randn(1000, 70), "v": [torch.arange(5)] * 3, "step": 7}
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=20, n_positions=8))
     staging, original = tmp_path / "staging", torch.save
@@ -62,7 +62,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return made
 
 
-def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Path, monkeypatch) -> None:
+def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monkeypatch) -> None:
     assert saver.step(1) and saver.step(2) and saver.step(3)
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
     assert defect(tmp_path / "checkpoint-3", read_files=True) is None and saver.seconds > 0
@@ -101,7 +101,7 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     ],
     ids=str,
 )
-def test_a_disk_that_is_full_after_all_ends_the_run_in_one_line(saver, error, raised, tmp_path: Path, monkeypatch):
+def test_full_disk_while_saving_ends_the_run_with_one_line(saver, error, raised, tmp_path: Path, monkeypatch):
     saver.step(1)
 
     def fail(*_: object, **__: object) -> None:
@@ -114,7 +114,7 @@ def test_a_disk_that_is_full_after_all_ends_the_run_in_one_line(saver, error, ra
     assert defect(tmp_path / "checkpoint-1", read_files=True) is None
 
 
-def test_a_rename_may_take_time_to_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rename_may_become_visible_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CK9: a rename on a network file system may become visible late."""
     seal = lambda _: (tmp_path / "manifest.json").touch()  # noqa: E731
     monkeypatch.setattr(saving.time, "sleep", seal)

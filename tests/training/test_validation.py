@@ -13,14 +13,14 @@ from gpt2_repro.training.trainer import PretrainingTrainer
 from gpt2_repro.training.validation import validation_batches
 
 
-def test_another_dataset_is_refused_by_evaluate() -> None:
+def test_evaluate_refuses_another_dataset() -> None:
     for asked in ({"eval_dataset": []}, {"metric_key_prefix": "test"}):
         with pytest.raises(ValueError, match="validation_"):
             PretrainingTrainer.evaluate(None, **asked)
 
 
 @pytest.mark.slow
-def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) -> None:
+def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -> None:
     endings = ["abc", "de fg", "hij a", "b c d e"]
     items = [{"ctx": " ".join(endings[: n % 4 + 1]), "endings": endings, "label": n % 4} for n in range(9)]
     hellaswag = tmp_path / "hellaswag.jsonl"
@@ -40,7 +40,7 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) 
     assert all(status["time_breakdown"][name] > 0 for name in ("startup", "training", "validation", "saving"))
 
 
-def test_samples_of_overflown_logits_do_not_end_the_run(typed, events, tmp_path: Path) -> None:
+def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_path: Path) -> None:
     """A sample from logits that are not finite does not end the run.
 
     The sampler once raised before the guard: the run ended with a traceback instead of `diverged`, at the same step
@@ -56,7 +56,7 @@ def test_samples_of_overflown_logits_do_not_end_the_run(typed, events, tmp_path:
     assert len((run / "samples.jsonl").read_text().splitlines()) == 1  # the sample of step 0
 
 
-def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events, tmp_path: Path) -> None:
+def test_bad_hellaswag_file_is_refused_and_missing_hub_is_ignored(typed, events, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ("--hellaswag_steps", 4, "--max_steps", 4)
     (tmp_path / "bad.jsonl").write_text('{"ctx": "abc", "label": 0}\n')
     done = typed(run, *options, "--hellaswag_data", tmp_path / "bad.jsonl")
@@ -68,7 +68,7 @@ def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events,
 
 @pytest.mark.parametrize("fixed_length", [None, 8])
 @pytest.mark.parametrize("rows", [1, 5, 8, 9])
-def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int, fixed_length: int | None) -> None:
+def test_processes_make_equal_passes_and_count_each_row_once(rows: int, fixed_length: int | None) -> None:
     """All processes make the same number of passes, and each row is counted once.
 
     With sharded weights, a process with one more pass would wait forever for the others.
