@@ -18,7 +18,7 @@ from gpt2_repro.recipe import Recipe, parse_recipe
 
 MUON = "muon"
 _LAST_WEIGHTS = "pre-training keeps the last weights"
-_PUSH_LATER = "train first, then push final/"
+_PUSH_LATER = "train.py does not push to the Hub. Push final/ after the training"
 _LOSSES_ONLY = "validation computes losses only"
 # Valid ranges and the options they apply to. Checks that need several options or the machine are in other functions.
 RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
@@ -78,9 +78,9 @@ class TrainingSection(TrainingArguments):
     decay_fraction: float = _field(0.2, "warmup_stable_decay: fraction of the steps in which the learning rate falls.")
     optim: str = _field("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO or FSDP).")
     weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms have none.")
-    adam_beta2: float = _field(0.95, "AdamW's second beta; transformers' default is 0.999.")
+    adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
-    bf16: bool = _field(True, "Multiply in bf16 with fp32 master weights; fp32 on CPUs without bf16 instructions.")
+    bf16: bool = _field(True, "Multiply in bf16 with fp32 master weights. CPUs without bf16 instructions use fp32.")
     accept_any_hardware: bool = _field(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
     eval_strategy: Literal["steps", "no"] = _field("steps", "Validate every eval_steps steps (steps) or never (no).")
     eval_steps: int = _field(
@@ -136,7 +136,7 @@ class TrainingSection(TrainingArguments):
         "hub_token": "it would be written into every checkpoint. Set HF_TOKEN in the environment",
         **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy"), _PUSH_LATER),
         **dict.fromkeys(("hub_private_repo", "hub_always_push", "hub_revision"), _PUSH_LATER),
-        **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), "it has no GPT-2 patch"),
+        **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), "Liger has no GPT-2 patch"),
         "remove_unused_columns": "the collator reads the rows itself",
         "fp16": "training uses bf16. Pass --no_bf16 for fp32",
         **dict.fromkeys(("fp16_full_eval", "bf16_full_eval"), "validation uses the precision of training"),

@@ -100,7 +100,7 @@ def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start
 def _look(run: Path, name: str) -> Start:
     chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
     if chosen is None and skipped:
-        raise UserError(f"No checkpoint is complete ({'; '.join(skipped)}). Move them, or pass another --output_dir.")
+        raise UserError(f"No checkpoint is complete ({'; '.join(skipped)}). Move them or pass another --output_dir.")
     if chosen is None:
         return Start()
     manifest = checkpoints.read_manifest(chosen)

@@ -108,12 +108,12 @@ class CheckpointSaver:
         if stops or self.skipped > SKIPS_ALLOWED:
             why = f"when the run stopped ({stops})" if stops else "for three saves in a row"
             raise RunFailed(
-                f"The disk of {self.run} had {megabytes:,.1f} MB too little space {why}. Free them and run the same "
-                "command again to continue from the newest checkpoint."
+                f"The disk of {self.run} had {megabytes:,.1f} MB too little free space {why}. Free disk space and run "
+                "the same command again to continue from the newest checkpoint."
             )
         logger.error(
-            "NOT SAVED at step %d: %.1f MB are missing on the disk of %s. Free them. The run ends if this happens "
-            "%d times in a row.",
+            "NOT SAVED at step %d: %.1f MB are missing on the disk of %s. Free disk space. The run ends if this "
+            "happens %d times in a row.",
             step,
             megabytes,
             self.run,
@@ -132,7 +132,7 @@ class CheckpointSaver:
         if shutil.disk_usage(self.run).free < needed:
             self._rotate(keep=min(1, self.args.keep_checkpoints))
             if gone := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
-                logger.warning("deleted %d older checkpoints to make room for the next", gone)
+                logger.warning("deleted %d older checkpoints to free disk space for the next one", gone)
         return (needed - shutil.disk_usage(self.run).free) / 1e6
 
 
@@ -150,7 +150,7 @@ def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # safetensors' own error has no errno; only its text says "os error 28".
+        # The error of safetensors has no errno. Only its text contains "os error 28".
         if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "os error 28" not in str(error):
             raise
         shutil.rmtree(staging, ignore_errors=True)

@@ -111,7 +111,7 @@ class PretrainingTrainer(Trainer):
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:
-        """Add facts about the engine to environment.json."""
+        """Add facts about the engine, by name, to environment.json."""
         self.environment = dataclasses.replace(self.environment, engine={**self.environment.engine, **facts})
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)

@@ -37,7 +37,7 @@ def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
     assert engine["zero_optimizer"] == "BF16_Optimizer"  # this optimizer sums gradients in fp32
     final = load_file(run / "final" / "model.safetensors")
     gains = torch.cat([weight for name, weight in final.items() if ".ln_" in name and name.endswith("weight")])
-    # The spacing of bf16 at 1.0 is 0.0039, more than the change of a gain in the run. Only fp32 masters can change.
+    # A bf16 step at 1.0 is 0.0039, which is more than a gain changes in the run. Only fp32 masters show the change.
     assert (gains != 1.0).float().mean() > 0.95 and (gains - 1).abs().max() < 0.0039 * 2
     checkpoint = load_file(run / "checkpoint-8" / "model.safetensors")
     assert {weight.dtype for weight in checkpoint.values()} == {torch.bfloat16}
@@ -50,8 +50,8 @@ def test_each_step_of_two_epochs_matches_the_reference(
 ) -> None:
     """P7: each step has the expected rows, loss, padding and learning rate.
 
-    This also holds after a resume. The learning rate is too small to change the weights, so the losses are those of the
-    initial model.
+    This also holds after a resume. The learning rate is too small to change the weights, so the losses are those of
+    the initial model.
     """
     rows, validation = (rows_of(wrapped_recipe.with_name("data"), split) for split in ("train", "validation"))
     assert len({len(row) for row in rows}) > 3 and len(validation) % 4  # 4 is the number of rows in a validation batch

@@ -115,7 +115,7 @@ def test_rewind_removes_events_that_will_be_repeated(run: RunRecord) -> None:
         events.append(run.metrics, event | {"text": "a\nb\u2028ü"})
     events.append(run.samples, {"step": 2, "text": "once"})
     with (run.path / "metrics.jsonl").open("ab") as file:
-        # The other lines are not events. The last line was cut inside a curly quote by a full disk.
+        # Lines that are not events. A full disk cut the last line inside a curly quote.
         file.write(b'[1]\nnull\n{"step": 1, "eval_loss": null}\n{"step": "2"}\n{"step": 1, "text": "\xe2\x80')
     events.append(run.metrics, {"step": 4})
     assert run.validation_losses(2) == {"eval_loss": 3.0} and run.validation_losses(3) == {}
