@@ -116,7 +116,7 @@ class TrainingSection(TrainingArguments):
     dataloader_num_workers: int = _field(2, "Processes per device that load rows in advance.")
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
-    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters (there are none).")
+    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters; all are used.")
     remove_unused_columns: bool = _field(False, "Must stay False: the collator reads the rows itself.")
 
     refused: ClassVar[dict[str, str]] = {
