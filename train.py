@@ -1,11 +1,13 @@
-"""Pre-train a GPT-2 from a prepared folder. A command has four parts: launcher, script, recipe, overrides.
+"""Pre-train a GPT-2 on a prepared folder.
+
+A command has four parts: launcher, script, recipe, overrides.
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
     python train.py recipes/own_text.yaml --dataset_dir data/shakespeare
     python train.py recipes/gpt2_124m.yaml --dry_run
 
-Run the same command again to resume. A finished run is left as it is.
+Run the same command again to resume. A finished run is not changed.
 """
 
 from typing import Any
@@ -16,10 +18,10 @@ from gpt2_repro.training.launcher import end_with_launcher
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "dry_run": {"action": "store_true", "help": "Print the resolved recipe and what it derives, and stop."},
-    "diff_recipe": {"metavar": "RECIPE", "help": "Print how the run deviates from this recipe, and stop."},
+    "dry_run": {"action": "store_true", "help": "Print the resolved recipe and the derived values, then exit."},
+    "diff_recipe": {"metavar": "RECIPE", "help": "Print how the run differs from this recipe, then exit."},
 }
-# What --help lists, of all options.
+# The options that --help lists, by heading. --help all lists every option.
 HELP = {
     "Data and model": ("dataset_dir", "sequence_length", "n_layer", "n_head", "n_embd", "init_from"),
     "Length and batch": ("epochs", "total_tokens", "max_steps", "tokens_per_step", "per_device_train_batch_size"),
@@ -30,7 +32,7 @@ HELP = {
 
 
 def main(argv: list[str]) -> None:
-    """Parse the recipe, then train, or print what the run would be."""
+    """Train from a recipe, or print the output of --dry_run or --diff_recipe."""
     end_with_launcher()
     # Imports take seconds, so each mistake is reported before the next import.
     from gpt2_repro.training.arguments import load_recipe

@@ -1,1 +1,1 @@
-"""Training: arguments, the Trainer subclass, its callbacks, checkpoints and the run directory."""
+"""Training: arguments, the Trainer subclass, callbacks and checkpoints."""

@@ -1,4 +1,4 @@
-"""Describe a run before it starts: the facts for environment.json, and a summary in the log."""
+"""Describe a run before it starts, for environment.json and for the log."""
 
 import contextlib
 import logging
@@ -27,11 +27,14 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tok
 def describe_run(
     args: PretrainingArguments, plan: BatchPlan, model: PreTrainedModel, data: Manifest, **further: Any
 ) -> Environment:
-    """Return everything that determines the numbers of this run.
+    """Return the contents of environment.json for a run that is about to start.
 
     Args:
+        args: the resolved training arguments.
+        plan: the batch plan of the run.
+        model: the model to train.
         data: the manifest of the prepared folder.
-        further: fields of Environment that only the caller has.
+        further: the fields of Environment that cannot be derived from the other arguments.
     """
     scale = measure(model, plan.sequence_length)
     return Environment(
@@ -54,23 +57,23 @@ def describe_run(
 
 
 def announce(environment: Environment) -> Environment:
-    """Log model, batch and length in numbers that a person can check. Returns `environment`."""
+    """Log the model, the batch and the length of a run, and return `environment`."""
     plan, data, active = environment.plan, environment.data, environment.active_parameters
     counts, step = data["counts"]["train"], f"{plan.tokens_per_step:,}"
     model = f"{environment.architecture}, {environment.parameters:,} parameters"
     if active < environment.parameters:
-        model += f", {active:,} active for a token"
-    mask = ", kept inside documents" if environment.document_mask else ""
+        model += f", {active:,} active per token"
+    mask = ", within documents only" if environment.document_mask else ""
     logger.info("model: %s, attention %s%s", model, environment.attention, mask)
     layout = f"{plan.num_processes} processes x {plan.gradient_accumulation_steps} accumulation steps"
     rows, length = plan.micro_batch_size, plan.sequence_length
     if plan.by_length:
         epochs = plan.total_tokens / max(1, counts["row_tokens"])
-        passes = f"passes of at most {rows} x {length} positions of like length"
-        logger.info("batch: about %s targets a step without padding, in %s x %s", step, passes, layout)
+        passes = f"passes of at most {rows} x {length} positions (rows of similar length)"
+        logger.info("batch: about %s targets per step (without padding), in %s x %s", step, passes, layout)
     else:
         epochs = plan.max_steps * plan.rows_per_step / max(1, counts["rows"])
-        logger.info("batch: %s tokens a step = %s rows x %s tokens x %s", step, rows, length, layout)
+        logger.info("batch: %s tokens per step = %s rows x %s tokens x %s", step, rows, length, layout)
     bound = "at most " if data["request"]["packing"] == "wrap" and not plan.by_length else ""
     tokens = f"{bound}{plan.total_tokens:,} tokens"
     steps, source = f"{plan.max_steps:,}", data["source"]["name"]

@@ -1,4 +1,4 @@
-"""Terminal output of a run: the progress bar, a line for each event, and a report about compilation."""
+"""Terminal output of a run: progress bar, event lines, compilation report."""
 
 import logging
 import re
@@ -21,25 +21,27 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressBar(ProgressCallback):
-    """transformers' bar, with readable lines, counting validation batches without a dataloader.
+    """The progress bar of transformers with one readable log line per event.
+
+    It counts validation batches without a dataloader.
 
     Args:
-        eval_batches: passes of the validation at a step.
-        reference: the published run with the expected curve, or None. Its band is shown next to each validation loss.
-            The usual causes are shown with the first loss outside of the band.
+        eval_batches: returns the number of validation batches at a step.
+        reference: the name of the published run with the expected losses, or None. The expected range is shown next to
+            each validation loss. With the first loss outside of the range, the usual causes are shown too.
     """
 
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
         super().__init__()
         self.reference = reference
-        self.told = False
+        self.has_explained = False
         self.prediction_bar: Progress | None = None
         self.eval_batches = eval_batches
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             steps = {"total": state.max_steps, "initial": state.global_step}
-            # Without a terminal the lines of the log are enough. They are written without a bar too.
+            # Without a terminal the log lines are enough. They are also written if the bar is hidden.
             hidden = args.disable_tqdm or not sys.stderr.isatty()
             self.training_bar = Progress(**steps, desc="train", unit="step", hidden=hidden)
         self.current_step = state.global_step
@@ -59,15 +61,15 @@ class ProgressBar(ProgressCallback):
         line = format_event(event | {"step": step}, steps_left=args.last_step - step)
         if not line or not state.is_world_process_zero or self.training_bar is None:
             return
-        beside = compared(step, event["eval_loss"]) if self.reference and "eval_loss" in event else ""
-        self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}{beside and f' · {beside}'}")
-        if beside and not self.told and verdict(step, event["eval_loss"]) != "inside":
-            self.told = True
+        comparison = compared(step, event["eval_loss"]) if self.reference and "eval_loss" in event else ""
+        self.training_bar.write(f"step {step:>6}/{state.max_steps}  {line}{comparison and f' · {comparison}'}")
+        if comparison and not self.has_explained and verdict(step, event["eval_loss"]) != "inside":
+            self.has_explained = True
             self.training_bar.write(explained(step, event["eval_loss"]))
         sys.stdout.flush()
 
 
-# The values of a training line, in this order; an event may lack some.
+# The values of a training line, in this order. Values that an event does not have are omitted.
 PARTS = {
     "tokens": "{:,} tokens",
     "loss": "loss {:.4f}",
@@ -82,26 +84,29 @@ PARTS = {
 
 
 def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
-    """Format an event of metrics.jsonl for the terminal; "" if it is neither training nor validation.
+    """Return an event of metrics.jsonl as a line for the terminal.
+
+    Events without a training loss and without a validation loss give "".
 
     Args:
-        steps_left: remaining optimizer steps, for the time that they take at the speed of the event.
+        event: a line of metrics.jsonl.
+        steps_left: remaining optimizer steps. The line ends with the time they take at the speed of the event.
     """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
         for name in [key[len("eval_") : -len("_tokens")] for key in event if re.fullmatch("eval_.+_tokens", key)]:
             line += f"; {name} {event[f'eval_{name}_loss']:.4f} over {event[f'eval_{name}_tokens']:,}"
         if "hellaswag_acc" in event:
-            whole = event["hellaswag_items"] == HELLASWAG_ITEMS
-            beside = f" (GPT-2 {GPT2.hellaswag:.4f})" if whole else f" of {event['hellaswag_items']:,} items"
-            line += f"; HellaSwag {event['hellaswag_acc']:.4f}{beside}"
+            is_complete = event["hellaswag_items"] == HELLASWAG_ITEMS
+            suffix = f" (GPT-2 {GPT2.hellaswag:.4f})" if is_complete else f" of {event['hellaswag_items']:,} items"
+            line += f"; HellaSwag {event['hellaswag_acc']:.4f}{suffix}"
         return line
     if "loss" not in event:
         return ""
     parts = [form.format(event[key]) for key, form in PARTS.items() if event.get(key) is not None]
     speed = event.get("tokens_per_second")
     if steps_left and speed and event.get("step"):
-        # Training alone: validation and saving come on top.
+        # This is the time of training. Validation and saving are not included.
         parts.append(f"{duration(event['tokens'] / event['step'] * steps_left / speed)} left")
     return "  ".join(parts)
 
@@ -109,24 +114,33 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
 def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) -> list[str]:
     """Return the problems of the compiled training step, one line each.
 
-    Every layer's attention must be causal in the kernel, or be passed a document mask if `masks`. One process and
-    DeepSpeed have one graph; under DDP torch cuts it at the buckets of gradients, so that their communication overlaps.
+    The attention of each layer must use a causal kernel, or get a document mask if `masks` is true. One process and
+    DeepSpeed compile one graph. Under DDP torch splits the graph at the gradient buckets, so that computation and
+    communication overlap.
+
+    Args:
+        graphs: the compiled graphs.
+        n_layer: the number of layers of the model.
+        masks: whether attention is restricted to documents by a mask.
     """
     training = [graph for graph in graphs if graph.training]
     if not training:
-        return ["nothing was compiled, this run is slow: unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE"]
+        return ["nothing was compiled, so the run is slow. Unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE."]
     problems = []
     found = {"causal": sum(graph.causal for graph in training), "masked": sum(graph.masked for graph in training)}
     expected = {"causal": 0 if masks else n_layer, "masked": n_layer if masks else 0}
     if found != expected:
-        problems.append(f"the attentions are {found} in place of {expected}: the flash kernel or the mask is lost")
+        problems.append(f"the attention calls are {found}, not {expected}. The flash kernel or the mask is missing.")
     if any(graph.logits for graph in training):
-        problems.append("the logits of the whole batch are returned")
+        problems.append("the graph returns the logits of the complete batch.")
     return problems
 
 
 def time_compilation(took: Callable[[float], None]) -> None:
-    """Call `took` with the seconds of each compilation. Those of backward passes begin later."""
+    """Call `took` with the seconds of each compilation.
+
+    The compilation of a backward pass begins later than that of its forward pass.
+    """
     began = 0.0
 
     def start(*_: Any) -> None:
@@ -138,7 +152,12 @@ def time_compilation(took: Callable[[float], None]) -> None:
 
 
 class CompilationReport(TrainerCallback):
-    """Log and `record` after the first step what was compiled, with a warning for each problem."""
+    """Report the compiled graphs after the first step, with a warning per problem.
+
+    Args:
+        model: the compiled model.
+        record: adds facts to environment.json.
+    """
 
     def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:
         self.graphs, self.n_layer, self.record = model.compiled_graphs, model.config.num_hidden_layers, record
@@ -157,7 +176,7 @@ class CompilationReport(TrainerCallback):
         if not problems:
             kind, seconds = "masked" if self.masks else "causal", time.perf_counter() - self.began
             graphs = sum(graph.training for graph in self.graphs)
-            told = "compiled: %d graph(s), %d %s attentions, no logits; first step %.0f s"
-            logger.info(told, graphs, self.n_layer, kind, seconds)
+            text = "compiled: %d graph(s), %d %s attention calls, no logits. First step: %.0f s"
+            logger.info(text, graphs, self.n_layer, kind, seconds)
         self.record({"compiled": bool(self.graphs), "compilation_problems": problems})
         self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]

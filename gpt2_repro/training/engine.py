@@ -1,4 +1,4 @@
-"""The engine below the Trainer: DeepSpeed on CPU, sharded weights, fp32 masters, and checks of what was built."""
+"""The training engine: DeepSpeed on CPU, FSDP2, fp32 master weights and checks."""
 
 import importlib.util
 import logging
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
-    """Make DeepSpeed compute on the CPU if `use_cpu`, and compile nothing there.
+    """Configure DeepSpeed for the CPU if `use_cpu`, without compiling its operators.
 
-    Its shared-memory collective would need 26 s and a compiler to build, and would wait without end for the lock of a
-    killed build (deepspeed/comm/torch.py, 0.19.8). gloo replaces it.
+    Building its shared-memory collective takes 26 s and needs a compiler. After a killed build it waits forever for a
+    lock (deepspeed/comm/torch.py, 0.19.8). gloo is used instead.
     """
-    # DeepSpeed 0.19.8 calls them on every step; torch 2.13 gave them other names.
+    # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if not use_cpu or importlib.util.find_spec("deepspeed") is None:
         return
@@ -41,12 +41,14 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """Return processes, engine, ZeRO stage, optimizer, dtypes and clipping, read from the objects that were built.
+    """Return the engine, the ZeRO stage, the optimizer, the dtypes and the clipping.
+
+    All values are read from the objects in use, not from the configuration.
 
     Args:
-        accelerator: the Trainer's.
-        wrapped: the model as the launcher's backend wrapped it.
-        inner: see innermost_optimizer.
+        accelerator: the accelerator of the Trainer.
+        wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
+        inner: the result of innermost_optimizer.
     """
     dtype = next(wrapped.parameters()).dtype
     weights = _name(dtype)
@@ -62,7 +64,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
     }
     if facts["engine"] == "DeepSpeedEngine":
         zero: Any = wrapped.optimizer
-        # Weights that are updated. ZeRO-3 hands them to its optimizer piece by piece, at the step.
+        # The weights that are updated. ZeRO-3 passes them to its optimizer piece by piece during the step.
         groups = getattr(zero, "fp32_partitioned_groups_flat", None)
         masters = groups[0] if groups else inner.param_groups[0]["params"][0]
         facts |= {
@@ -88,32 +90,41 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 
 
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
-    """Correct the restored optimizer state. For DeepSpeed 0.19.8 also:
+    """Correct the optimizer state that was restored from a checkpoint.
 
-    - The clipping limit: stages 1 to 3 restore the checkpoint's and ignore the configuration
+    Each parameter gets its own step count, on the device that the optimizer needs. Also corrected for DeepSpeed
+    0.19.8:
+
+    - The clipping limit: stages 1 to 3 restore it from the checkpoint and ignore the configuration
       (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).
-    - Universal form: step counts are on the CPU (runtime/base_optimizer.py), where the fused kernel does not take them.
-    - Universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, which each of them
-      increments, and all get the first group's weight decay, which is that of matrices.
+    - Universal form: step counts are on the CPU (runtime/base_optimizer.py). The fused kernel needs them on the
+      device.
+    - Universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, and each group
+      increments it. All groups get the weight decay of the first group, which is for matrices.
+
+    Args:
+        wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
+        optimizer: the result of innermost_optimizer.
+        weight_decay: the decay of the first parameter group. The second group has none.
     """
-    beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for parameter, state in optimizer.state.items():
         if isinstance(step := state.get("step"), torch.Tensor):
-            state["step"] = step.to(parameter.device if beside else step.device, copy=True)
+            state["step"] = step.to(parameter.device if on_device else step.device, copy=True)
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return
     engine: Any = wrapped
     engine.optimizer.clip_grad = engine.gradient_clipping()
     if engine.zero_optimization_stage() == 3:
-        # DeepSpeed drops a group without weights: an OLMo has matrices alone.
+        # DeepSpeed drops a group without weights. An OLMo model has only matrices.
         for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
             group["weight_decay"] = decay
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Asks DeepSpeed for the norm of this step's gradients, which it knows when torch's optimizer is called.
+    """Return a function that reads the gradient norm from DeepSpeed.
 
-    None without DeepSpeed.
+    DeepSpeed has computed the norm by the time it calls torch's optimizer. Returns None without DeepSpeed.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None
@@ -122,9 +133,15 @@ def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
-    """Compare the engine with the recipe.
+    """Raise UserError if the engine does not train as the recipe requires.
 
-    Raises UserError for a difference that changes the training, and warns of gradients summed in bf16.
+    Logs a warning if gradients are summed in bf16.
+
+    Args:
+        facts: the result of describe_engine.
+        plan: the batch plan of the run.
+        max_grad_norm: the clipping limit of the recipe.
+        bf16: whether matrix products are computed in bf16.
     """
     products = "bfloat16" if bf16 else "float32"
     expected: dict[str, Any] = {"processes": plan.num_processes, "products": products, "masters": "float32"}
@@ -133,8 +150,8 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
         expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
     for key, value in expected.items():
         if facts[key] != value:
-            told = f"The engine has {key} {facts[key]} and not {value}, which the recipe asks for."
-            raise UserError(f"{told} Use a launcher file of accelerate_configs/.")
+            problem = f"The engine has {key} {facts[key]} but the recipe needs {value}."
+            raise UserError(f"{problem} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
     if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
         logger.warning("Gradients are summed in bf16. Set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON.")
 
@@ -144,9 +161,13 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Every weight in fp32 on the CPU, from the masters where DeepSpeed holds them; {} for a rank that does not `keep`.
+    """Return every weight in fp32 on the CPU, by name. A collective.
 
-    A collective: call it on all ranks.
+    If there are fp32 master weights, the values are read from them.
+
+    Args:
+        model: the model without its wrapper.
+        keep: whether this rank needs the weights. Other ranks get {}, but must make the call too.
     """
     weights = {}
     for name, parameter in model.named_parameters():
@@ -165,30 +186,42 @@ def _full_master(parameter: Any) -> torch.Tensor:
 
 
 def has_shards(model: nn.Module) -> bool:
-    """Return whether each process holds a part of every weight. A pass is then a collective."""
+    """Return whether the weights are sharded over the processes.
+
+    If so, a forward pass is a collective.
+    """
     return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
 
 
 def build_whole() -> None:
-    """Make transformers build whole models from now on. DeepSpeed's engine shards them.
+    """Make transformers build complete models. DeepSpeed's engine shards them later.
 
-    Under ZeRO-3 transformers (5.23, `get_init_context`) builds each model in shards: from other random numbers than under
-    every other launcher, and on a single rank not at all. TrainingArguments set this, and Trainer sets it again.
+    Under ZeRO-3 transformers (5.23, `get_init_context`) builds each model in shards. The random numbers then differ
+    from those under every other launcher, and one rank alone cannot build a model. TrainingArguments turns this on,
+    and Trainer turns it on again.
     """
     unset_hf_deepspeed_config()
 
 
 def allow_fsdp_on_cpu() -> None:
-    """Make accelerate shard on CPU processes as on GPUs. It would silently leave FSDP out (1.15, state.py)."""
+    """Make accelerate use FSDP on CPU processes.
+
+    By default accelerate silently ignores FSDP on CPUs (1.15, state.py).
+    """
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
-    """Shard the weights by FSDP2 if the launcher requests it. Each block is a unit, the rest another.
+    """Shard the weights with FSDP2 if the launcher requests it.
 
-    Not by accelerate (1.15, `fsdp2_prepare_model`), which leaves a sharded model as it is: it would round the loss to bf16
-    with all outputs, sum gradients over processes in bf16, and fetch tied embeddings after the call of a head that the
-    loss never calls. Optimizer, norm and checkpoints stay accelerate's.
+    Each block is a unit, and the other weights are one more unit. accelerate does not shard a model that is sharded
+    already. Its own sharding (1.15, `fsdp2_prepare_model`) has three faults:
+
+    - It rounds all outputs, and so the loss, to bf16.
+    - It sums gradients over processes in bf16.
+    - It fetches tied embeddings after the call of the head, which the loss never calls.
+
+    accelerate still handles the optimizer, the gradient norm and the checkpoints.
     """
     if getattr(accelerator.state, "fsdp_plugin", None) is None:
         return
@@ -198,30 +231,32 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
         "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy(),
     }
     blocks: Any = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-    # By default the outermost part stays whole after a pass. Between two steps its fp32 masters could not be read.
+    # By default the outermost unit is not resharded after a pass. Between steps its fp32 masters could not be read.
     for part in (*blocks, model):
         fully_shard(part, reshard_after_forward=True, **options)
-    if accelerator.device.type == "cpu":  # gloo has no mean
+    if accelerator.device.type == "cpu":  # gloo has no mean reduction
         for part in model.modules():
             if isinstance(part, FSDPModule):
                 part.set_force_sum_reduction_for_comms(True)
 
 
 def whole(value: Any) -> Any:
-    """Return the full tensor of a DTensor, which is a collective; anything else as it is."""
+    """Return the full tensor of a DTensor, which is a collective.
+
+    Any other value is returned unchanged.
+    """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def require_same_weights(model: nn.Module, *, step: int) -> None:
-    """Compare the bits of all weights between all ranks. A collective.
+    """Raise RunFailed if the weights of the ranks differ in any bit. A collective.
 
-    A sharded weight is not replicated, so there is nothing to compare.
-
-    Raises RunFailed if they differ: neither the gradients of such a step nor its checkpoint are valid.
+    If they differ, neither the gradients nor the checkpoint of this step are valid. Sharded weights are not
+    replicated, so they are not compared.
     """
     if has_shards(model):
         return
-    # XOR of the bits: a flipped bit changes it, and the order of the reduction does not.
+    # The hash is the XOR of the bits. A flipped bit changes it. The order of the reduction does not.
     hashes = torch.stack([torch.hash_tensor(weight.detach()) for weight in model.parameters()])
     table = ranks.gather(hashes.view(torch.int64).cpu())
     differs = (table != table[0]).nonzero().tolist()
@@ -229,5 +264,5 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
         return
     odd = sorted({rank for rank, _ in differs})
     first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
-    told = f"At step {step} rank {', '.join(map(str, odd))} has other weights than rank 0, first in {first}."
-    raise RunFailed(f"{told} A GPU or link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")
+    problem = f"At step {step} the weights on rank {', '.join(map(str, odd))} differ from rank 0, first in {first}."
+    raise RunFailed(f"{problem} A GPU or link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

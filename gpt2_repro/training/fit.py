@@ -30,9 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
-    """Add the callbacks that report about the run, and guard the services of report_to."""
+    """Add the callbacks that report on the run, and guard the tracking services.
+
+    The services are those of --report_to. If one fails, the training continues.
+    """
     guard_reporting(trainer)
-    disable_progress_bar()  # of each save, across our own
+    disable_progress_bar()  # each save would draw a bar over the progress bar of the run
     for stock in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(stock)
     trainer.add_callback(ProgressBar(trainer.validation.batches, trainer.environment.reference))
@@ -45,9 +48,11 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
 
 
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
-    """Train from `start` to the last step and write final/, or until a signal, a budget or stop_at_step. A collective.
+    """Train from `start` to the last step and write final/. A collective.
 
-    Raises RunFailed if the disk is full or updates are not finite.
+    A signal, a budget or stop_at_step ends the training earlier, without final/.
+
+    Raises RunFailed if the disk is full or too many updates are not finite.
     """
     run, args, when = trainer.run, trainer.args, trainer.when
     when.signals.install()
@@ -58,7 +63,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         checkpoints.sweep(run.path)
         for remark in start.remarks:
             logger.warning(remark)
-        # Newer ones are damaged, or the run goes back before them. As the newest they would push complete ones out.
+        # Newer checkpoints are damaged, or the run goes back before them. Rotation would keep them as the newest and
+        # delete complete ones.
         for path in checkpoints.set_aside(run.path, after=start.step):
             logger.info("set aside: %s", path)
         if start.checkpoint is not None:
@@ -66,8 +72,8 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
         run.add_redone_steps(start.step, start.manifest.get("time_breakdown", {}))
         out_of_date = dict.fromkeys(run.status().losses)
-        told = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
-        run.write_status("running", **told | out_of_date | run.validation_losses())
+        progress = {"max_steps": trainer.plan.max_steps, "step": start.step, "reason": None}
+        run.write_status("running", **progress | out_of_date | run.validation_losses())
     if args.local_process_index == 0:
         note(RUN, str(run.path.resolve()))
         if args.resume_from:
@@ -79,14 +85,14 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         trainer.train(resume_from_checkpoint=folder)
         trainer.guard.settle()
         if when.reason or trainer.state.global_step < trainer.plan.max_steps:
-            # If the run was at stop_at_step before, no step has given a reason.
+            # If the run had reached stop_at_step in an earlier attempt, no step sets a reason.
             reason = when.reason or f"--stop_at_step {args.stop_at_step}"
             trainer.record("failed" if when.orphaned else "stopped", reason=reason)
         else:
             with trainer.meter.on("saving"):
                 _save_final(trainer)
         trainer.watchdog.disarm()
-        # A rank that leaves while others still work takes its sockets along, and gloo then aborts at exit.
+        # If a rank exits while others still work, its sockets close, and gloo aborts at exit.
         trainer.accelerator.wait_for_everyone()
         trainer.accelerator.end_training()
         if trainer.is_world_process_zero():
@@ -103,14 +109,17 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
 
 def judge(trainer: PretrainingTrainer) -> None:
-    """Log whether the last validation is where those of the reference were."""
-    losses, followed = trainer.eval_losses, trainer.environment.reference
-    if followed and "eval_loss" in losses and (told := explained(int(losses["step"]), losses["eval_loss"])):
-        logger.info(told)
+    """Log whether the last validation loss is in the range of the reference runs."""
+    losses, reference = trainer.eval_losses, trainer.environment.reference
+    if reference and "eval_loss" in losses and (message := explained(int(losses["step"]), losses["eval_loss"])):
+        logger.info(message)
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
-    """Write `final/` from the fp32 masters, whole or not at all, and record that the run is complete."""
+    """Write `final/` from the fp32 master weights and mark the run as complete.
+
+    The folder is written completely or not at all.
+    """
     main = trainer.is_world_process_zero()
     weights = fp32_weights(trainer.model, keep=main)
     if not main:
@@ -128,7 +137,7 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         facts = {"step": step, "tokens": trainer.tokens_trained, "losses": run.validation_losses(step)}
         checkpoints.seal(staged, {}, **facts, environment=trainer.environment.to_json())
         record = TrainingRecord(**facts, environment=trainer.environment)
-        # Not in the manifest: an evaluation adds its results to the card.
+        # The model card is not in the manifest, because an evaluation adds its results to it.
         write_whole(staged / "README.md", model_card(run.path.resolve().name, record))
         sync(staged)
     checkpoints.publish(staged, run.final)

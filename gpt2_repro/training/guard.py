@@ -17,21 +17,26 @@ from gpt2_repro.errors import Diverged
 logger = logging.getLogger(__name__)
 
 IN_A_ROW = 5
-RECENT = (20, 1000)  # updates that were not finite, in so many steps
-WINDOW = 128  # values that an outlier is measured by
-NEW_LEVEL = 3  # outliers in a row that are a new level
+RECENT = (20, 1000)  # the run ends after 20 updates that are not finite in 1000 steps
+WINDOW = 128  # number of recent values that define an outlier
+NEW_LEVEL = 3  # outliers in a row that count as a new level
 
 
 class OutlierDetector:
-    """Measures how many standard deviations a value is above the last ones.
+    """Measures how many standard deviations a value is above the last 128 values.
 
-    After llm.c's (llmc/outlier_detector.h at 19c83f9 and before, where the window is 128), with two differences: a value is
-    measured by the ones before it, without itself (with itself none can lie more than 11.3 deviations above 128), and one
-    that is not finite is left out (there it turns the detector off for good).
+    Like the detector of llm.c (llmc/outlier_detector.h at 19c83f9 and before, with a window of 128), with two
+    differences:
+
+    - A value is compared with the values before it and is not one of them. In llm.c it is one of the 128 values, so no
+      score can be higher than 11.3.
+    - A value that is not finite is ignored. In llm.c it turns the detector off for the rest of the run.
 
     Args:
-        limit: a value further above does not join the others, which would get less picky by it, unless it is the third in
-            a row: then it is no outlier but a new level.
+        limit: a value with a higher score is an outlier. Outliers are not added to the window, because they would make
+            the detector less sensitive. The third outlier in a row is added, because it is a new level.
+        values: the values in the window, oldest first.
+        outliers: the number of outliers in a row so far.
     """
 
     def __init__(self, limit: float, values: Sequence[float] = (), outliers: int = 0) -> None:
@@ -39,7 +44,7 @@ class OutlierDetector:
         self.values: collections.deque[float] = collections.deque(values, maxlen=WINDOW)
 
     def measure(self, value: float) -> float:
-        """Return the z-score of `value`, 0 until the window is full."""
+        """Return the z-score of `value`, or 0 if the window is not full yet."""
         if not math.isfinite(value):
             return 0.0
         score = 0.0
@@ -53,27 +58,30 @@ class OutlierDetector:
 
 
 class UpdateGuard(TrainerCallback):
-    """Judges each update before the optimizer applies it.
+    """Checks each update before the optimizer applies it, and skips harmful updates.
 
-    It sits in front of the innermost optimizer's step, where every engine has reduced and clipped the gradients; an
-    optimizer passes over parameters without one, so taking the gradients away leaves weights, moments and decay as they
-    are. DeepSpeed passes over an update that is not finite by itself: that is counted here too. Torch's fused kernels take the
-    verdict on the device (`found_inf`, made for loss scaling): then the host waits for nothing and reads it a step later.
+    The check is a hook before the step of the innermost optimizer, because every engine has reduced and clipped the
+    gradients by then. To skip an update, the hook removes the gradients. An optimizer ignores parameters without a
+    gradient, so weights, moments and decay do not change. DeepSpeed itself skips updates that are not finite. They are
+    counted here too.
+
+    Torch's fused kernels read the result of the check on the device (`found_inf`, made for loss scaling). The host
+    reads it one step later, so that it never waits for the device.
 
     Args:
-        skip_loss_z: skip an update whose loss lies more deviations above the last ones than this; 0: none.
-        skip_grad_z: the same of the gradient norm.
-        report: takes the step and what is to be written of an update that was skipped.
+        skip_loss_z: skip an update if the z-score of its loss is above this limit. 0: never.
+        skip_grad_z: skip an update if the z-score of its gradient norm is above this limit. 0: never.
+        report: called with the step and the event to write for each skipped update.
     """
 
     def __init__(self, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]) -> None:
         self.detectors = {"loss": OutlierDetector(skip_loss_z), "gradient norm": OutlierDetector(skip_grad_z)}
         self.report = report
-        self._ask: Callable[[], Any] | None = None
-        self.skipped: list[int] = []  # steps whose update was not finite, the recent ones
-        self.total = 0  # updates that were skipped, for whatever reason
+        self._read_norm: Callable[[], Any] | None = None
+        self.skipped: list[int] = []  # recent steps whose update was not finite
+        self.total = 0  # number of skipped updates, for any reason
         self._on_device = False
-        self._bad: torch.Tensor | None = None  # of this step, on the device: 1 where it is not finite
+        self._bad: torch.Tensor | None = None  # for this step, on the device: 1 if the gradient norm is not finite
         self._unread: collections.deque[tuple[int, torch.Tensor, Any]] = collections.deque()
         self._losses: list[torch.Tensor] = []
         self._norm = math.nan
@@ -81,19 +89,27 @@ class UpdateGuard(TrainerCallback):
         self._decided = False
 
     def attach(self, optimizer: Any, norm: Callable[[], Any] | None = None) -> None:
-        """Judge each `optimizer.step`. `norm` returns the engine's gradient norm if `see_norm` is not called."""
-        self._ask = norm
+        """Check each update of `optimizer` from now on.
+
+        Args:
+            optimizer: the innermost optimizer.
+            norm: returns the gradient norm from the engine. None if `see_norm` is called in each step instead.
+        """
+        self._read_norm = norm
         fused = all(group.get("fused") for group in optimizer.param_groups)
         self._on_device = fused and norm is None and not any(each.limit for each in self.detectors.values())
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_loss(self, loss: torch.Tensor) -> None:
-        """Take the share of a pass in the loss of this rank."""
+        """Record the loss of one micro-batch, as a part of this rank's loss of the step."""
         if self.detectors["loss"].limit:
             self._losses.append(loss.detach())
 
     def see_norm(self, norm: Any) -> None:
-        """Take the gradient norm of all parameters, before clipping. DeepSpeed may give -1 if it is not finite."""
+        """Record the gradient norm of all parameters before clipping.
+
+        DeepSpeed may pass -1 for a norm that is not finite.
+        """
         if self._on_device:
             self._bad = torch.isfinite(norm).logical_not().float()
         else:
@@ -103,9 +119,9 @@ class UpdateGuard(TrainerCallback):
         if self._on_device:
             optimizer.found_inf = self._bad
             return
-        if not self._decided:  # ZeRO calls it once for each group of parameters
-            if self._ask is not None:
-                self.see_norm(self._ask())
+        if not self._decided:  # ZeRO calls this hook once per parameter group
+            if self._read_norm is not None:
+                self.see_norm(self._read_norm())
             self._verdict, self._decided = self._judge(), True
         if self._verdict is not None:
             for group in optimizer.param_groups:
@@ -121,7 +137,7 @@ class UpdateGuard(TrainerCallback):
         for name, value in values.items():
             detector = self.detectors[name]
             if detector.limit > 0 and (score := detector.measure(value)) > detector.limit:
-                return f"{name} {value:.4g} is {score:.1f} deviations above the last {WINDOW}"
+                return f"{name} {value:.4g} is {score:.1f} standard deviations above the last {WINDOW}"
         return None
 
     def on_step_end(
@@ -133,9 +149,13 @@ class UpdateGuard(TrainerCallback):
             lr_scheduler.step()
 
     def after_step(self, step: int, *, passed_over: bool) -> None:
-        """Count the update of this step. `passed_over`: the engine did not apply it, because it is not finite.
+        """Count the update of this step.
 
-        Raises Diverged if too many were not finite.
+        Args:
+            step: the optimizer step that has just ended.
+            passed_over: whether the engine skipped the update because it is not finite.
+
+        Raises Diverged if too many updates were not finite.
         """
         if self._bad is not None:
             self._unread.append((step, *_to_host(self._bad)))
@@ -148,7 +168,13 @@ class UpdateGuard(TrainerCallback):
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
-        """Read the pending verdicts `but` the last ones. Raises Diverged as `after_step` does."""
+        """Read the pending results of earlier checks from the device.
+
+        Args:
+            but: the number of newest results to leave pending.
+
+        Raises Diverged if too many updates were not finite.
+        """
         while len(self._unread) > but:
             step, bad, arrived = self._unread.popleft()
             if arrived is not None:
@@ -158,7 +184,7 @@ class UpdateGuard(TrainerCallback):
 
     def _count(self, step: int, reason: str, *, not_finite: bool) -> None:
         self.total += 1
-        logger.warning("step %d: update skipped, %s", step, reason)
+        logger.warning("step %d: update skipped (%s)", step, reason)
         self.report(step, {"update_skipped": reason})
         if not_finite:
             few, steps = RECENT
@@ -167,23 +193,29 @@ class UpdateGuard(TrainerCallback):
             if in_a_row or len(self.skipped) >= few:
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
                 fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
-                raise Diverged(f"The gradients were not finite {times} up to step {step}; none was applied. {fix}")
+                raise Diverged(f"Gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, for JSON. Raises Diverged as `after_step` does."""
+        """Return the state of the guard for a checkpoint, as JSON values.
+
+        Raises Diverged if too many updates were not finite.
+        """
         self.settle()
         windows = {name: [list(seen.values), seen.outliers] for name, seen in self.detectors.items()}
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from the result of `state`."""
+        """Restore the state of the guard from a checkpoint, as returned by `state`."""
         self.skipped, self.total = state["skipped"], state["total"]
         limits = {name: detector.limit for name, detector in self.detectors.items()}
         self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}
 
 
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Copy to the CPU without waiting. Returns the copy, and the event after which it is complete or None."""
+    """Copy a tensor to the CPU without waiting for the device.
+
+    Returns the copy and the CUDA event after which the copy is complete, or None instead of the event on the CPU.
+    """
     if flag.device.type != "cuda":
         return flag.cpu(), None
     host = torch.empty_like(flag, device="cpu", pin_memory=True)

@@ -12,15 +12,17 @@ import torch
 from transformers import modeling_utils
 
 
-NOT_SAVED = "training_args.bin"  # settings as a pickle: nothing reads it, and recipe.yaml has them
+NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, and recipe.yaml contains them.
 
 
 @contextlib.contextmanager
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """Patch `torch.save` and safetensors' writer so that files below `folder` are hashed and synced. Undone at the end.
+    """Hash and sync each file that is saved below `folder` inside the `with` block.
 
-    Yields `bytes` and `sha256` of each file of this process, by its path in the folder. Weights are in memory once more
-    while they are written. training_args.bin is not written.
+    `torch.save` and the writer of safetensors are patched and restored at the end. While weights are written,
+    they are in memory a second time. training_args.bin is not written.
+
+    Yields a dictionary with `bytes` and `sha256` of each file that this process saved, by its path in the folder.
     """
     written: dict[str, dict[str, Any]] = {}
     save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
@@ -57,7 +59,10 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 class _HashedFile:
-    """A hashing file for torch.save, which never seeks."""
+    """A file object for torch.save that hashes all data written to it.
+
+    It cannot seek, because torch.save never seeks.
+    """
 
     def __init__(self, file: Any) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0

@@ -1,4 +1,4 @@
-"""What a run reads: rows, tokenizer and HellaSwag, opened before anything is built, and the loader of the rows."""
+"""The inputs of a run: rows, tokenizer, HellaSwag and the training dataloader."""
 
 import dataclasses
 import functools
@@ -26,11 +26,13 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The data of a run.
+    """The inputs of a run.
 
     Args:
-        validation: sets of rows by name, the main one as "".
-        hellaswag: None if it is never scored.
+        train: the training rows.
+        validation: the validation sets by name. The name of the main set is "".
+        tokenizer: the tokenizer of the prepared folder.
+        hellaswag: the HellaSwag items, or None if they are never scored.
     """
 
     train: Rows
@@ -40,9 +42,13 @@ class Inputs:
 
 
 def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
-    """Open the prepared folder, and HellaSwag if it is scored.
+    """Open the rows and the tokenizer of a prepared folder.
 
-    Raises UserError for a folder that does not fit, a prompt that cannot start a sample, and a file without HellaSwag items.
+    HellaSwag is opened too if it is scored. The prepared folder is locked until the process ends, so that it cannot be
+    replaced.
+
+    Raises UserError if the folder does not fit the recipe, if the sample prompt cannot be used, or if a file has no
+    HellaSwag items.
     """
     length, tokenizer = data.manifest.form.sequence_length, data.tokenizer
     data.lock()
@@ -55,18 +61,21 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
 def _open_hellaswag(
     args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
 ) -> HellaSwag | None:
-    """Return HellaSwag, or None if it is not requested or the Hub cannot be reached: training needs no network."""
+    """Return HellaSwag, or None if it is not requested or the Hub cannot be reached.
+
+    Without network the training continues without HellaSwag.
+    """
     if not args.hellaswag_steps:
         return None
     if args.eval_strategy == "no":
-        logger.warning("HellaSwag is scored with validations: --eval_strategy no leaves it out")
+        logger.warning("HellaSwag is not scored: it needs validations, and --eval_strategy no turns them off.")
         return None
     items = []
     try:
         items = read_items(args.hellaswag_data)
     except RunFailed as error:
         logger.warning("HellaSwag is not scored: %s", error)
-    # All ranks score it, or none does.
+    # If one rank has no items, no rank scores HellaSwag.
     return None if ranks.largest(int(not items)) else HellaSwag(items, tokenizer, window=window)
 
 
@@ -74,7 +83,10 @@ Sampler = EpochSampler | LengthGroupedBatches
 
 
 def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> Sampler:
-    """Return the order of the rows, and for rows by length the batches."""
+    """Return the sampler of the training rows.
+
+    For group_by_length it yields batches of rows, otherwise single rows.
+    """
     seed = args.seed if args.data_seed is None else args.data_seed
     if not plan.by_length:
         shuffle = args.train_sampling_strategy == "random"
@@ -83,8 +95,11 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> S
 
 
 def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:
-    """Return the loader of all processes, which accelerate then splits, in the order of the sampler."""
-    # A compiled model wants one shape: rows of wrapped documents are padded to the longest that there can be.
+    """Return the dataloader of the training rows in the order of the sampler.
+
+    The loader covers the rows of all processes. accelerate then splits the rows between them.
+    """
+    # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
     length = plan.sequence_length if args.compile_loss else None
     if isinstance(sampler, LengthGroupedBatches):
         cut: dict[str, Any] = {"batch_sampler": sampler}
@@ -101,23 +116,27 @@ def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: Pretrai
         multiprocessing_context=args.dataloader_multiprocessing_context,
         in_order=args.dataloader_in_order,
         worker_init_fn=leave_process_group,
-        # A loader draws a seed for its workers each time it starts them: in a straight run once, after a resume once more.
-        # From the global generator it would shift the dropout of all steps after (torch 2.13, persistent workers).
+        # A dataloader draws a seed each time it starts its workers: once in an uninterrupted run, and again after a
+        # resume. Drawn from the global generator, it would change the dropout of all later steps (torch 2.13,
+        # persistent workers).
         generator=torch.Generator().manual_seed(args.seed),
     )
 
 
 def leave_process_group(worker: int) -> None:
-    """Protect a process that reads rows from signals to the trainer.
+    """Move a dataloader worker to its own process group, to protect it from signals.
 
-    A launcher signals whole process groups. A reader that dies of SIGTERM would end the trainer with an error
-    (torch/utils/data/_utils/signal_handling.py) before it can finish and save the step.
+    A launcher sends signals to process groups. If SIGTERM killed a worker, the trainer would fail with an error before
+    it can finish and save the step (torch/utils/data/_utils/signal_handling.py).
     """
     os.setpgid(0, 0)
 
 
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
-    """Count the targets, and the positions with padding, of some batches [2], on the device without a host sync."""
+    """Return the number of targets and the number of positions in some batches.
+
+    Padding is included in the positions. The result has shape [2] and is on the device. No host sync is needed.
+    """
     targets = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
     positions = sum(batch["labels"].numel() for batch in batches)
     return torch.stack([targets, torch.full_like(targets, positions)]).to(device)

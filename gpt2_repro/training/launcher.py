@@ -1,7 +1,10 @@
-"""Checks of the launcher's files before anything is built: the stack silently ignores most mistakes in them.
+"""Check the launcher's files before anything is built.
 
-Read in accelerate 1.15 and deepspeed 0.19.8: an unknown key at the top of a DeepSpeed JSON does nothing, a JSON without
-`gradient_clipping` clips at 1.0 whatever the recipe says, and `accelerate launch --cpu` drops DeepSpeed.
+accelerate 1.15 and deepspeed 0.19.8 silently ignore most mistakes in these files:
+
+- An unknown top-level key of a DeepSpeed JSON has no effect.
+- A DeepSpeed JSON without `gradient_clipping` clips at 1.0, and the value of the recipe is ignored.
+- `accelerate launch --cpu` drops DeepSpeed.
 """
 
 import ctypes
@@ -20,17 +23,17 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
-    "gradient_clipping": "leave it out, and pass --max_grad_norm after train.py",
-    "gradient_accumulation_steps": "leave it out, it is derived from tokens_per_step",
+    "gradient_clipping": "Remove it and pass --max_grad_norm after train.py.",
+    "gradient_accumulation_steps": "Remove it. It is derived from tokens_per_step.",
 }
 REFUSED = {
-    "optimizer": "the recipe chooses the optimizer",
-    "scheduler": "the recipe chooses the schedule",
-    "fp16": "it needs loss scaling that no recipe has; bf16 or fp32",
-    "amp": "bf16 is the recipe's",
-    "checkpoint": "train.py writes checkpoints, and converts them where it has to",
+    "optimizer": "the recipe sets the optimizer",
+    "scheduler": "the recipe sets the learning-rate schedule",
+    "fp16": "it needs loss scaling, and recipes support bf16 and fp32 only",
+    "amp": "the recipe sets bf16",
+    "checkpoint": "train.py writes checkpoints and converts them if necessary",
 }
-# Keys that DeepSpeed reads, and those of the blocks that it does not check itself.
+# The top-level keys that DeepSpeed reads. BLOCKS: the keys inside of blocks that DeepSpeed does not check.
 KEYS = (
     *(*AUTO, "bf16", "data_types", "timers", "zero_optimization", "communication_data_type", "prescale_gradients"),
     *("gradient_predivide_factor", "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state"),
@@ -45,34 +48,38 @@ BLOCKS = {
 
 
 def end_with_launcher() -> None:
-    """Make the kernel send LAUNCHER_DIED when the launcher dies: workers of a killed launcher would train on.
+    """Make this process stop when its launcher dies. Linux only.
 
-    Linux only. Elsewhere they train until they are ended by hand.
+    The kernel sends the signal LAUNCHER_DIED. On other systems, the processes of a killed launcher continue to train
+    until they are ended by hand.
     """
-    # Torch's launcher sets the first, accelerate's for one process the second.
+    # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
     if not launched or sys.platform != "linux":
         return
     launcher = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, LAUNCHER_DIED)
-    if os.getppid() != launcher:  # it died before
+    if os.getppid() != launcher:  # the launcher died before prctl was called
         os.kill(os.getpid(), LAUNCHER_DIED)
 
 
 def adopt_orphans() -> None:
-    """Make orphaned descendants children of this process, so that it can wait for them. Linux only."""
+    """Make orphaned descendants children of this process. Linux only.
+
+    This process can then wait for them.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def check_launcher() -> None:
-    """Raise UserError if the launcher would not do what its files and flags say."""
+    """Raise UserError if the launcher would ignore its files or its options."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
-        raise UserError("`accelerate launch --cpu` drops DeepSpeed. Leave it out and pass --use_cpu after train.py.")
-    for name, mend in OWNED_BY_THE_RECIPE.items():
+        raise UserError("`accelerate launch --cpu` drops DeepSpeed. Remove --cpu and pass --use_cpu after train.py.")
+    for name, fix in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":
-            raise UserError(f"the launcher's file has {name} {value}, which belongs to the recipe: {mend}")
+            raise UserError(f"The launcher's file has {name} {value}, but the recipe sets it. {fix}")
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
@@ -81,48 +88,54 @@ def check_launcher() -> None:
 
 
 def check_deepspeed_json(path: Path) -> None:
-    """Raise UserError for a DeepSpeed JSON that is missing, has unknown keys, or sets what the recipe owns."""
+    """Raise UserError if a DeepSpeed JSON is missing or has keys that are not allowed.
+
+    Unknown keys are not allowed, nor are keys for values that the recipe sets.
+    """
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"there is no {path}: run from the repository's root, with a JSON of ds_configs/") from None
+        raise UserError(f"There is no {path}. Run from the repository root, with a file of ds_configs/.") from None
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+        raise UserError(f"{path} is not valid JSON ({error}). Correct the file.") from None
     for key, value in config.items():
         if key in REFUSED:
-            raise UserError(f"{path}: {key} cannot be set: {REFUSED[key]}")
+            raise UserError(f"{path}: {key} cannot be set: {REFUSED[key]}. Remove it.")
         if key not in KEYS:
-            raise UserError(f"{path} has no key {key!r} that does anything: {did_you_mean(key, KEYS)}")
+            raise UserError(f"{path} has the key {key!r}, which DeepSpeed ignores: {did_you_mean(key, KEYS)}")
         for inner in value if key in BLOCKS and isinstance(value, dict) else ():
             if inner not in BLOCKS[key]:
-                raise UserError(f"{path}: {key} has no key {inner!r}: {did_you_mean(inner, BLOCKS[key])}")
+                raise UserError(f"{path}: {key} has the unknown key {inner!r}: {did_you_mean(inner, BLOCKS[key])}")
     bf16: dict[str, Any] = config.get("bf16", {})
     owned = {key: config.get(key) for key in AUTO} | {"bf16.enabled": bf16.get("enabled", "auto")}
     for key, value in owned.items():
         if value != "auto":
-            raise UserError(f'{path}: {key} belongs to the recipe: set it to "auto"')
+            raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     if bf16.get(MASTERS):
-        raise UserError(f"{path}: {MASTERS} trains without fp32 masters. Leave it out.")
+        raise UserError(f"{path}: {MASTERS} trains without fp32 master weights. Remove it.")
 
 
 # Required values of the block fsdp_config, by names without `fsdp_`, each with its reason. "none": not set.
 FSDP = {
-    "version": ("2", "the first version of FSDP flattens weights"),
-    "state_dict_type": ("FULL_STATE_DICT", "the other forms are loaded by pickle, or by as many processes only"),
+    "version": ("2", "version 1 of FSDP flattens weights"),
+    "state_dict_type": ("FULL_STATE_DICT", "other forms need pickle or the same number of processes to be loaded"),
     "cpu_ram_efficient_loading": ("false", "every process draws its weights from the seed"),
-    "reshard_after_forward": ("true", "checkpoints and samples read the fp32 masters between two steps"),
+    "reshard_after_forward": ("true", "checkpoints and samples read the fp32 master weights between two steps"),
     "offload_params": ("false", "weights stay on the devices"),
-    "activation_checkpointing": ("false", "the recipe sets it: pass --activation_checkpointing after train.py"),
+    "activation_checkpointing": ("false", "the recipe sets it (pass --activation_checkpointing after train.py)"),
     "auto_wrap_policy": ("none", "each block is a unit"),
 }
 
 
 def check_fsdp() -> None:
-    """Raise UserError for one process, and for settings of FSDP that would do nothing or harm."""
+    """Raise UserError if FSDP has one process only or unsupported settings.
+
+    FSDP lists the settings that would have no effect or do harm.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise UserError("FSDP needs several processes. Pass --num_processes, or launch with single_gpu.yaml.")
     for name, (needed, why) in FSDP.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value != needed:
-            mend = "leave it out" if needed == "none" else f"write fsdp_{name}: {needed}"
-            raise UserError(f"the launcher's file has fsdp_{name} {value}: {mend}, for {why}")
+            fix = "Remove it" if needed == "none" else f"Set fsdp_{name}: {needed}"
+            raise UserError(f"The launcher's file has fsdp_{name} {value}. {fix}, because {why}.")

@@ -1,4 +1,4 @@
-"""Measure the time of a process by account, and the training speed between two lines of the log."""
+"""Measure the time breakdown of a process and the training speed."""
 
 import contextlib
 import time
@@ -10,9 +10,11 @@ from gpt2_repro.time_breakdown import PARTS, STEPS
 
 
 class Meter:
-    """Adds each second since the start of this process to one account, and measures training speed.
+    """Measures the time breakdown of this process, and the training speed.
 
-    MFU is relative to the bf16 peak of all devices. A run in fp32, or on devices whose peak is not known, has none.
+    Each second since the start of the process is counted in exactly one part of the breakdown (see PARTS in
+    time_breakdown.py). MFU is relative to the bf16 peak of all devices. It is not measured in fp32, or if the peak of
+    the devices is unknown.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -26,14 +28,23 @@ class Meter:
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
-        """Start with the first step of this process. `tokens`: trained before."""
+        """Begin to measure training speed, at the first step of this process.
+
+        Later calls do nothing.
+
+        Args:
+            tokens: target tokens trained before this step.
+        """
         if self._since is None:
             self._book("training")
             self._restart(tokens)
 
     @contextlib.contextmanager
     def on(self, account: str) -> Iterator[None]:
-        """Add the time of the block to `account`, except for the time of nested blocks."""
+        """Add the time of the `with` block to the part `account` of the breakdown.
+
+        The time of nested blocks is counted in their parts only.
+        """
         outer = self._account
         self._book(account)
         try:
@@ -42,7 +53,7 @@ class Meter:
             self._book(outer)
 
     def move(self, seconds: float, to: str) -> None:
-        """Move seconds from the current account to `to`."""
+        """Move seconds from the current part of the breakdown to the part `to`."""
         self._seconds[self._account] -= seconds
         self._seconds[to] += seconds
 
@@ -52,24 +63,33 @@ class Meter:
         self._account, self._mark = following, now
 
     def seconds(self, *parts: str) -> float:
-        """Return the seconds of these parts in this process."""
+        """Return the seconds of this process in the given parts of the breakdown."""
         self._book(self._account)
         return sum(self._seconds[part] for part in parts)
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return the seconds of this process by the keys of PARTS."""
+        """Return the seconds of this process in each part of the breakdown."""
         return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
-        """Add a step whose rows are padded: its targets, and the positions that are computed for them."""
+        """Count the targets and the positions of a step with padded rows.
+
+        Args:
+            targets: the number of targets in the step.
+            positions: the number of positions in the step, padding included.
+        """
         self._step_tokens = targets
         self._targets += targets
         self._positions += positions
 
     def read(self, tokens: int) -> dict[str, float]:
-        """Return tokens per second, data wait and MFU since the last call. `tokens`: trained in total.
+        """Return tokens per second, data wait and MFU since the last call.
 
-        For padded rows also the targets of the last step, and the share of padding in all positions.
+        data_wait is the fraction of the time spent waiting for rows. For padded rows, the result also has the targets
+        of the last step and the fraction of positions that are padding.
+
+        Args:
+            tokens: target tokens trained so far.
         """
         if self._since is None:
             return {}

@@ -1,8 +1,9 @@
-"""Learning-rate schedule and optimizer: the formulas of llm.c, and Muon next to AdamW.
+"""Learning-rate schedule and optimizer: the formulas of llm.c, and Muon.
 
-Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its rate is scaled to
-AdamW's (Liu et al. 2025, arXiv:2502.16982), so both take one learning rate, one decay and one schedule. Query, key and value lie in one
-matrix of GPT-2 and are three to Muon; experts that lie stacked in one tensor are AdamW's.
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its
+learning rate is scaled to that of AdamW (Liu et al. 2025, arXiv:2502.16982), so both use the same learning rate, decay
+and schedule. GPT-2 stores query, key and value in one matrix, which Muon updates as three matrices. Experts that are
+stacked in one tensor are updated by AdamW.
 """
 
 import functools
@@ -28,17 +29,22 @@ def learning_rate_factor(
     kind: Schedule = "cosine",
     decay_fraction: float = 0.2,
 ) -> float:
-    """Return the learning rate of update `step` (from 0), relative to its peak: linear warm-up, then a fall.
+    """Return the learning rate of an update as a fraction of the peak.
 
-    The formulas of llm.c (llmc/schedulers.h): (step+1)/warmup, so the first update already moves.
+    The schedule is a linear warm-up followed by a decay, with the formulas of llm.c (llmc/schedulers.h). The warm-up
+    factor is (step + 1) / warmup_steps, so the first update has a learning rate above 0.
 
     Args:
-        max_steps: where the fall ends.
-        extensions: stretches of steps [from, to] that follow. In each the rate rises linearly from where it is to the
-            peak, in warmup_steps or half of the stretch, and falls to the end (re-warming and re-decaying, Ibrahim et
-            al. 2024, arXiv:2403.08763).
-        kind: cosine; constant; warmup_stable_decay, which stays at the peak and falls by 1 - sqrt over the last
-            `decay_fraction` of the steps.
+        step: the number of the update, counted from 0.
+        warmup_steps: steps of the linear warm-up.
+        max_steps: the step at which the decay ends.
+        final_factor: the factor at the end of the decay.
+        extensions: ranges of steps [from, to] by which the run was extended. In each range the rate rises linearly
+            from its current value to the peak and decays until the end of the range (re-warming and re-decaying,
+            Ibrahim et al. 2024, arXiv:2403.08763). The rise takes warmup_steps, but at most half of the range.
+        kind: cosine, constant or warmup_stable_decay. warmup_stable_decay stays at the peak, then falls by 1 - sqrt
+            over the last `decay_fraction` of the steps.
+        decay_fraction: the fraction of the steps in which warmup_stable_decay falls.
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
 
@@ -63,7 +69,13 @@ def learning_rate_factor(
 
 
 def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Mapping[str, Any]) -> LambdaLR:
-    """Build the schedule up to the run's max_steps, and its extensions."""
+    """Return the learning-rate schedule of a run, including its extensions.
+
+    Args:
+        optimizer: the optimizer whose learning rate is scheduled.
+        args: the resolved training arguments.
+        run_identity: gives the original max_steps and the extensions.
+    """
     factor = functools.partial(
         learning_rate_factor,
         warmup_steps=int(args.warmup_steps),
@@ -77,9 +89,13 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
 
 
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
-    """Set the rate of the next update by this schedule.
+    """Set the learning rate of the next update according to the schedule.
 
-    A checkpoint brings the rate that it was saved with, and the peak, and the schedule may be another one by now.
+    A checkpoint restores the learning rate and the peak that it was saved with. The settings may have changed since.
+
+    Args:
+        schedule: the schedule of the run.
+        learning_rate: the peak learning rate.
     """
     schedule.base_lrs = [learning_rate for _ in schedule.base_lrs]
     for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
@@ -88,7 +104,7 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return Trainer's `optimizer_cls_and_kwargs` for Muon, None for another optimizer."""
+    """Return `optimizer_cls_and_kwargs` for Trainer, or None without Muon."""
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -96,19 +112,22 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 
 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
-    """Count the matrices in each 2-D weight of the blocks. Embeddings and the head are outside of the blocks."""
+    """Return the number of matrices in each 2-D weight of the blocks, by weight.
+
+    The embeddings and the head are not included, because they are outside of the blocks.
+    """
     blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
     return {weight: 3 if name.endswith("c_attn.weight") else 1 for name, weight in matrices}
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two of torch's optimizers with the interface of one.
+    """Muon and AdamW of torch, combined into one optimizer.
 
     Args:
-        params: groups with a weight_decay each, as Trainer makes them.
-        pieces: of the weights that are Muon's, how many matrices each is, side by side.
-        lr: of both.
+        params: parameter groups, each with a weight_decay, as Trainer creates them.
+        pieces: the weights that Muon updates, each with the number of matrices side by side in it.
+        lr: the learning rate of both optimizers.
         adamw: further arguments of AdamW.
     """
 
@@ -136,10 +155,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Update the weights that have a gradient."""
+        """Update all weights that have a gradient."""
         for weight, parts in self._split.items():
             gradients = [None] * len(parts) if weight.grad is None else weight.grad.chunk(len(parts), dim=-1)
-            # The weight may lie elsewhere by now: on a device, in a buffer of the launcher's.
+            # The weight may have moved since __init__: to a device or into a buffer of the launcher.
             values_of_parts = weight.detach().chunk(len(parts), dim=-1)
             for part, values, gradient in zip(parts, values_of_parts, gradients, strict=True):
                 part.data, part.grad = values, gradient
@@ -150,12 +169,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of both optimizers, and the groups of this one."""
+        """Return the states of Muon and AdamW, and the parameter groups."""
         state = {by: optimizer.state_dict() for by, optimizer in self._inner.items()}
         return {"state": state, "param_groups": super().state_dict()["param_groups"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the states of Muon and AdamW and the parameter groups."""
         for by, optimizer in self._inner.items():
             optimizer.load_state_dict(state_dict["state"][by])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):

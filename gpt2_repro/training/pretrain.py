@@ -1,4 +1,4 @@
-"""Pre-train or fine-tune one recipe: check, resume, build the model, train."""
+"""Pre-train or fine-tune with a recipe: check, resume, build the model, train."""
 
 import dataclasses
 import logging
@@ -19,11 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, Any]) -> None:
-    """Start or resume the run of a recipe. A complete run is left as it is. A collective.
+    """Start or resume the run of a recipe. A collective.
+
+    A complete run is not changed.
 
     Args:
+        recipe: the recipe with all sizes filled in.
         data: the prepared folder.
-        deviations: what `diff_recipe.compare_with_default` returns, for environment.json.
+        deviations: the result of `diff_recipe.compare_with_default`, for environment.json.
 
     Raises UserError before anything is built, and RunFailed if the run fails.
     """
@@ -35,14 +38,14 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     if saved := run.environment().run_identity:
         require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
     is_finished = run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps) and not args.resume_from
-    # Rank 0 decides for all: other machines may see an older state of the file system, and would wait for ever.
+    # Rank 0 decides for all ranks. Other machines may see an older state of the file system and would wait forever.
     if broadcast_object_list([is_finished])[0]:
         note(RUN, str(run.path.resolve()))
         return logger.info("%s is already complete: %s", run.path, run.final)
     start, args, plan, extensions = choose_start(run, args, plan, run_identity)
     run_identity = run_identity | {"extensions": extensions}
 
-    # Below the checks, so that a mistake is answered before the rest of the stack is imported.
+    # Imported after the checks, so that mistakes are reported before the slow imports.
     from transformers import set_seed
 
     from gpt2_repro.model.build import build_model, choose_attention

@@ -1,4 +1,7 @@
-"""Collectives between the CPUs of all ranks. No GPU waits for them. Call them on all ranks, in the same order."""
+"""Collectives between the CPUs of all ranks.
+
+No GPU waits for them. Call them on all ranks in the same order.
+"""
 
 import functools
 from typing import Any
@@ -9,12 +12,16 @@ from torch import Tensor
 
 
 def largest(number: int) -> int:
-    """Return the largest `number` of all ranks."""
+    """Return the maximum of `number` over all ranks."""
     return int(gather(torch.tensor([number])).max())
 
 
 def gather(values: Tensor) -> Tensor:
-    """Return the `values` [n] of all ranks, which lie on the CPU, as [ranks, n]."""
+    """Return the `values` of all ranks as a tensor [ranks, n].
+
+    Args:
+        values: a tensor [n] on the CPU.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values[None]
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]

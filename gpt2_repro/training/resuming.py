@@ -1,6 +1,7 @@
-"""Choose the checkpoint to resume from: complete, of the same run, and safe to load under this launcher.
+"""Choose the checkpoint to resume from.
 
-The identity of a run is the settings that a resumed run must share with the one that was saved.
+It must be complete, belong to the same run, be safe to load, and fit the launcher. The identity of a run is the set of
+settings that a resumed run must share with its checkpoint.
 """
 
 import copy
@@ -30,32 +31,33 @@ from gpt2_repro.training.when import validates_at_start
 
 logger = logging.getLogger(__name__)
 
-# What deepspeed 0.19.8 pickles into a checkpoint beyond tensors and plain containers.
+# The classes that deepspeed 0.19.8 pickles into a checkpoint, apart from tensors and plain containers.
 DEEPSPEED_CLASSES = {
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
 }
-# Read by transformers with `weights_only`, which knows what else a random state is made of.
+# transformers reads these files with `weights_only` and the few further classes that a random state needs.
 CHECKED_BY_TRANSFORMERS = ("rng_state", "scheduler.pt", "optimizer.pt")
 
 SCHEDULE = ("learning_rate", "warmup_steps", "final_learning_rate_fraction", "lr_scheduler_type", "decay_fraction")
 OPTIMIZER = ("optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 ORDER = ("seed", "data_seed", "train_sampling_strategy", "skip_loss_z", "skip_grad_z")
-# Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The others fix shapes or optimizer state of
-# the checkpoint. tokens_per_step fixes the position in the data, which is counted in steps.
+# Fields that --allow_resume_change may override (bf16: not under DeepSpeed). The other fields determine the shapes or
+# the optimizer state of the checkpoint. tokens_per_step determines the position in the data, which is counted in
+# steps.
 CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "dropout"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The start of an attempt.
+    """The point from which a run starts or resumes.
 
     Args:
-        checkpoint: None to start at step 0.
-        manifest: of the checkpoint, {} without one.
-        remarks: checkpoints that were skipped, and why.
+        checkpoint: the checkpoint to resume from, or None to start at step 0.
+        manifest: the manifest of the checkpoint, or {} without a checkpoint.
+        remarks: the checkpoints that were skipped, each with the reason.
     """
 
     checkpoint: Path | None = None
@@ -64,15 +66,24 @@ class Start:
 
     @property
     def step(self) -> int:
-        """Return the step of the checkpoint, 0 without one."""
+        """The step of the checkpoint, or 0 without a checkpoint."""
         return 0 if self.checkpoint is None else layout.step_of(self.checkpoint)
 
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
-    """Return the newest complete checkpoint, or the one of this name. Every byte is compared with its hash.
+    """Find the checkpoint to start from: the newest complete or the named one.
 
-    A collective: rank 0 looks, because other ranks may see another state of the file system. Changes nothing.
-    Raises UserError on all ranks if there is no such checkpoint, or if it would run code when it is loaded.
+    A collective. A run without checkpoints starts at step 0. Every byte of the checkpoint is compared with the hashes
+    of its manifest. No file is changed. Only rank 0 reads the run directory, because other ranks may see another state
+    of the file system.
+
+    Args:
+        run: the run directory.
+        name: the name of a checkpoint, or "" for the newest.
+        main_process: whether this process is rank 0.
+
+    Raises UserError on all ranks if the named checkpoint is missing or damaged, if no checkpoint is complete, or if
+    loading it could run code.
     """
     found: list[Start | UserError | None] = [None]
     if main_process:
@@ -89,7 +100,7 @@ def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start
 def _look(run: Path, name: str) -> Start:
     chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
     if chosen is None and skipped:
-        raise UserError(f"No checkpoint is complete ({'; '.join(skipped)}). Move them, or pass another --output_dir.")
+        raise UserError(f"No checkpoint is complete ({'; '.join(skipped)}). Move them or pass another --output_dir.")
     if chosen is None:
         return Start()
     manifest = checkpoints.read_manifest(chosen)
@@ -100,10 +111,18 @@ def _look(run: Path, name: str) -> Start:
 
 
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
-    """Raise UserError for a checkpoint whose pickles name anything but data: DeepSpeed would run it.
+    """Raise UserError if loading a checkpoint could run code.
 
-    The pickles are parsed, not loaded. A pickle that cannot be parsed is refused. Links, files that are not in `files` of
-    the manifest, and a pointer to another folder are refused too.
+    DeepSpeed would run code that its pickles refer to. The pickles are parsed here, not loaded. Also refused are:
+
+    - pickles that cannot be parsed;
+    - links;
+    - files that are not in `files`;
+    - a `latest` file that points to another folder.
+
+    Args:
+        checkpoint: the folder of the checkpoint.
+        files: the paths of the files in its manifest.
     """
     tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
@@ -117,7 +136,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
             continue
         try:
             named = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - DEEPSPEED_CLASSES
-        except Exception as error:  # of a file that torch.save did not write, anything
+        except Exception as error:  # a file that torch.save did not write can cause any exception
             named = {f"{type(error).__name__}: {error}"}
         if named:
             raise UserError(
@@ -128,12 +147,16 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 def choose_start(
     run: RunRecord, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
 ) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
-    """Choose the checkpoint to start from, and extend the plan if `--extend_to` was passed. A collective.
+    """Choose the checkpoint to start from, and extend the plan if requested.
 
-    Returns the start, the arguments and the plan from there, and the stretches of steps [from, to] by which the run was
-    extended. An existing run directory is locked first; `RunRecord.claim` locks a new one.
+    A collective. `--extend_to` extends the plan. An existing run directory is locked first. `RunRecord.claim` locks a
+    new one.
 
-    Raises UserError for a checkpoint of another run or engine, and for a finished run that cannot be repaired.
+    Returns the start, a copy of the arguments, the plan, and the ranges of steps [from, to] by which the run was
+    extended. The arguments and the plan fit the start and the extension.
+
+    Raises UserError if the checkpoint belongs to another run or engine, and if a finished run is damaged and cannot be
+    repaired.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -147,29 +170,33 @@ def choose_start(
     args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
     if start.checkpoint is None:
         if run.final.exists():
-            raise UserError(
-                f"{run.final} is damaged ({run.final_defect()}). Restore it, or pass another --output_dir."
-            )
+            raise UserError(f"{run.final} is damaged ({run.final_defect()}). Restore it or pass another --output_dir.")
         return start, args, plan, extensions
     saved, where = start.manifest["run_identity"], start.checkpoint
     by = launcher_of_checkpoint(start.manifest["files"])
     if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
         raise UserError(
-            f"{where} cannot change its precision. Pass --bf16 {saved.get('bf16')} or another --output_dir."
+            f"The precision of {where} cannot change. Pass --bf16 {saved.get('bf16')} or another --output_dir."
         )
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
-        raise UserError(f"{where} is after --max_steps {plan.max_steps}. Pass more, or an earlier --resume_from.")
+        raise UserError(f"{where} is after --max_steps {plan.max_steps}. Pass more steps or an earlier --resume_from.")
     if by.form != current_launcher().form:
-        fix = f"Launch with --config_file {by.config}, or pass another --output_dir."
+        fix = f"Launch with --config_file {by.config} or pass another --output_dir."
         raise UserError(f"{where} was written {by.form.words}. {fix}")
     return start, args, plan, extensions
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
-    """Return the folder to load: the checkpoint, or its universal form if another number of processes wrote it.
+    """Return the checkpoint folder for Trainer to load, or None to start at step 0.
 
-    A collective. It also sets DeepSpeed's load_universal. The copy is in `staging`, which the next save empties.
+    A collective. If another number of DeepSpeed processes wrote the checkpoint, this is a copy in DeepSpeed's
+    universal form. The copy is in `staging`, which the next save empties. DeepSpeed's load_universal is then set too.
+
+    Args:
+        start: the result of choose_start.
+        staging: the folder for the copy.
+        accelerator: the accelerator of the Trainer.
     """
     if start.checkpoint is None:
         return None
@@ -189,15 +216,22 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
 
 
 def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
-    """Write a DeepSpeed checkpoint in universal form, one file per weight, with links to its other files.
+    """Convert a DeepSpeed checkpoint to universal form, with one file per weight.
 
-    DeepSpeed's own converter does it, in a process without GPU. Raises UserError if there is no space for the copy.
+    DeepSpeed's converter runs in a process without a GPU. The other files of the checkpoint are linked.
+
+    Args:
+        checkpoint: the checkpoint to convert.
+        copy: the folder to create.
+        step: the step of the checkpoint.
+
+    Raises UserError if the disk has no space for the copy.
     """
     needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
     if free < needed:
         space = f"{(needed - free) / 1e6:,.0f} MB"
         raise UserError(
-            f"Converting {checkpoint} needs {space} more disk. Free it or start as many processes as before."
+            f"Converting {checkpoint} needs {space} more disk space. Free it or start the same number of processes."
         )
     copy.mkdir(parents=True)
     for path in checkpoint.iterdir():
@@ -216,11 +250,13 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
 def run_identity_of(
     args: PretrainingArguments, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the identity of a run.
+    """Return the identity of a run: the settings that a resumed run must share.
 
     Args:
+        args: the resolved training arguments.
+        plan: the batch plan of the run.
         data: the manifest of the prepared folder.
-        model: the recipe's section.
+        model: the section `model:` of the recipe.
     """
     return {
         "data": data.sha256["train"],
@@ -237,19 +273,25 @@ def run_identity_of(
 def require_same_run(
     saved: Mapping[str, Any], asked: Mapping[str, Any], *, where: Path, allow_change: bool = False
 ) -> None:
-    """Raise UserError, with the differences, if `saved` is another run than `asked`; only warn of allowed changes.
+    """Raise UserError with the differences if two run identities differ.
 
-    How far a run was extended is not compared: that is decided by --extend_to and the checkpoint.
+    Extensions are not compared, because --extend_to and the checkpoint determine them.
+
+    Args:
+        saved: the identity in the checkpoint or in environment.json.
+        asked: the identity of the requested run.
+        where: the path to name in the message.
+        allow_change: log a warning instead if all differences are in CHANGEABLE.
     """
     asked = json.loads(json.dumps(asked))
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:
         return
     changed = "; ".join(f"{key} {saved.get(key)!r} -> {asked.get(key)!r}" for key in keys)
-    fix = "undo the change or pass another --output_dir"
+    fix = "Undo the change or pass another --output_dir"
     if set(keys) <= CHANGEABLE:
         if allow_change:
             logger.warning("%s continues with changes: %s", where, changed)
             return
-        fix += ", or pass --allow_resume_change to continue with it"
-    raise UserError(f"{where} belongs to another run ({changed}): {fix}")
+        fix += ", or pass --allow_resume_change to continue with the change"
+    raise UserError(f"{where} belongs to another run ({changed}). {fix}.")

@@ -1,4 +1,4 @@
-"""Sample text during training: on screen, in samples.jsonl and in wandb."""
+"""Sample text during training for the terminal, samples.jsonl and wandb."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,20 @@ from gpt2_repro.run_record import RunRecord, events
 from gpt2_repro.training.engine import has_shards
 
 
-SHOWN = 200  # characters on the screen
+SHOWN = 200  # characters of a sample shown in the terminal
 
 
 class TextSampler(TrainerCallback):
-    """Samples on rank 0 from the raw model, without moving the random state of the training.
+    """Generates a text sample after a validation.
 
-    With sharded weights all ranks generate the same text, and rank 0 writes it.
+    Rank 0 generates with the unwrapped model. With sharded weights all ranks generate the same text, and rank 0 writes
+    it. The random state of the training does not change.
 
     Args:
-        due: whether to sample after the validation at a step.
-        report: takes a sample's text to tracking services.
+        run: the record of the run, whose samples.jsonl gets the text.
+        tokenizer: the tokenizer of the prepared folder.
+        due: returns whether to sample after the validation at a step.
+        report: sends the text of a sample to the tracking services.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class TextSampler(TrainerCallback):
     def _sample(self, args: Any, step: int, model: Any, *, together: bool) -> str:
         window = model.config.max_position_embeddings
         ids = torch.tensor([start_ids(self.tokenizer, args.sample_prompt, window=window)], device=args.device)
-        # By default fork_rng saves the state of every visible GPU, and so opens a context on each.
+        # By default fork_rng saves the state of every visible GPU, which creates a CUDA context on each.
         devices = [args.device] if args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():
             torch.manual_seed(args.seed + step)
@@ -62,15 +65,18 @@ class TextSampler(TrainerCallback):
 
 
 class _RequireFinite(LogitsProcessor):
-    """Raise before the sampler sees NaN or inf: on a GPU that fails an assertion, after which CUDA is unusable."""
+    """Raises FloatingPointError if the logits are not finite.
+
+    Otherwise the sampler would fail a device assertion on a GPU, after which CUDA cannot be used.
+    """
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if not bool(scores.isfinite().all()):
-            raise FloatingPointError("the logits are not finite")
+            raise FloatingPointError("The logits are not finite.")
         return scores
 
 
 def _on_one_line(text: str) -> str:
-    """Return the beginning of a text without characters that control the terminal."""
+    """Return the beginning of a text on one line, without terminal control characters."""
     line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in " ".join(text.split()))
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"

@@ -1,4 +1,8 @@
-"""Save a checkpoint: make room, write and hash in staging/, seal with a manifest, rename, delete old ones."""
+"""Save checkpoints atomically, and delete old ones.
+
+To save a checkpoint: free disk space, write and hash the files in staging/, write the manifest, rename the folder, and
+delete old checkpoints.
+"""
 
 import contextlib
 import errno
@@ -21,19 +25,20 @@ from gpt2_repro.training.hashing import hashed_saves
 
 logger = logging.getLogger(__name__)
 
-SPARE = 1.15  # required free space as a multiple of the last checkpoint's size
-SKIPS_ALLOWED = 2
-VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visible here
+SPARE = 1.15  # required free space, as a multiple of the size of the last checkpoint
+SKIPS_ALLOWED = 2  # saves in a row that may be skipped for lack of space
+VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visible on this one
 
 
 class CheckpointSaver:
-    """Saves the checkpoints of a run. All its methods are collective: call them on all ranks.
+    """Saves the checkpoints of a run. `save` is a collective.
 
     Args:
         run: the run directory.
-        args: which checkpoints to keep.
-        expected: bytes of the first checkpoint; later saves use the previous size.
-        alive: called after each part of a save, because parts can take long.
+        accelerator: the accelerator of the Trainer.
+        args: the training arguments, which set the checkpoints to keep.
+        expected: estimated bytes of the first checkpoint. Later saves use the size of the newest checkpoint.
+        alive: called after each part of a save, so that a long save does not look like a hang.
     """
 
     def __init__(
@@ -46,21 +51,24 @@ class CheckpointSaver:
 
     @property
     def staging(self) -> Path:
-        """The folder that transformers writes to, instead of the run directory."""
+        """The folder in which checkpoints are written before they are complete."""
         return self.run / STAGING
 
     def save(
         self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]], *, stops: str | None = None
     ) -> bool:
-        """Save checkpoint-`step`. If space is short, log an error and return False.
+        """Save checkpoint-`step` and return True. A collective.
+
+        If the disk has too little space, log an error and return False.
 
         Args:
-            write: writes the files into `staging`/checkpoint-`step`.
-            facts: returns further entries of the manifest; called on all ranks.
-            stops: the reason if the run stops before its last step, or None.
+            step: the current optimizer step.
+            write: writes the files of the checkpoint into `staging`/checkpoint-`step`.
+            facts: returns further entries of the manifest. Called on all ranks.
+            stops: the reason if the run stops before its last step, otherwise None.
 
-        Raises RunFailed if the disk becomes full while writing, if space is short the third time in a row, or if the
-        run stops and space is short.
+        Raises RunFailed if the disk becomes full while writing. Also if the disk has too little space for the third
+        time in a row, or when the run stops.
         """
         if not self._make_room_or_skip(step, stops):
             return False
@@ -98,14 +106,14 @@ class CheckpointSaver:
             return True
         self.skipped += 1
         if stops or self.skipped > SKIPS_ALLOWED:
-            why = f"and the run stops: {stops}" if stops else "three times in a row"
+            why = f"when the run stopped ({stops})" if stops else "for three saves in a row"
             raise RunFailed(
-                f"{megabytes:,.1f} MB are missing on the disk of {self.run} for a checkpoint, {why}. Free them and run "
-                "the same command again; it continues from the newest checkpoint."
+                f"The disk of {self.run} had {megabytes:,.1f} MB too little free space {why}. Free disk space and run "
+                "the same command again to continue from the newest checkpoint."
             )
         logger.error(
-            "NOT SAVED at step %d: %.1f MB are missing on the disk of %s. Free them; the run ends if this happens "
-            "%d times in a row.",
+            "NOT SAVED at step %d: %.1f MB are missing on the disk of %s. Free disk space. The run ends if this "
+            "happens %d times in a row.",
             step,
             megabytes,
             self.run,
@@ -114,37 +122,51 @@ class CheckpointSaver:
         return False
 
     def _free_space(self) -> float:
-        """Delete old checkpoints if space is short. Returns the megabytes that are still missing, 0 or less for none."""
+        """Delete old checkpoints if there is too little space for the next one.
+
+        Returns the megabytes that are still missing, or 0 or less if there is enough space.
+        """
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
         needed = SPARE * (checkpoints.size(complete[0]) if complete else self.expected)
         if shutil.disk_usage(self.run).free < needed:
             self._rotate(keep=min(1, self.args.keep_checkpoints))
             if gone := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
-                logger.warning("deleted %d older checkpoints to make room for the next", gone)
+                logger.warning("deleted %d older checkpoints to free disk space for the next one", gone)
         return (needed - shutil.disk_usage(self.run).free) / 1e6
 
 
 @contextlib.contextmanager
 def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Turn a full-disk error into RunFailed, after deleting the staging folder."""
+    """Raise RunFailed with a short message if the disk becomes full.
+
+    The staging folder is deleted first. Other exceptions from the `with` block are not changed.
+
+    Args:
+        run: the run directory.
+        name: the name of the folder being saved.
+        staging: the staging folder.
+    """
     try:
         yield
     except Exception as error:
-        # safetensors' own error has no errno; only its text says "os error 28".
+        # The error of safetensors has no errno. Only its text contains "os error 28".
         if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "os error 28" not in str(error):
             raise
         shutil.rmtree(staging, ignore_errors=True)
         raise RunFailed(
-            f"The disk of {run} is full, so {name} could not be saved. Free some space and run the same command again; "
-            "it continues from the newest checkpoint."
+            f"The disk of {run} is full, so {name} could not be saved. Free some space and run the same command "
+            "again to continue from the newest checkpoint."
         ) from None
 
 
 def _wait_until_visible(folder: Path) -> None:
-    """Wait until a renamed folder on a network file system is visible here. Raises TimeoutError after a minute."""
+    """Wait until a folder that another machine renamed is visible on this machine.
+
+    Raises TimeoutError after 60 seconds.
+    """
     deadline = time.monotonic() + VISIBLE_WITHIN
     while not (folder / checkpoints.MANIFEST).is_file():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{folder} was saved and cannot be seen from here after {VISIBLE_WITHIN:.0f} s")
+            raise TimeoutError(f"{folder} was saved but is not visible on this machine after {VISIBLE_WITHIN:.0f} s.")
         time.sleep(0.05)

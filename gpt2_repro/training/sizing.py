@@ -1,4 +1,7 @@
-"""Fill in the sizes that a recipe leaves to the text and the machine, as recipes/own_text.yaml does with zeros."""
+"""Derive the sizes that are 0 in a recipe, such as recipes/own_text.yaml.
+
+They depend on the text and on the machine.
+"""
 
 import dataclasses
 import logging
@@ -17,14 +20,14 @@ from gpt2_repro.training.arguments import TrainingRecipe, check_warmup, count_st
 
 logger = logging.getLogger(__name__)
 
-# Layers, heads and width: GPT-2 124M on a GPU; on a CPU the larger model from 20M training tokens up.
+# Layers, heads and width. A GPU gets GPT-2 124M. A CPU gets the larger CPU model from 20M training tokens on.
 SHAPE = ("n_layer", "n_head", "n_embd")
 GPU_MODEL, LARGE_CPU_MODEL, CPU_MODEL = (12, 12, 768), (6, 6, 384), (4, 4, 256)
 LARGE_TEXT = 20_000_000
-# Text that is read up to 4 times is worth almost as much as new text (Muennighoff et al. 2023, arXiv:2305.16264).
+# Up to 4 epochs of a text are almost as good as new text (Muennighoff et al. 2023, arXiv:2305.16264).
 EPOCHS = 4
 MANY_EPOCHS = 10
-TOKENS_PER_PARAMETER = 20  # beyond that a larger model learns more (Hoffmann et al. 2022, arXiv:2203.15556)
+TOKENS_PER_PARAMETER = 20  # with more tokens, a larger model learns more (Hoffmann et al. 2022, arXiv:2203.15556)
 STEPS, FEWEST_STEPS = 400, 200
 FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 
@@ -32,16 +35,19 @@ FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 def follow_data(
     recipe: TrainingRecipe, data: PreparedData | None = None, *, on_gpu: bool | None = None
 ) -> TrainingRecipe:
-    """Return the recipe with the prepared folder's own section `data`, and with every size filled in.
+    """Return the recipe with all sizes filled in.
 
-    A size that is 0 is taken from the run's recipe.yaml if the run has started, else derived and logged.
-    `epochs` becomes `total_tokens`.
+    Its section `data:` is replaced with that of the prepared folder. A size that is 0 is read from recipe.yaml in the
+    run directory if the run has started. Otherwise it is derived and logged. `epochs` is converted to `total_tokens`.
 
     Args:
-        data: the prepared folder. None opens it; if it does not fit, a recipe that states all sizes stays as it is.
-        on_gpu: derive sizes for a GPU or for a CPU. None: for this machine.
+        recipe: the recipe, whose sizes may be 0.
+        data: the prepared folder. None opens the folder of the recipe. If that folder is missing or does not fit, a
+            recipe without zeros is returned unchanged.
+        on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
 
-    Raises UserError if a size has to be derived and no prepared folder fits, and for epochs with total_tokens.
+    Raises UserError if a size must be derived and no prepared folder fits, and if both epochs and total_tokens or
+    max_steps are passed.
     """
     training, typed = recipe.training, recipe.typed
     if "epochs" in typed and (other := typed & {"total_tokens", "max_steps"}):
@@ -69,26 +75,26 @@ def follow_data(
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
-        told = "The run reads the text %s times (more than %d epochs). Pass --epochs %d, or prepare more text."
-        logger.info(told, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
+        message = "The run reads the text %s times (more than %d epochs). Pass --epochs %d or prepare more text."
+        logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
     return recipe
 
 
 def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
-    """Return how often the whole run reads the training rows."""
+    """Return the number of epochs of a run: how often it reads the training rows."""
     return count_steps(recipe.training) * recipe.training.tokens_per_step / max(1, counts.row_tokens)
 
 
 def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> TrainingRecipe:
-    """Fill in the zeros among shape, tokens per step and total tokens."""
+    """Return the recipe with the sizes that are 0 derived."""
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
     length, tokens = recipe.data.sequence_length, counts.row_tokens
 
     def fill(section: str, values: dict[str, Any]) -> Any:
-        asked, before = getattr(recipe, section), stored.get(section) or {}
-        zeros = {name: before.get(name) or value for name, value in values.items() if not getattr(asked, name)}
-        return dataclasses.replace(asked, **zeros)
+        current, before = getattr(recipe, section), stored.get(section) or {}
+        zeros = {name: before.get(name) or value for name, value in values.items() if not getattr(current, name)}
+        return dataclasses.replace(current, **zeros)
 
     shape = GPU_MODEL if on_gpu else LARGE_CPU_MODEL if tokens >= LARGE_TEXT else CPU_MODEL
     model = fill("model", dict(zip(SHAPE, shape, strict=True)))
@@ -99,18 +105,18 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     tokens_per_step = fill("training", {"tokens_per_step": TokenCount(rows * length)}).tokens_per_step
     total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})
-    if not training.per_device_train_batch_size:  # not the stored one, which is for another number of processes
+    if not training.per_device_train_batch_size:  # a stored value may be for another number of processes
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         rows = _power_of_two(min(tokens_per_step / length / processes, MOST_ROWS_PER_PASS))
         training = dataclasses.replace(training, per_device_train_batch_size=rows)
     recipe = dataclasses.replace(recipe, model=model, training=training)
-    whence = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
-    size = f"{model.n_layer} layers of {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
+    origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
+    size = f"{model.n_layer} layers of width {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
     schedule = f"{training.total_tokens:,} tokens ({training.total_tokens / tokens:.1f} epochs)"
-    logger.info("sizes %s: %s; %s in steps of %s", whence, size, schedule, f"{training.tokens_per_step:,}")
+    logger.info("sizes %s: %s, %s in steps of %s tokens", origin, size, schedule, f"{training.tokens_per_step:,}")
     return recipe
 
 
 def _power_of_two(number: float) -> int:
-    """Return the largest power of two that is at most `number`, and at least 1."""
+    """Return the largest power of two that is at most `number`, but at least 1."""
     return 1 << max(0, int(number).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Tracking services: wandb without a login prompt, and failures that never end a run."""
+"""Tracking services such as wandb. Their failures never end a run."""
 
 import functools
 import html
@@ -20,22 +20,27 @@ from gpt2_repro.files import write_whole
 logger = logging.getLogger(__name__)
 
 FAILURES_ALLOWED = 3
-TOKENS = "train/tokens"  # as transformers names it in wandb
+TOKENS = "train/tokens"  # the name that transformers uses in wandb
 
 
 def check_reporting(report_to: list[str]) -> None:
-    """Raise UserError for a service that transformers does not know or that is not installed."""
+    """Raise UserError if a tracking service is not installed or not supported."""
     for name in report_to:
         if name not in get_available_reporting_integrations():
             names = INTEGRATION_TO_CALLBACK
             fix = f"run `pip install {name}`" if name in names else did_you_mean(name, names)
-            raise UserError(f"cannot --report_to {name!r}: {fix}")
+            raise UserError(f"Cannot report to {name!r} (--report_to): {fix}")
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:
-    """Choose wandb's offline mode if no key is configured, and keep its files in the run directory.
+    """Set the environment variables of wandb.
 
-    A resumed run continues the same run of wandb, whose id is stored next to wandb's files.
+    wandb's files are kept in the run directory. Without an API key, wandb records offline. The id of the wandb run is
+    stored next to wandb's files, so that a resumed run continues the same wandb run.
+
+    Args:
+        report_to: the tracking services of the run.
+        run: the run directory.
     """
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
@@ -48,7 +53,7 @@ def prepare_wandb(report_to: list[str], run: Path) -> None:
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
     if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _key_in_netrc()):
         os.environ["WANDB_MODE"] = "offline"
-        logger.info("wandb has no key: recording offline in %s/wandb; `wandb sync` uploads it later", run)
+        logger.info("wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload it later.", run)
 
 
 def _key_in_netrc() -> bool:
@@ -59,23 +64,31 @@ def _key_in_netrc() -> bool:
 
 
 class Guarded(TrainerCallback):
-    """A callback that only reports. Its failures are logged; after three it is disabled."""
+    """A wrapper that logs the failures of a reporting callback.
+
+    After three failures the callback is disabled.
+    """
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
         self.failures = 0
 
     def attempt(self, what: str, call: Callable[[], Any]) -> None:
-        """Make this call of the callback. Log an exception."""
+        """Call `call` and log a warning if it raises an exception.
+
+        Args:
+            what: the name of the call for the log.
+            call: a call of the callback.
+        """
         if self.failures >= FAILURES_ALLOWED:
             return
         try:
             call()
-        # A paid run continues after any exception: metrics.jsonl has everything.
+        # The run is paid for, so it continues after any exception. metrics.jsonl has all values.
         except Exception as error:
             self.failures += 1
             name = type(self.callback).__name__
-            last = "; it is disabled from now on" if self.failures == FAILURES_ALLOWED else ""
+            last = " (it is disabled from now on)" if self.failures == FAILURES_ALLOWED else ""
             logger.warning("%s failed in %s: %s: %s%s", name, what, type(error).__name__, error, last)
 
 
@@ -91,7 +104,10 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
 class WandbPage(TrainerCallback):
-    """Adds to transformers' (5.23) reports to wandb: tokens instead of steps as the axis, and samples."""
+    """Adds text samples and a token axis to wandb.
+
+    The horizontal axis of all curves is the number of target tokens. transformers (5.23) uses the step.
+    """
 
     def __init__(self, wandb: Any) -> None:
         self.wandb = wandb
@@ -102,13 +118,18 @@ class WandbPage(TrainerCallback):
             self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
 
     def show(self, text: str, tokens: int) -> None:
-        """Show a sample that was generated after so many tokens."""
+        """Show a text sample in wandb.
+
+        Args:
+            text: the sample.
+            tokens: target tokens trained before the sample was generated.
+        """
         page = self.wandb.Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>")
         self.wandb.log({"sample": page, TOKENS: tokens})
 
 
 def guard_reporting(trainer: Trainer) -> None:
-    """Guard each reporting callback that Trainer built from report_to, and add a WandbPage after wandb's."""
+    """Wrap Trainer's reporting callbacks in Guarded, and add a WandbPage for wandb."""
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":
@@ -120,7 +141,7 @@ def guard_reporting(trainer: Trainer) -> None:
 
 
 def report_text(trainer: Trainer, text: str) -> None:
-    """Show a sample in wandb, if the run reports to it."""
+    """Show a text sample in wandb, if the run reports to wandb."""
     for guarded in trainer.callback_handler.callbacks:
         if isinstance(guarded, Guarded) and isinstance(guarded.callback, WandbPage):
             show = functools.partial(guarded.callback.show, text, trainer.state.num_input_tokens_seen)

@@ -1,17 +1,22 @@
-"""The Trainer subclass: where pre-training departs from transformers' Trainer (5.23), each place with its reason.
+"""The Trainer subclass for pre-training.
 
-- The schedule: HF's warm-up gives the first step a learning rate of 0 (optimization.py); llm.c's does not.
-- Targets of a step: where all rows are full, known without counting. Trainer counts them and gathers the counts of all
-  processes in each step.
-- The order of rows: a function of the seed, whole steps only. RandomSampler leaves a short last step in each epoch.
-- Rows of like length: steps of equal targets. LengthGroupedSampler sorts across steps and counts rows, so steps differ.
-- Validation: exact sums over all processes. Trainer averages means of batches and counts padded duplicates.
-- When to log, save, validate and stop: decided by when.StepControl in place of DefaultFlowCallback, for budgets and signals.
-- The log: reporting callbacks run before user callbacks, so metrics join in `log`. `total_flos` misses 40 % of GPT-2's.
-- The save: staged, hashed, sealed and renamed. Trainer writes in place and resumes from whatever is newest.
-- Weights of experts: loaded too. Trainer skips those, because transformers saves them under other names.
-- The loss between two lines of the log: goes through a checkpoint, and through a NaN. Trainer forgets it, and subtracts
-  NaN from NaN for ever after.
+It differs from transformers' Trainer (5.23) in these places:
+
+- Schedule: the first step has a learning rate above 0, as in llm.c (optimization.py). In HF's warm-up it is 0.
+- Targets per step: known without counting if all rows are full. Trainer counts them in each step and gathers the
+  counts of all processes.
+- Order of rows: depends on the seed only, in complete steps. RandomSampler leaves a short last step in each epoch.
+- Rows of similar length: each step has about the same number of targets. LengthGroupedSampler sorts across steps and
+  counts rows, so its steps differ in targets.
+- Validation: exact sums over all processes. Trainer averages the means of batches and counts padded duplicates.
+- When to log, save, validate and stop: when.StepControl replaces DefaultFlowCallback and adds budgets and signals.
+- Logging: `log` adds the metrics, because reporting callbacks run before user callbacks. `total_flos` is not used,
+  because it misses 40 % of GPT-2's FLOPs.
+- Saving: files are staged, hashed, sealed and renamed. Trainer writes in place and resumes from the newest folder,
+  even if it is incomplete.
+- Weights of experts: loaded on resume. Trainer skips them, because transformers saves them under other names.
+- Loss between two log lines: kept in the checkpoint, and reset after a NaN. Trainer loses it on resume, and logs NaN
+  for the rest of the run after one NaN.
 """
 
 import contextlib
@@ -47,13 +52,14 @@ logger = logging.getLogger(__name__)
 
 
 class PretrainingTrainer(Trainer):
-    """Trains by a BatchPlan and keeps the run directory.
+    """A Trainer that follows a BatchPlan and writes the run directory.
 
     Args:
         inputs: rows, tokenizer and HellaSwag.
-        run: where metrics and checkpoints go.
-        environment: the content of environment.json, with the plan and with what a checkpoint must agree on to be
-            resumed. The engine is added once there is one.
+        run: the record of the run, which receives metrics and checkpoints.
+        environment: the content of environment.json, including the batch plan and the identity of the run. The facts
+            about the engine are added when the engine is built.
+        kwargs: further arguments of Trainer.
     """
 
     args: PretrainingArguments
@@ -79,19 +85,19 @@ class PretrainingTrainer(Trainer):
         size = checkpoint_bytes(self.model.num_parameters(), bf16=self.args.bf16)
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
         self._restored_losses: dict[str, Any] | None = None
-        self.eval_losses: dict[str, float] = {}  # of the last validation, with its step
+        self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog):
             self.add_callback(own)
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         begun = super()._init_training_state(max_steps, *args)
-        # Trainer would keep the intervals of the interrupted run, whatever is asked for now.
+        # Trainer would keep the logging and saving intervals of the interrupted run and ignore changed options.
         self.state.compute_steps(self.args, max_steps)
         return begun
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        # DeepSpeed prints its memory use here, a dozen lines whatever the log level (runtime/bf16_optimizer.py, 0.19.8).
+        # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(*args, **kwargs)
         follow(self.lr_scheduler, self.args.learning_rate)
@@ -105,17 +111,17 @@ class PretrainingTrainer(Trainer):
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:
-        """Add facts about the engine to environment.json."""
+        """Add facts about the engine, by name, to environment.json."""
         self.environment = dataclasses.replace(self.environment, engine={**self.environment.engine, **facts})
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any) -> None:
-        # Trainer would train one step more when it resumes from the last checkpoint, or was stopped while it validated.
+        # Trainer would train one more step if it resumes from the last checkpoint or was stopped during a validation.
         if self.when.is_over(self.state.global_step):
             self.control.should_training_stop = True
             return
-        # After a resume on several processes set_epoch does not reach the sampler through accelerate's wrappers.
+        # After a resume on several processes, accelerate's wrappers do not pass set_epoch on to the sampler.
         self.sampler.set_epoch(epoch)
         window, self._restored_losses = self._restored_losses, None
         if window is not None:
@@ -134,7 +140,13 @@ class PretrainingTrainer(Trainer):
         super()._issue_warnings_after_load(load_result)
 
     def restore(self, manifest: dict[str, Any]) -> None:
-        """Restore from a checkpoint's manifest what transformers' own files do not have."""
+        """Restore the state of the guard and the loss sums from a checkpoint.
+
+        The state files of transformers do not contain them.
+
+        Args:
+            manifest: the manifest of the checkpoint.
+        """
         self.guard.load_state(manifest["guard"])
         self._restored_losses = manifest["loss_window"]
 
@@ -147,9 +159,10 @@ class PretrainingTrainer(Trainer):
         return self.accelerator.prepare(training_loader(self.train_dataset, self.sampler, self.plan, self.args))
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Return world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks).
+        """Return the loss of one micro-batch, scaled for the step.
 
-        The mean over ranks, summed over micro-batches, is then the mean per target. Trainer multiplies by the world size.
+        The value is world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks). Its mean
+        over ranks, summed over micro-batches, is the mean loss per target. Trainer multiplies by the world size.
         """
         loss = super().compute_loss(*args, **kwargs)
         self.guard.see_loss(loss)
@@ -164,13 +177,16 @@ class PretrainingTrainer(Trainer):
 
     @property
     def tokens_trained(self) -> int:
-        """Targets trained so far, kept as num_input_tokens_seen in trainer_state.json."""
+        """Target tokens trained so far (num_input_tokens_seen in trainer_state.json)."""
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
-        """Return this rank's micro-batches of one step, and the targets of the step on all ranks."""
+        """Return this rank's micro-batches of one step, and the targets of the step.
+
+        The targets are counted over all ranks.
+        """
         self.meter.start(self.tokens_trained)
-        with self.meter.on("data"):  # for the rows; counting targets may wait for the device
+        with self.meter.on("data"):  # without the count of targets, which may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
         targets = self.plan.tokens_per_step
         if not self.full_rows:
@@ -181,9 +197,9 @@ class PretrainingTrainer(Trainer):
         return batches, targets
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens, speed, MFU and cost, write the line to metrics.jsonl, then report as Trainer does."""
+        """Add tokens, speed, MFU and cost to a log line, and write and report it."""
         if "loss" in logs:
-            self._tr_loss.zero_()  # Trainer subtracts it from itself, which keeps a NaN
+            self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
             logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
             if self.args.usd_per_hour and self.is_world_process_zero():
@@ -201,12 +217,14 @@ class PretrainingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Return the mean negative log-likelihood per target of each set, exact for any number of processes.
+        """Return the mean negative log-likelihood per target of each validation set.
 
-        Raises ValueError for another dataset or prefix: the sets are those of the prepared folder.
+        The losses are exact for any number of processes. The validation sets are those of the prepared folder.
+
+        Raises ValueError if another dataset or prefix is passed.
         """
         if eval_dataset is not None or metric_key_prefix != "eval":
-            raise ValueError("evaluate() takes no eval_dataset. Prepare the sets as validation_<name>.")
+            raise ValueError("evaluate() supports no other eval_dataset. Prepare the sets as validation_<name>.")
         with self.meter.on("validation"):
             engine.require_same_weights(self.model, step=self.state.global_step)
             report = self.callback_handler.on_prediction_step
@@ -246,8 +264,8 @@ class PretrainingTrainer(Trainer):
         }
 
     def record(self, state: str, **values: Any) -> None:
-        """Write how far the run is, how it goes and what it has cost into run_status.json."""
+        """Write the state, step, losses and further values to run_status.json, on rank 0."""
         if self.is_world_process_zero():
-            # Before the checkpoint is loaded Trainer is at step 0, and the run is not.
+            # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}
             self.run.write_status(state, **self.eval_losses | far | values)

@@ -22,18 +22,30 @@ logger = logging.getLogger(__name__)
 
 
 class Validation:
-    """The losses of the validation sets, and HellaSwag if it is due, of all ranks together."""
+    """Computes the losses of the validation sets and the HellaSwag score on all ranks.
+
+    HellaSwag is scored only in the validations in which it is due.
+
+    Args:
+        inputs: the validation rows and HellaSwag.
+        args: the training arguments.
+        plan: the batch plan of the run.
+        when: decides when HellaSwag is due, and interrupts a validation after a signal.
+    """
 
     def __init__(self, inputs: Inputs, args: PretrainingArguments, plan: BatchPlan, when: StepControl) -> None:
         self.sets, self.hellaswag, self.args, self.when = inputs.validation, inputs.hellaswag, args, when
         self.length = plan.sequence_length
-        self._positions = args.per_device_eval_batch_size * self.length  # of one pass
+        self._positions = args.per_device_eval_batch_size * self.length  # positions of one forward pass
 
     def _hellaswag(self, step: int) -> HellaSwag | None:
         return self.hellaswag if self.when.scores_hellaswag(step) else None
 
     def batches(self, step: int) -> int:
-        """Return how many passes rank 0 makes at this step. No rank makes more."""
+        """Return the number of forward passes of rank 0 in the validation at `step`.
+
+        No other rank has more.
+        """
         shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
         losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
         hellaswag = self._hellaswag(step)
@@ -42,7 +54,15 @@ class Validation:
     def measure(
         self, model: Callable[..., Any], *, step: int, after_batch: Callable[[], None]
     ) -> dict[str, float] | None:
-        """Return the metrics, or None if a signal interrupted the validation. A collective."""
+        """Return the metrics of a validation, or None if a signal interrupted it.
+
+        A collective: call it on all ranks.
+
+        Args:
+            model: the model in evaluation mode.
+            step: the current optimizer step.
+            after_batch: called after each forward pass.
+        """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
         endings, hellaswag = None, self._hellaswag(step)
         if hellaswag is not None:
@@ -62,7 +82,7 @@ class Validation:
             key = f"eval_{name}" if name else "eval"
             found |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
             if not math.isfinite(nll):
-                logger.warning("the validation loss is not finite at step %d: %s_loss", step, key)
+                logger.warning("The validation loss is not finite at step %d: %s_loss", step, key)
         if endings is not None and hellaswag is not None:
             found |= hellaswag.score(reduce(endings, reduction="sum"))
         return found
@@ -72,7 +92,10 @@ class Validation:
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
-        """Sum the negative log-likelihood of this rank's targets and count them [2], in fp64 on the device."""
+        """Return the summed negative log-likelihood and the number of this rank's targets.
+
+        The result has shape [2] and is in fp64 on the device.
+        """
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
         total = torch.zeros(2, dtype=torch.float64, device=device)
         for batch, targets in validation_batches(
@@ -84,7 +107,7 @@ class Validation:
         ):
             if not self._continues():
                 break
-            # Sums stay on the device and copies do not block: the host runs ahead.
+            # Sums stay on the device and copies do not block, so the host can queue work ahead of the device.
             ids, labels = (
                 (batch[name].pin_memory() if on_gpu else batch[name]).to(device, non_blocking=on_gpu)
                 for name in ("input_ids", "shift_labels")
@@ -100,13 +123,16 @@ def validation_batches(
 ) -> Iterator[tuple[dict[str, Tensor], int]]:
     """Yield batches of up to `size` rows on the CPU, each with its number of targets.
 
-    All processes get the same number of batches, because with sharded weights a pass is a collective. A process without
-    rows left gets batches without targets.
+    All processes get the same number of batches, because a forward pass with sharded weights is a collective. A
+    process that has no rows left gets batches without targets.
 
     Args:
-        rows: map-style; a list of numbers gives `{"input_ids": [ids, …]}`.
-        process: takes every row whose number is `process` modulo `processes`.
-        fixed_length: pad every batch to `size` rows of this many ignored targets, so that a compiled model sees one shape.
+        rows: a map-style dataset. Indexing it with a list of numbers returns `{"input_ids": [ids, …]}`.
+        process: the rank of this process. It gets the rows whose number is `process` modulo `processes`.
+        processes: the number of processes.
+        size: rows per batch.
+        fixed_length: pad every batch to `size` rows with this many positions, so that a compiled model sees one shape.
+            Padded positions are not targets. None: no padding beyond the longest row.
     """
     mine, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
     for start in range(0, longest_share, size):

@@ -1,4 +1,4 @@
-"""When a run logs, saves, validates, samples, scores HellaSwag and stops. All of it is decided here."""
+"""Decide when a run logs, saves, validates, samples, scores HellaSwag and stops."""
 
 import faulthandler
 import logging
@@ -19,15 +19,16 @@ from gpt2_repro.training.launcher import LAUNCHER_DIED
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, LAUNCHER_DIED)
-# Requests of a rank. The largest of all ranks counts. A signal is SIGNAL plus its number.
+# Requests of a rank, as numbers. The largest request of all ranks is used. A signal is SIGNAL plus the signal number.
 NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
 
 
 class StopSignals:
-    """Remembers a signal instead of ending the process.
+    """Signal handlers that record the first signal instead of ending the process.
 
-    A launcher passes its own signal on while a terminal or a `kill` of the process group sends another one, so a second
-    signal is ignored. Exception: a Ctrl-C at least a second after the first signal ends the process at once.
+    A second signal is ignored, because one stop can cause two: the launcher forwards its signal, and the terminal or a
+    `kill` of the process group sends another one. A Ctrl-C more than a second after the first signal ends the process
+    at once.
     """
 
     def __init__(self) -> None:
@@ -36,14 +37,17 @@ class StopSignals:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Handle the signals, except for ignored ones such as SIGHUP under nohup. In the main thread only."""
+        """Install the handlers. Call it in the main thread only.
+
+        Signals that are ignored, such as SIGHUP under nohup, stay ignored.
+        """
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            return  # a forked process that reads rows: its parent decides
+            return  # a forked dataloader worker, which its parent stops
         if not self.received:
             self.received, self._since = number, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._since > 1:
@@ -51,13 +55,14 @@ class StopSignals:
 
 
 class StepControl(DefaultFlowCallback):
-    """Decides what follows each step. All ranks decide the same.
+    """Decides after each step whether to log, save, validate or stop.
 
-    transformers' DefaultFlowCallback decides by the steps in the arguments. This class adds save_minutes, stop_at_step,
-    budgets and signals.
+    All ranks decide the same. transformers' DefaultFlowCallback decides by the step intervals in the arguments. This
+    class adds save_minutes, stop_at_step, budgets and signals.
 
     Args:
-        clock: seconds that the run has cost so far, in all its attempts; asked on rank 0.
+        args: the training arguments.
+        clock: returns the seconds that the run has taken in all attempts. Called on rank 0 only.
     """
 
     def __init__(self, args: PretrainingArguments, clock: Callable[[], float]) -> None:
@@ -82,26 +87,34 @@ class StepControl(DefaultFlowCallback):
             control.should_save = True
         if wish > SAVE:
             self.stop(wish, control)
-            control.should_evaluate = False  # repeated when the run continues
+            control.should_evaluate = False  # the validation is done when the run resumes
         elif self.is_over(state.global_step):
             self.reason = f"--stop_at_step {args.stop_at_step}"
             control.should_save = control.should_training_stop = control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
 
     def stop(self, wish: int, control: Any) -> None:
-        """Stop with a checkpoint, for the reason that the ranks have agreed on."""
+        """Stop the run with a checkpoint.
+
+        Args:
+            wish: the request that the ranks have agreed on, such as MAX_HOURS or SIGNAL plus a number.
+            control: the control object of Trainer.
+        """
         budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
         self.orphaned = wish == SIGNAL + LAUNCHER_DIED
         self.reason = "the launcher died" if self.orphaned else budgets.get(wish) or signal.Signals(wish - SIGNAL).name
         control.should_save = control.should_training_stop = True
-        logger.info("stopping with a checkpoint: %s", self.reason)
+        logger.info("Stopping with a checkpoint: %s", self.reason)
 
     def is_over(self, step: int) -> bool:
-        """Return whether no step follows `step`."""
+        """Return whether `step` is the last step of this attempt."""
         return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """Return the signal that the ranks have agreed on, as `stop` takes it, or NOTHING. A collective."""
+        """Return the signal that any rank has received, as a request for `stop`.
+
+        A collective. Without a signal, the result is NOTHING.
+        """
         return ranks.largest(self._signal())
 
     def scores_hellaswag(self, step: int) -> bool:
@@ -113,7 +126,11 @@ class StepControl(DefaultFlowCallback):
         return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
 
     def _due(self, step: int, every: int) -> bool:
-        """Before the first step, after the last, and at the first validation at or after each multiple of `every`."""
+        """Return whether HellaSwag or a text sample is due at the validation at `step`.
+
+        With an interval of `every` steps it is due before the first step, after the last step, and at the first
+        validation at or after each multiple of `every`. 0: never.
+        """
         if not every:
             return False
         return step in (0, self.args.last_step) or step // every > max(0, step - self.args.eval_steps) // every
@@ -134,7 +151,15 @@ class StepControl(DefaultFlowCallback):
 
 
 def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
-    """Return whether a run that starts at `step` validates first: by eval_on_start, or to repeat an interrupted validation."""
+    """Return whether a run that starts at `step` validates before it trains.
+
+    A new run does so by eval_on_start. A resumed run does so if the validation of its checkpoint is missing.
+
+    Args:
+        args: the training arguments.
+        step: the step of the checkpoint, or 0 for a new run.
+        is_validated: whether the checkpoint contains a validation loss.
+    """
     if not step:
         return args.eval_on_start
     if args.eval_strategy == "no" or is_validated:
@@ -143,13 +168,14 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
 
 
 class Watchdog(TrainerCallback):
-    """Ends this process, with the stacks of all threads on stderr, after `seconds` without progress.
+    """Ends this process after `seconds` without progress, and prints all stacks.
 
-    Progress is a pass, a step, a validation batch, a validation or a checkpoint. The timer is a C thread on every rank,
-    which a collective, a disk or the interpreter's lock cannot block.
+    Progress is a micro-batch, a step, a validation batch, a validation or a checkpoint. The stacks of all threads are
+    printed to stderr. The timer of each rank is a C thread, which a collective, a disk or the interpreter's lock
+    cannot block.
 
     Args:
-        seconds: more than compiling or saving takes. 0: never.
+        seconds: the limit, which must be longer than compiling and saving take. 0: never.
     """
 
     def __init__(self, seconds: float) -> None:

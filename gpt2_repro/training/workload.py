@@ -1,4 +1,4 @@
-"""What a run has to do, by its recipe: steps, validations, samples, checkpoints and bytes."""
+"""The workload of a recipe: steps, validations, samples, checkpoints and bytes."""
 
 import math
 from pathlib import Path
@@ -16,20 +16,24 @@ from gpt2_repro.preflight.cost import Workload
 from gpt2_repro.training.arguments import TrainingRecipe, TrainingSection, count_steps
 
 
-# GPT-2's tokens of HellaSwag's 40,168 rows, with the padding of passes of 65,536 positions (tests/evaluation/test_hellaswag.py).
+# GPT-2 tokens in HellaSwag's 40,168 rows, with padding, in passes of 65,536 positions
+# (tests/evaluation/test_hellaswag.py).
 HELLASWAG_TOKENS = 3_034_080
 
 
 def plan_run(
     training: TrainingSection, data: DataArguments, *, num_processes: int, epoch_targets: int | None = None
 ) -> BatchPlan:
-    """Return the plan of a recipe on a number of processes.
+    """Return the batch plan of a recipe.
 
     Args:
-        training, data: the sections `training:` and `data:`.
-        epoch_targets: targets of all training rows, None if the data is not prepared.
+        training: the section `training:` of the recipe.
+        data: the section `data:` of the recipe.
+        num_processes: the world size.
+        epoch_targets: number of targets in all training rows, or None if the data is not prepared.
 
-    Raises UserError if tokens per step do not divide or cannot be cut, and if the strategy does not fit.
+    Raises UserError if the tokens per step cannot be divided into micro-batches or into batches by length, and if the
+    sampling strategy does not fit.
     """
     check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
@@ -43,24 +47,24 @@ def plan_run(
 
 
 def check_strategy(training: TrainingSection, data: DataArguments) -> None:
-    """Raise UserError if the recipe's sampling strategy does not fit its packing or torch_compile."""
+    """Raise UserError if the sampling strategy does not fit packing or torch_compile."""
     if training.train_sampling_strategy != BY_LENGTH:
         return
     option = f"--train_sampling_strategy {BY_LENGTH}"
     if data.packing != "wrap":
-        raise UserError(f"{option} does not fit packing {data.packing}. Leave it out or pass --packing wrap.")
+        raise UserError(f"{option} does not fit packing {data.packing}. Omit it or pass --packing wrap.")
     if training.torch_compile:
-        raise UserError(f"{option} gives every pass another shape. Leave it out or leave out --torch_compile.")
+        raise UserError(f"{option} gives every pass another shape. Omit it or omit --torch_compile.")
 
 
 def workload_of(recipe: TrainingRecipe) -> Workload:
-    """Return the work of a recipe. The data need not be prepared."""
+    """Return the workload of a recipe, for estimates. The data need not be prepared."""
     data, training = recipe.data, recipe.training
     preset = None if data.data_files else PRESETS.get(data.source)
     is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
     manifest = PreparedData.read(data.dataset_dir).manifest if is_prepared else None
     tokens: float = sum(counts.tokens for counts in manifest.counts.values()) if manifest else 0
-    # If the data is not prepared: the tokens of the source, or those of the run.
+    # If the data is not prepared, use the tokens of the source or of the run.
     tokens = tokens or min(data.max_tokens or math.inf, preset.tokens if preset else training.total_tokens)
     share = data.validation_tokens if data.split == "head" else data.validation_fraction * tokens
     held_out = manifest.counts["validation"].row_tokens if manifest else int(share)
@@ -70,7 +74,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
     steps = count_steps(training)
     steps = min(training.stop_at_step or steps, steps)
     validations = 0 if training.eval_strategy == "no" else _times(steps, training.eval_steps)
-    # HellaSwag and samples come with a validation.
+    # HellaSwag is scored and samples are written with a validation.
     hellaswag_passes = min(validations, _times(steps, training.hellaswag_steps))
     sampled = training.sample_steps if training.sample_tokens else 0
     saves = 0 if training.save_strategy == "no" else -(-steps // (training.save_steps or steps))
@@ -100,5 +104,5 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
 
 def _times(steps: int, every: int) -> int:
-    """Return how often something happens before the first step, every so many steps, and after the last."""
+    """Return the number of events at step 0, every `every` steps and at the end."""
     return 1 + -(-steps // every) if every else 0

@@ -1,4 +1,4 @@
-"""Losses computed a second time: stock transformers, one row at a time, summed in double precision."""
+"""Reference losses: stock transformers, one row at a time, summed in fp64."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_
 
 
 def rows_of(folder: Path, split: str) -> list[Tensor]:
-    """The rows of a prepared folder, whatever their lengths."""
+    """Return the rows of a split of a prepared folder, which may differ in length."""
     return [torch.tensor(row) for row in load_from_disk(str(folder / split))["input_ids"][:]]
 
 
@@ -20,7 +20,7 @@ def targets_of(rows: list[Tensor]) -> int:
 
 
 def untrained(run: Path) -> PreTrainedModel:
-    """The fresh weights of a run: the same seed and the same configuration."""
+    """Return a model with the initial weights of a run: same seed and configuration."""
     config = AutoConfig.from_pretrained(next(run.glob("checkpoint-*")))
     set_seed(json.loads((run / "environment.json").read_text())["seed"])
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -28,7 +28,11 @@ def untrained(run: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300, begin: int = 0) -> float:
-    """The sum over the targets of a row that begins at a position, without the ids that pad the vocabulary."""
+    """Return the summed negative log-likelihood of a row, without vocabulary padding.
+
+    Args:
+        begin: the position of the first token.
+    """
     positions = torch.arange(begin, begin + len(row) - 1)[None]
     logits = model(row[None, :-1], position_ids=positions).logits[0, :, :vocabulary].double()
     return F.cross_entropy(logits, row[1:], reduction="sum").item()

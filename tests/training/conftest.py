@@ -1,4 +1,4 @@
-"""Runs and prepared data that several files look at."""
+"""Fixtures shared by several test files: runs and prepared folders."""
 
 import shutil
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from gpt2_repro.data.preparation.prepare import prepare
 
 @pytest.fixture(scope="session")
 def data(tiny_recipe: Path) -> Path:
-    """The prepared folder of the tiny recipe."""
+    """Return the prepared folder of the tiny recipe."""
     return tiny_recipe.with_name("data")
 
 
 @pytest.fixture(scope="session")
 def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
-    """Runs train.py on the tiny recipe in one process to its end, however it ends."""
+    """Return a function that runs train.py on the tiny recipe and may fail."""
 
     def run(output: Path, *options: object, **environment: str) -> CompletedProcess[str]:
         return type_warm("python", "train.py", tiny_recipe, "--output_dir", output, *options, **environment)
@@ -30,19 +30,22 @@ def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def straight(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny recipe's run, with checkpoints 4 and 8. Not to be changed."""
+    """Return a finished run of the tiny recipe with checkpoints 4 and 8.
+
+    Do not modify it.
+    """
     return train(tmp_path_factory.mktemp("straight") / "run")
 
 
 @pytest.fixture
 def finished(straight: Path, tmp_path: Path) -> Path:
-    """A copy of that run, to be changed."""
+    """Return a copy of the finished run that a test may modify."""
     return Path(shutil.copytree(straight, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
 def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny recipe on windows of single documents, of 8 to 32 targets."""
+    """Return the tiny recipe with packing wrap: rows of one document, 8 to 32 targets."""
     folder = tmp_path_factory.mktemp("wrapped")
     recipe = yaml.safe_load(tiny_recipe.read_text())
     recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}

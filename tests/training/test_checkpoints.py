@@ -1,4 +1,4 @@
-"""A checkpoint is complete or it does not count; which ones stay is a matter of steps, not of clocks."""
+"""Checkpoints: manifests, damage, rotation by step, and lookup by name."""
 
 import json
 import math
@@ -43,15 +43,15 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"staging"}
 
 
-def test_a_checkpoint_says_which_run_it_belongs_to_and_what_it_holds(save) -> None:
-    save(5).joinpath("left").write_text("of a save that was damaged: its name is taken over")
+def test_manifest_records_run_identity_and_files(save) -> None:
+    save(5).joinpath("left").write_text("from a damaged save, which the next save replaces")
     checkpoint = save(5, 3.0)
     manifest = read_manifest(checkpoint)
     assert (manifest["run_identity"], manifest["eval_loss"]) == (TRAJECTORY, 3.0)
     assert manifest["files"].keys() == {"model.safetensors", "global_step5/optimizer.pt"}
     assert checkpoints.size(checkpoint) == 7 * 5 * 2
     assert defect(checkpoint, read_files=True) is None and names(checkpoint.parent) == {"checkpoint-5"}
-    # The record of a checkpoint is its own, and shown only if it is intact.
+    # The record is read from the checkpoint, not from the run directory, and only if it is intact.
     (checkpoint.parent / "environment.json").write_text('{"plan": {}}')
     assert training_record(checkpoint).environment.run_identity == TRAJECTORY
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run_identity": {"seed": 2}}))
@@ -81,7 +81,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_the_newest_complete_one_is_chosen_and_newer_ones_are_named(save, damage, tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_chosen_and_damaged_ones_are_reported(save, damage, tmp_path: Path) -> None:
     save(9)
     good, bad = save(100), save(300)
     damage(bad)
@@ -89,17 +89,17 @@ def test_the_newest_complete_one_is_chosen_and_newer_ones_are_named(save, damage
         (tmp_path / left).mkdir()
     chosen, skipped = newest_complete(tmp_path)
     assert chosen == good and len(skipped) == 1 and str(bad) in skipped[0]
-    if damage is not flip:  # which only a hash shows, and rotation reads none
-        checkpoints.rotate(tmp_path, keep=1, keep_best=True)  # damaged ones are neither counted nor deleted
+    if damage is not flip:  # only a hash reveals a flipped bit, and rotation does not compute hashes
+        checkpoints.rotate(tmp_path, keep=1, keep_best=True)  # damaged checkpoints are neither counted nor deleted
     checkpoints.set_aside(tmp_path, after=100)
     save(300)
-    checkpoints.set_aside(tmp_path, after=100)  # once more: what was set aside before stays
+    checkpoints.set_aside(tmp_path, after=100)  # the second call keeps the checkpoint that was set aside first
     names_aside = {"abandoned-checkpoint-300", "abandoned-abandoned-checkpoint-300"}
     assert names(tmp_path) >= {"checkpoint-100", *names_aside}
     assert newest_complete(tmp_path) == (good, []) and newest_complete(tmp_path / "nothing") == (None, [])
 
 
-def test_files_of_nfs_are_none_and_a_hash_taken_while_writing_counts(tmp_path: Path) -> None:
+def test_nfs_files_are_ignored_and_hashes_are_computed_while_writing(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-3"
     checkpoint.mkdir()
     (checkpoint / ".nfs000000000001").write_text("deleted, but open")
@@ -107,15 +107,15 @@ def test_files_of_nfs_are_none_and_a_hash_taken_while_writing_counts(tmp_path: P
     assert read_manifest(checkpoint)["files"] == {} and defect(checkpoint, read_files=True) is None
     refuse_code(checkpoint, [])
     (checkpoint / "manifest.json").unlink()
-    (checkpoint / "shard.pt").write_bytes(b"what the disk made of it")
+    (checkpoint / "shard.pt").write_bytes(b"damaged while written to")
     seal(checkpoint, {"shard.pt": {"bytes": 24, "sha256": "0" * 64}})
     assert defect(checkpoint, read_files=False) is None and "shard.pt" in defect(checkpoint, read_files=True)
 
 
-def test_rotation_counts_steps_and_keeps_the_best_and_every_so_many(save, tmp_path: Path) -> None:
+def test_rotation_goes_by_step_and_keeps_best_and_periodic_checkpoints(save, tmp_path: Path) -> None:
     losses = {1250: 3.3, 250: 3.5, 400: None, 500: 3.1, 750: math.nan, 1000: 3.2, 1100: None}
     for step, loss in losses.items():
-        os.utime(save(step, loss), (5000 - step, 5000 - step))  # the newest step is the oldest on the disk
+        os.utime(save(step, loss), (5000 - step, 5000 - step))  # the newest step has the oldest file time
     for options, kept in (
         ({"keep": 0}, losses.keys()),
         ({"keep": 1, "keep_every": 250, "keep_best": True}, {250, 500, 750, 1000, 1250}),
@@ -127,7 +127,7 @@ def test_rotation_counts_steps_and_keeps_the_best_and_every_so_many(save, tmp_pa
         assert names(tmp_path) == {f"checkpoint-{step}" for step in kept}
 
 
-def test_a_name_is_a_complete_checkpoint_of_the_run(save, tmp_path: Path) -> None:
+def test_named_checkpoint_must_be_complete_and_in_the_run(save, tmp_path: Path) -> None:
     save(1000)
     for name in ("checkpoint-1000", str(tmp_path / "checkpoint-1000")):
         assert named(tmp_path, name) == tmp_path / "checkpoint-1000"

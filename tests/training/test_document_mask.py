@@ -1,4 +1,4 @@
-"""Document masks and other architectures."""
+"""Training with document masks and with other architectures."""
 
 import json
 import math
@@ -15,7 +15,10 @@ from tests.training.by_hand import nll, rows_of, targets_of
 
 
 def naive_loss(run: Path, data: Path) -> float:
-    """The mean loss of `final/` on the validation rows, each document run alone at its place in the row."""
+    """Return the mean validation loss of `final/`.
+
+    Each document is computed separately, with its positions in the row.
+    """
     model = AutoModelForCausalLM.from_pretrained(run / "final").eval()
     separator = AutoTokenizer.from_pretrained(data / "tokenizer").eos_token_id
     rows, total = rows_of(data, "validation"), 0.0
@@ -26,12 +29,12 @@ def naive_loss(run: Path, data: Path) -> float:
     return total / targets_of(rows)
 
 
-def test_it_trains_and_validates(straight, train, typed, events, data: Path, tmp_path: Path) -> None:
+def test_document_mask_in_training_and_validation(straight, train, typed, events, data: Path, tmp_path: Path) -> None:
     masked = train(tmp_path / "masked", "--document_mask")
     records = [json.loads((each / "environment.json").read_text()) for each in (masked, straight)]
     assert [record["document_mask"] for record in records] == [True, False]
     assert "document_mask" not in (masked / "final" / "config.json").read_text()
-    # What it trains and measures is not what the same run measures across documents.
+    # The loss with a document mask differs from the loss of the same run without a mask.
     last, across = events(masked)[-1], events(straight)[-1]
     assert last["step"] == 8 and last["eval_loss"] == pytest.approx(naive_loss(masked, data), abs=1e-5)
     assert abs(across["eval_loss"] - last["eval_loss"]) > 1e-4
@@ -47,7 +50,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    # Experts are balanced over a pass, so passes have to be the same on one process and on two.
+    # Experts are balanced over a forward pass, so one process and two processes need the same passes.
     words = ("--model_type", request.param, "--config_overrides", KINDS[request.param])
     return *words, "--per_device_train_batch_size", "4"
 
@@ -58,8 +61,11 @@ def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("kind", ["mixtral"], indirect=True)
-def test_a_run_that_was_stopped_is_the_straight_one(train, kind, whole: Path, tmp_path: Path) -> None:
-    """Without DeepSpeed, where Trainer takes weights up by name; experts have other names on the disk."""
+def test_resumed_run_equals_uninterrupted_run(train, kind, whole: Path, tmp_path: Path) -> None:
+    """Resuming without DeepSpeed restores the weights of experts.
+
+    Trainer restores weights by name, and the weights of experts have other names on disk.
+    """
     run = train(tmp_path / "run", *kind, "--stop_at_step", 4)
     train(run, *kind)
     assert losses(run) == losses(whole)
@@ -67,13 +73,13 @@ def test_a_run_that_was_stopped_is_the_straight_one(train, kind, whole: Path, tm
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_same_run(train, events, kind, whole: Path, tmp_path: Path) -> None:
+def test_two_processes_match_one_process(train, events, kind, whole: Path, tmp_path: Path) -> None:
     run = train(tmp_path / "run", *kind, launcher=("launch", 2))
     found, expected = ({its[:2]: its[2] for its in losses(each)} for each in (run, whole))
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_stock_transformers_reads_what_comes_out(events, whole: Path, kind, typed, data: Path) -> None:
+def test_stock_transformers_loads_the_final_model(events, whole: Path, kind, typed, data: Path) -> None:
     model, tokenizer = load_pair(str(whole / "final"))
     stock = AutoModelForCausalLM.from_pretrained(whole / "final")
     config = json.loads((whole / "final/config.json").read_text())

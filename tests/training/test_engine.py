@@ -1,4 +1,4 @@
-"""What DeepSpeed loads wrongly from a checkpoint is corrected."""
+"""Optimizer state that DeepSpeed restores incorrectly is corrected."""
 
 from types import SimpleNamespace
 
@@ -9,8 +9,11 @@ from gpt2_repro.training.engine import fix_restored_optimizer
 
 
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
-def test_step_counts_lie_where_the_update_looks_for_them_and_are_each_groups_own(fused, device: str) -> None:
-    """After a resume in DeepSpeed's universal form they are on the CPU, or shared; `meta` stands for a GPU."""
+def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device: str) -> None:
+    """Each parameter gets its own step count on the device that the optimizer needs.
+
+    After a resume in DeepSpeed's universal form, step counts are on the CPU or shared. `meta` represents a GPU.
+    """
     weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
     optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)
     for weight in weights:
@@ -22,14 +25,17 @@ def test_step_counts_lie_where_the_update_looks_for_them_and_are_each_groups_own
 
 
 @pytest.mark.parametrize(("stage", "groups", "decays"), [(1, 2, [0.1, 0.1]), (3, 2, [0.1, 0.0]), (3, 1, [0.1])])
-def test_the_clipping_limit_is_the_recipes_and_biases_have_no_decay(stage: int, groups: int, decays: list) -> None:
-    """DeepSpeed restores what the checkpoint had, and drops a group without weights."""
+def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, groups: int, decays: list) -> None:
+    """The clipping limit and the weight decay are those of the recipe.
+
+    DeepSpeed restores the values of the checkpoint and drops a parameter group without weights.
+    """
     optimizer = torch.optim.AdamW([{"params": [torch.nn.Parameter(torch.ones(3))]} for _ in range(groups)])
     for group in optimizer.param_groups:
         group["weight_decay"] = 0.1
     methods = {"zero_optimization_stage": lambda self: stage, "gradient_clipping": lambda self: 0.1}
     engine = type("DeepSpeedEngine", (SimpleNamespace,), methods)()
-    engine.optimizer = SimpleNamespace(clip_grad=1.0)  # of the checkpoint
+    engine.optimizer = SimpleNamespace(clip_grad=1.0)  # the limit in the checkpoint
     fix_restored_optimizer(engine, optimizer, weight_decay=0.1)
     assert engine.optimizer.clip_grad == 0.1
     assert [group["weight_decay"] for group in optimizer.param_groups] == decays

@@ -1,4 +1,4 @@
-"""recipes/finetune_shakespeare.yaml from a small local checkpoint."""
+"""Fine-tuning a small checkpoint with recipes/finetune_shakespeare.yaml."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,7 @@ def tune(type_warm, data: Path):
     return run
 
 
-def test_a_checkpoint_is_trained_on_in_its_own_shape_at_a_constant_rate(
-    straight: Path, tune, events, tmp_path: Path
-) -> None:
+def test_finetuning_keeps_the_shape_and_a_constant_learning_rate(straight: Path, tune, events, tmp_path: Path) -> None:
     run = tmp_path / "tuned"
     done = tune(straight, run, "--max_steps", 20, "--sample_prompt", "")
     assert done.returncode == 0, done.stderr
@@ -36,6 +34,6 @@ def test_a_checkpoint_is_trained_on_in_its_own_shape_at_a_constant_rate(
     assert kept == {"checkpoint-20", f"checkpoint-{best}"} and losses[best] < losses[0]
 
 
-def test_a_shape_that_is_typed_is_not_the_checkpoint_s(straight: Path, tune, tmp_path: Path) -> None:
+def test_finetuning_refuses_another_shape(straight: Path, tune, tmp_path: Path) -> None:
     done = tune(straight, tmp_path / "run", "--n_layer", 3)
     assert done.returncode == 2 and "--n_layer 2" in done.stderr

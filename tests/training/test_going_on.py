@@ -1,4 +1,4 @@
-"""Runs that stop early, go back, go further, or go on with a change."""
+"""Runs that stop early, go back, are extended, or resume with a change."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return all((weight == weights[1][name]).all() for name, weight in weights[0].items())
 
 
-def test_a_finished_run_is_extended_and_goes_back(finished: Path, straight: Path, train, events, typed) -> None:
+def test_finished_run_can_be_extended_and_go_back(finished: Path, straight: Path, train, events, typed) -> None:
     options = ("--keep_checkpoints", 0, "--extend_to", 16 * 256)
     train(finished, *options)
     told = status(finished)
@@ -39,11 +39,11 @@ def test_a_finished_run_is_extended_and_goes_back(finished: Path, straight: Path
     notes.mkdir()
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     assert typed(finished, *options, GPT2_REPRO_SUPERVISED=str(notes)).returncode == 0
-    assert (notes / "run").read_text() == str(finished.resolve())  # whoever supervises it may evaluate and copy it
+    assert (notes / "run").read_text() == str(finished.resolve())  # the supervisor may evaluate and copy the run
     assert typed(finished).returncode == 0 and typed(finished, "--learning_rate", 0.5).returncode == 2
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()} == before
 
-    # Back before the extension, and to the first end once more: the same run as at first, newer checkpoints set aside.
+    # Go back before the extension and train to the original end: the same run, with newer checkpoints set aside.
     train(finished, "--keep_checkpoints", 0, "--resume_from", "checkpoint-4")
     assert {path.name for path in finished.glob("*checkpoint-*")} == {
         *("checkpoint-4", "checkpoint-8"),
@@ -55,7 +55,7 @@ def test_a_finished_run_is_extended_and_goes_back(finished: Path, straight: Path
     assert sum(told["time_breakdown"].values()) == pytest.approx(told["seconds"], abs=0.05)
 
 
-def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(train, typed, events, tmp_path: Path) -> None:
+def test_run_stops_at_its_budget_and_resumes_with_a_larger_one(train, typed, events, tmp_path: Path) -> None:
     run = tmp_path / "run"
     money = ("--usd_per_hour", 3600, "--save_steps", 100, "--save_minutes", 1e-6, "--keep_checkpoints", 0)
     assert typed(run, *money, "--max_usd", 0.1).returncode == 0
@@ -63,14 +63,14 @@ def test_a_budget_stops_with_a_checkpoint_and_more_of_it_goes_on(train, typed, e
     assert (told["state"], told["reason"], told["step"]) == ("stopped", "--max_usd 0.1", 1)
     assert told["seconds"] > 0.1 and (run / "checkpoint-1" / "manifest.json").is_file()
     train(run, *money)
-    assert len(list(run.glob("checkpoint-*"))) == 8  # one was due after each step
-    assert status(run)["seconds"] > told["seconds"]  # both attempts were paid for
+    assert len(list(run.glob("checkpoint-*"))) == 8  # a checkpoint was due after each step
+    assert status(run)["seconds"] > told["seconds"]  # the time of both attempts is counted
     assert list(rates(events, run)) == list(range(1, 9)) and events(run)[-2]["usd"] > told["seconds"]
 
 
-def test_a_change_is_refused_unless_it_is_allowed(train, typed, events, tmp_path: Path) -> None:
+def test_changed_setting_is_refused_unless_allowed(train, typed, events, tmp_path: Path) -> None:
     run = train(tmp_path / "run", "--stop_at_step", 4)
-    train(run, "--stop_at_step", 4)  # it is there already
+    train(run, "--stop_at_step", 4)  # the run has reached this step already
     told = status(run)
     assert (told["state"], told["reason"], told["step"]) == ("stopped", "--stop_at_step 4", 4)
     change = ("--learning_rate", 2e-2)
@@ -79,20 +79,20 @@ def test_a_change_is_refused_unless_it_is_allowed(train, typed, events, tmp_path
     assert "--allow_resume_change" in refused.stderr and status(run) == told
     train(run, *change, "--allow_resume_change")
     assert rates(events, run)[5] == pytest.approx(2e-2 * learning_rate_factor(4, warmup_steps=3, max_steps=8))
-    assert typed(run, *change).returncode == 0  # from now on this is the run
+    assert typed(run, *change).returncode == 0  # the change is now part of the run
 
 
-def test_a_supervised_run_goes_back_once(finished: Path, typed, tmp_path: Path) -> None:
+def test_supervised_run_goes_back_only_once(finished: Path, typed, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
-    for stop, start in ((5, 4), (6, 5)):  # as a supervisor starts it again and again
+    for stop, start in ((5, 4), (6, 5)):  # a supervisor starts the same command repeatedly
         words = ("--resume_from", "checkpoint-4", "--stop_at_step", stop)
         done = typed(finished, *words, GPT2_REPRO_SUPERVISED=str(notes))
         assert done.returncode == 0 and f"{finished}/checkpoint-{start}\n" in done.stdout, done.stdout
     assert (notes / "run").read_text() == str(finished)
 
 
-def test_the_card_has_only_what_was_measured_of_these_weights(finished: Path, train, events) -> None:
+def test_model_card_has_only_measurements_of_its_weights(finished: Path, train, events) -> None:
     given_up = status(finished)["eval_loss"]
     train(finished, "--eval_strategy", "no", "--save_strategy", "no", "--resume_from", "checkpoint-4")
     (kept,) = [event["eval_loss"] for event in events(finished) if event["step"] == 4 and "eval_loss" in event]
@@ -101,8 +101,11 @@ def test_the_card_has_only_what_was_measured_of_these_weights(finished: Path, tr
     assert "| tokens | 2,048 |" in card and "validation loss" not in card  # step 8 was not validated
 
 
-def test_the_record_of_final_is_its_own(finished: Path, typed) -> None:
-    """The card of an old final/ once showed the tokens and the loss of a run that had continued."""
+def test_final_model_keeps_its_own_record(finished: Path, typed) -> None:
+    """The model card of an old final/ does not change when the run continues.
+
+    It once showed the tokens and the loss of the continued run.
+    """
     final = finished / "final"
     before = (final / "README.md").read_text()
     assert typed(finished, "--extend_to", 16 * 256, "--stop_at_step", 12).returncode == 0
@@ -116,7 +119,7 @@ def test_the_record_of_final_is_its_own(finished: Path, typed) -> None:
 
 
 @pytest.mark.parametrize("left", ["checkpoint-8", "nothing"])
-def test_a_damaged_final_is_written_again_or_named(finished: Path, straight: Path, typed, left: str) -> None:
+def test_damaged_final_model_is_rewritten_or_reported(finished: Path, straight: Path, typed, left: str) -> None:
     (finished / "final" / "model.safetensors").unlink()
     for checkpoint in finished.glob("checkpoint-*"):
         if checkpoint.name != left:
@@ -130,7 +133,7 @@ def test_a_damaged_final_is_written_again_or_named(finished: Path, straight: Pat
         assert again.returncode == 0 and same_weights(finished / "final", straight / "final")
 
 
-def test_a_foreign_folder_is_not_trained_into(typed, tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_directory_is_refused(typed, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     for name in ("final", "staging", "trash-mine"):
         (theirs / name).mkdir(parents=True)

@@ -1,4 +1,7 @@
-"""Rows of like length together, and further validation sets: through train.py, beside a computation by hand."""
+"""Batches of rows of similar length, and further validation sets.
+
+Losses are compared with a reference computation.
+"""
 
 import json
 from collections.abc import Callable
@@ -16,13 +19,13 @@ from gpt2_repro.data.preparation.prepare import prepare
 from tests.training.by_hand import mean_nll, rows_of, targets_of, untrained
 
 
-TOKENS = 2048  # targets of a step; the longest row has 32
-CUT = 1500  # targets at which validation sets are cut
+TOKENS = 2048  # targets per step. The longest row has 32 targets.
+CUT = 1500  # limit of validation targets
 
 
 @pytest.fixture(scope="module")
 def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wrapped recipe, grouped by length, with two further validation sets."""
+    """Return a recipe with group_by_length and two further validation sets."""
     folder = tmp_path_factory.mktemp("grouped")
     document = yaml.safe_load(wrapped_recipe.read_text())
     document["data"] |= {"dataset_dir": str(folder / "data"), "validation_sets": []}
@@ -43,7 +46,7 @@ def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.
 
 @pytest.fixture(scope="module")
 def steps(recipe: Path) -> list[list[torch.Tensor]]:
-    """The rows of the steps of two epochs, by their definition."""
+    """Return the expected rows of each step in two epochs, by a simple reference."""
     rows, found = rows_of(recipe.with_name("data"), "train"), []
     for epoch in (0, 1):
         order = EpochSampler(len(rows), rows_per_step=1, seed=42, shuffle=True)
@@ -59,7 +62,10 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
-    """Trains it into a folder of its own, to two steps before the end of the second epoch."""
+    """Return a function that trains to two steps before the end of the second epoch.
+
+    Each call trains in the run directory of the given name.
+    """
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name: str, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:
@@ -76,7 +82,7 @@ def whole(grouped) -> Path:
     return grouped("straight")
 
 
-def test_every_step_is_what_it_should_be(whole: Path, steps, events) -> None:
+def test_steps_match_the_reference(whole: Path, steps, events) -> None:
     logged = [event for event in events(whole) if "loss" in event]
     assert [event["step"] for event in logged] == list(range(1, len(steps) - 1)) and len(steps) >= 8
     seen = 0
@@ -90,7 +96,7 @@ def test_every_step_is_what_it_should_be(whole: Path, steps, events) -> None:
 
 
 @pytest.mark.slow
-def test_two_zero1_processes_train_the_same_steps(whole: Path, grouped, events) -> None:
+def test_two_zero1_processes_match_one_process(whole: Path, grouped, events) -> None:
     run = grouped("two", "--per_device_train_batch_size", 16, launcher=("launch", 2))
     engine = json.loads((run / "environment.json").read_text())["engine"]
     assert (engine["zero_stage"], engine["processes"], engine["accumulation_steps"]) == (1, 2, 3)
@@ -100,7 +106,7 @@ def test_two_zero1_processes_train_the_same_steps(whole: Path, grouped, events) 
             assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5), (ours["step"], key)
 
 
-def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_straight_one(whole: Path, grouped, steps, events) -> None:
+def test_run_resumed_within_an_epoch_equals_uninterrupted_run(whole: Path, grouped, steps, events) -> None:
     grouped("resumed", "--stop_at_step", len(steps) // 2 + 2)
     run = grouped("resumed")
     losses = [[event["loss"] for event in events(folder) if "loss" in event] for folder in (run, whole)]
@@ -108,7 +114,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_the_straight_one(whole: Path
     assert losses[0] == losses[1] and all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
 
 
-def test_each_validation_set_has_a_loss_of_its_own(whole: Path, recipe: Path, events) -> None:
+def test_each_validation_set_has_its_own_loss(whole: Path, recipe: Path, events) -> None:
     validated = [event for event in events(whole) if "eval_loss" in event]
     final = AutoModelForCausalLM.from_pretrained(whole / "final").eval()
     status = json.loads((whole / "run_status.json").read_text())

@@ -1,4 +1,4 @@
-"""Which updates are not applied, and what they leave untouched."""
+"""Skipped updates: which updates are skipped, and that they change nothing."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from gpt2_repro.errors import Diverged
 from gpt2_repro.training.guard import IN_A_ROW, RECENT, WINDOW, OutlierDetector, UpdateGuard
 
 
-def test_a_score_is_measured_by_the_values_before_it(seed: int) -> None:
+def test_score_uses_only_earlier_values(seed: int) -> None:
     source = random.Random(seed)
     values = [source.gauss(3, 0.1) for _ in range(400)]
     detector = OutlierDetector(limit=math.inf)
@@ -24,20 +24,20 @@ def test_a_score_is_measured_by_the_values_before_it(seed: int) -> None:
         assert detector.measure(value) == pytest.approx(expected)
 
 
-def test_an_outlier_does_not_blunt_the_detector_and_a_new_level_is_learned() -> None:
+def test_outlier_is_not_added_to_the_window_but_a_new_level_is() -> None:
     detector = OutlierDetector(6.0, [3 + 0.1 * (-1) ** number for number in range(WINDOW)])
     for bad in (math.nan, math.inf, -math.inf):
-        assert detector.measure(bad) == 0.0  # and it is not turned off
-    # llm.c's could not exceed 11.3; the first left no trace.
+        assert detector.measure(bad) == 0.0  # the detector is not turned off
+    # The score in llm.c cannot exceed 11.3. The first outlier does not change the score of the second.
     assert detector.measure(30.0) == detector.measure(30.0) == pytest.approx(270)
     assert detector.measure(3.1) == pytest.approx(1.0)
     scores = [detector.measure(30.0) for _ in range(4)]
     assert scores[:3] == pytest.approx([scores[0]] * 3) and scores[3] < 12 < scores[0]
-    assert OutlierDetector(6.0, [1.0] * WINDOW).measure(2.0) == 0.0  # no deviation, nothing to measure by
+    assert OutlierDetector(6.0, [1.0] * WINDOW).measure(2.0) == 0.0  # a window without deviation gives no score
 
 
 class Run:
-    """A model of one matrix under a guard, and what the guard reports."""
+    """A model of one weight with an UpdateGuard, and the steps that the guard reports."""
 
     def __init__(self, fused: bool = False, **limits: float) -> None:
         self.weight = torch.nn.Parameter(torch.ones(3))
@@ -50,7 +50,7 @@ class Run:
         self.step = 0
 
     def update(self, gradient: float, loss: float = 1.0) -> bool:
-        """One step; whether anything changed: weights, moments, their step."""
+        """Make one step. Return whether the weights, moments or step counts changed."""
         before = copy.deepcopy((self.weight.data, self.optimizer.state_dict()["state"]))
         self.step += 1
         self.weight.grad = torch.full((3,), gradient)
@@ -64,7 +64,7 @@ class Run:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
+def test_update_that_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
     run = Run(fused)
     assert [run.update(gradient) for gradient in (1.0, bad, 1.0, bad, 1.0)] == [True, False, True, False, True]
     run.guard.settle()
@@ -73,7 +73,7 @@ def test_what_is_not_finite_changes_nothing(bad: float, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("limit", ["skip_loss_z", "skip_grad_z"])
-def test_outliers_are_skipped_on_request_only(limit: str) -> None:
+def test_outliers_are_skipped_only_if_requested(limit: str) -> None:
     for run, skipped in ((Run(**{limit: 6.0}), [WINDOW + 1]), (Run(), [])):
         for number in range(WINDOW):
             noise = 0.01 * (-1) ** number
@@ -83,7 +83,7 @@ def test_outliers_are_skipped_on_request_only(limit: str) -> None:
         assert run.update(1.0, 3.0) and run.reported == skipped
 
 
-def test_fused_kernels_are_told_on_the_device_and_asked_a_step_later() -> None:
+def test_fused_optimizer_skips_updates_without_host_sync() -> None:
     run = Run(fused=True)
     with Waits() as waits:
         for gradient in (*[math.nan] * (IN_A_ROW - 1), 1.0, *[math.nan] * IN_A_ROW):
@@ -94,13 +94,13 @@ def test_fused_kernels_are_told_on_the_device_and_asked_a_step_later() -> None:
             run.guard.after_step(run.step, passed_over=False)
     assert waits.count == 0 and run.guard.total == 2 * (IN_A_ROW - 1)
     with pytest.raises(Diverged, match="5 times .* step 10"):
-        run.guard.state()  # a checkpoint is about to be saved
+        run.guard.state()  # called before a checkpoint is saved
 
 
-def test_too_many_among_the_recent_ones_end_the_run() -> None:
+def test_too_many_recent_skips_end_the_run() -> None:
     few, steps = RECENT
     run = Run()
-    # At the last but one the first is no longer recent.
+    # At the second to last bad update, the first one is no longer among the recent steps.
     for run.step in (*range(0, 50 * (few - 1), 50), steps + 1):
         run.update(math.nan)
     run.step += 10
@@ -108,7 +108,7 @@ def test_too_many_among_the_recent_ones_end_the_run() -> None:
         run.update(math.nan)
 
 
-def test_an_engine_that_passes_over_an_update_by_itself_is_counted() -> None:
+def test_updates_skipped_by_the_engine_are_counted() -> None:
     run = Run()
     with pytest.raises(Diverged):
         for step in range(1, IN_A_ROW + 1):
@@ -116,8 +116,11 @@ def test_an_engine_that_passes_over_an_update_by_itself_is_counted() -> None:
     assert run.guard.total == IN_A_ROW
 
 
-def test_the_state_goes_through_a_checkpoint() -> None:
-    """RS10: the same decisions after a resume, for as many values and skips as there were before."""
+def test_guard_state_is_restored_from_a_checkpoint() -> None:
+    """RS10: the guard makes the same decisions after a resume.
+
+    Its window of values and its recent skips are restored.
+    """
     run, other, source = Run(skip_loss_z=6.0), Run(skip_loss_z=6.0), random.Random(1)
     for gradient in (*[1.0] * (WINDOW + 20), *[math.nan] * (IN_A_ROW - 2)):
         run.update(gradient, source.gauss(3, 0.1))

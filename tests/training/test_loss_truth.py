@@ -1,4 +1,7 @@
-"""What is logged is the mean negative log-likelihood per target, computed here a second time in plain PyTorch."""
+"""The logged loss is the mean negative log-likelihood per target.
+
+The reference is computed in plain PyTorch.
+"""
 
 import json
 import math
@@ -23,7 +26,7 @@ def order_of(rows: list, *, epoch: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> None:
+def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
     options = ("--bf16", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3)
     run = train(tmp_path / "run", *options, launcher=("launch", 2))
     environment = json.loads((run / "environment.json").read_text())
@@ -31,10 +34,10 @@ def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> Non
         pytest.skip("this CPU has no bf16 instructions, so the run was in fp32")
     engine = environment["engine"]
     assert (engine["weights"], engine["masters"], engine["accumulation"]) == ("bfloat16", "float32", "float32")
-    assert engine["zero_optimizer"] == "BF16_Optimizer"  # the one that sums passes in fp32
+    assert engine["zero_optimizer"] == "BF16_Optimizer"  # this optimizer sums gradients in fp32
     final = load_file(run / "final" / "model.safetensors")
     gains = torch.cat([weight for name, weight in final.items() if ".ln_" in name and name.endswith("weight")])
-    # One bf16 step at 1.0 is 0.0039 and more than the whole run moves a gain: only an fp32 master can show it.
+    # A bf16 step at 1.0 is 0.0039, which is more than a gain changes in the run. Only fp32 masters show the change.
     assert (gains != 1.0).float().mean() > 0.95 and (gains - 1).abs().max() < 0.0039 * 2
     checkpoint = load_file(run / "checkpoint-8" / "model.safetensors")
     assert {weight.dtype for weight in checkpoint.values()} == {torch.bfloat16}
@@ -42,18 +45,22 @@ def test_under_zero1_in_bf16_the_fp32_masters_move(train, tmp_path: Path) -> Non
 
 
 @LAUNCHERS
-def test_each_step_of_two_epochs_by_its_rows(
+def test_each_step_of_two_epochs_matches_the_reference(
     launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path
 ) -> None:
-    """P7: orders of rows, accumulation, padding, resuming. The rate moves no weight: the losses are the fresh model's."""
+    """P7: each step has the expected rows, loss, padding and learning rate.
+
+    This also holds after a resume. The learning rate is too small to change the weights, so the losses are those of
+    the initial model.
+    """
     rows, validation = (rows_of(wrapped_recipe.with_name("data"), split) for split in ("train", "validation"))
-    assert len({len(row) for row in rows}) > 3 and len(validation) % 4  # rows of a batch
+    assert len({len(row) for row in rows}) > 3 and len(validation) % 4  # 4 is the number of rows in a validation batch
     one, steps, run = launcher == ("python",), len(rows) // 64, tmp_path / "run"
     micro, last = (16 if one else 8), 2 * steps + 2
     options = ("--tokens_per_step", 64 * 32, "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
     options += ("--max_steps", last, "--eval_steps", steps + 2, "--save_steps", 1000, "--output_dir", run)
     options += ("--final_learning_rate_fraction", 0.1)
-    for stop in (steps + 2, 0) if one else (0,):  # one of the two is interrupted in its second epoch
+    for stop in (steps + 2, 0) if one else (0,):  # the run on one process is interrupted in its second epoch
         done = type_warm(*launcher, "train.py", wrapped_recipe, *options, "--stop_at_step", stop)
         assert done.returncode == 0, done.stderr[-3000:]
 
@@ -72,7 +79,7 @@ def test_each_step_of_two_epochs_by_its_rows(
         targets = targets_of([rows[row] for row in order])
         seen += targets
         assert event["loss"] == pytest.approx(sum(of_row[row] for row in order) / targets, abs=1e-5), event["step"]
-        # Targets, not positions, and right after a resume.
+        # Targets are counted, not positions, also after a resume.
         assert (event["tokens"], event["step_tokens"]) == (seen, targets)
         longest = [max(len(rows[row]) - 1 for row in order[first : first + micro]) for first in range(0, 64, micro)]
         assert event["padding"] == pytest.approx(1 - targets / (micro * sum(longest)), abs=1e-4)

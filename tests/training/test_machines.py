@@ -1,4 +1,4 @@
-"""Several machines, as two groups of a launcher on one."""
+"""Training on two machines, simulated by two launchers on one machine."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ from tests.warm import start_warm
 pytestmark = pytest.mark.slow
 
 
-def test_two_machines_train_the_run_of_one(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
+def test_two_machines_match_one_machine(train, events, tiny_recipe: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

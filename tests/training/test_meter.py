@@ -1,4 +1,4 @@
-"""Each second of a process on one account, and speed without what is no training."""
+"""The time breakdown of a process, and the speed of training without other work."""
 
 import time
 
@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_every_second_stands_on_one_account(clock: list[float]) -> None:
+def test_every_second_is_counted_once(clock: list[float]) -> None:
     meter = Meter(Environment())
     before = meter.seconds("startup")
     assert 0 < before <= process_seconds()
@@ -47,7 +47,7 @@ def test_every_second_stands_on_one_account(clock: list[float]) -> None:
 @pytest.mark.parametrize(
     ("precision", "peak", "mfu"), [("bf16", 1e5 / 8, {"mfu": 0.5}), ("fp32", 1e5 / 8, {}), ("bf16", None, {})]
 )
-def test_speed_is_that_of_training_alone(precision: str, peak: float | None, mfu: dict, clock: list[float]) -> None:
+def test_speed_counts_training_time_only(precision: str, peak: float | None, mfu: dict, clock: list[float]) -> None:
     gpus, plan = Accelerator("cuda", "GPU", 8, peak, None), BatchPlan(8192, 1024, 1, 8, 1, 10)
     meter = Meter(Environment(accelerator=gpus, plan=plan, flops_per_token=50, precision=precision))
     assert meter.read(0) == {}

@@ -1,4 +1,7 @@
-"""Muon on the matrices of the blocks, AdamW on the rest, against torch's own optimizers on separate matrices."""
+"""Muon for the matrices of the blocks and AdamW for the rest, compared with torch.
+
+The reference uses torch's optimizers on separate matrices.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +25,7 @@ def small_model() -> GPT2LMHeadModel:
 
 
 def groups_of(weights: list[nn.Parameter]) -> list[dict]:
-    """The two groups that Trainer makes."""
+    """Return the two parameter groups that Trainer creates."""
     matrices = {"params": [weight for weight in weights if weight.ndim == 2], "weight_decay": 0.1}
     return [matrices, {"params": [weight for weight in weights if weight.ndim != 2], "weight_decay": 0.0}]
 
@@ -37,12 +40,12 @@ def draw_gradients(model: nn.Module, seed: int) -> None:
         weight.grad = torch.randn_like(weight)
 
 
-def test_updates_are_those_of_torch_s_optimizers() -> None:
+def test_updates_match_torchs_optimizers() -> None:
     ours, theirs = small_model(), small_model()
     optimizer = optimizer_of(ours)
-    for weight in ours.parameters():  # which may have moved, to a device or into a buffer of the launcher's
+    for weight in ours.parameters():  # weights may have moved to a device or into a buffer of the launcher
         weight.data = weight.data.clone()
-    # The reference holds query, key and value as matrices of their own.
+    # The reference stores query, key and value as separate matrices.
     own: dict[str, list[nn.Parameter]] = {}
     for name, weight in theirs.named_parameters():
         if ".h." in name and weight.ndim == 2:
@@ -66,7 +69,7 @@ def test_updates_are_those_of_torch_s_optimizers() -> None:
         torch.testing.assert_close(weight, torch.cat(own[name], dim=1) if name in own else outside[name])
 
 
-def test_a_skipped_update_changes_nothing() -> None:
+def test_skipped_update_changes_nothing() -> None:
     model = small_model()
     optimizer = optimizer_of(model)
 
@@ -83,7 +86,7 @@ def test_a_skipped_update_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_and_is_the_same_on_two_processes(train, events, tmp_path: Path) -> None:
+def test_muon_run_resumes_and_matches_on_two_processes(train, events, tmp_path: Path) -> None:
     options = ("--optim", "muon", "--lr_scheduler_type", "warmup_stable_decay", "--decay_fraction", 0.5)
     options += ("--per_device_train_batch_size", 4)
     straight = train(tmp_path / "straight", *options)

@@ -1,4 +1,4 @@
-"""Lines on the terminal, and the report about compilation."""
+"""Terminal output: progress lines, verdicts and the compilation report."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from gpt2_repro.training.fit import judge
 
 
 @pytest.mark.parametrize(("reference", "bands"), [("llm.c", ["", "✗ above", "✗ above", "✓"]), (None, [""] * 4)])
-def test_the_band_stands_beside_each_validation_and_the_causes_are_told_once(reference, bands: list, capsys) -> None:
+def test_reference_range_is_shown_and_causes_are_explained_once(reference, bands: list, capsys) -> None:
     bar = ProgressBar(lambda step: 1, reference)
     args, state = types.SimpleNamespace(disable_tqdm=True, last_step=18_865), TrainerState(max_steps=18_865)
     state.is_world_process_zero = True
@@ -30,13 +30,13 @@ def test_the_band_stands_beside_each_validation_and_the_causes_are_told_once(ref
     assert len(lines) - len(validations) == (reference is not None)
 
 
-def test_progress_in_a_file_is_a_line_now_and_then(monkeypatch, capsys) -> None:
+def test_progress_in_a_file_is_written_as_lines(monkeypatch, capsys) -> None:
     monkeypatch.setattr(cli, "LINE_SECONDS", 0)
     assert list(cli.Progress("abcd", desc="read")) == list("abcd")
     assert capsys.readouterr().err.splitlines() == ["read: 25%", "read: 50%", "read: 75%", "read: 100%"]
 
 
-def test_a_line_has_what_a_person_needs_to_let_a_run_go_on() -> None:
+def test_training_line_shows_all_values() -> None:
     event = {"step": 1000, "tokens": 524_288_000, "loss": 4.317, "learning_rate": 6e-4, "tokens_per_second": 1_590_000}
     extra = {"grad_norm": 0.4211, "mfu": 0.545, "data_wait": 0.003, "usd": 1.3}
     line = format_event(event | extra, steps_left=17_865)
@@ -45,7 +45,7 @@ def test_a_line_has_what_a_person_needs_to_let_a_run_go_on() -> None:
     assert format_event({"samples": 3}) == "" and "left" not in format_event(event)
 
 
-def test_a_run_ends_with_a_verdict(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_ends_with_a_verdict(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for reference, told in (("llm.c", 1), (None, 1)):
         losses = {"eval_loss": 4.331, "step": 1000}
@@ -64,7 +64,7 @@ MASKED = Graph(training=True, causal=0, masked=12, logits=False)
     ("graphs", "masks", "problem"),
     [
         ([VALIDATION, GOOD], False, None),
-        ([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], False, None),  # DDP cuts it at its buckets
+        ([Graph(True, 7, 0, False), Graph(True, 5, 0, False)], False, None),  # two graphs under DDP
         ([MASKED], True, None),
         ([], False, "nothing was compiled"),
         ([GOOD, GOOD], False, "24"),
@@ -74,17 +74,17 @@ MASKED = Graph(training=True, causal=0, masked=12, logits=False)
         ([GOOD], True, "'causal': 12"),
     ],
 )
-def test_each_problem_is_named(graphs: list[Graph], masks: bool, problem: str | None) -> None:
+def test_each_compilation_problem_is_reported(graphs: list[Graph], masks: bool, problem: str | None) -> None:
     problems = check_graphs(graphs, n_layer=12, masks=masks)
     assert len(problems) == (problem is not None) and (problem or "") in "".join(problems)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs a C++ compiler")
-def test_a_compiled_run_under_zero1_is_the_eager_one(
+def test_compiled_run_under_zero1_matches_eager_run(
     train, events, type_command, tiny_recipe: Path, tmp_path: Path
 ) -> None:
-    # 151 validation rows in batches of 4: the last one is short, and is not compiled anew.
+    # 151 validation rows in batches of 4: the last batch is short and is not compiled again.
     options = ("--eval_tokens", 151 * 32, "--activation_checkpointing", "--max_steps", 4)
     eager = train(tmp_path / "eager", *options)
     words = ("train.py", tiny_recipe, *options, "--torch_compile", "--per_device_train_batch_size", 4)

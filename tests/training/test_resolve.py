@@ -1,4 +1,4 @@
-"""What a recipe becomes on this machine."""
+"""Values of a recipe that are derived for this machine."""
 
 from pathlib import Path
 
@@ -25,17 +25,17 @@ def test_accumulation_and_steps_are_derived(resolve, monkeypatch: pytest.MonkeyP
     args, plan = resolve("--per_device_train_batch_size", "2", "--max_steps", "0", "--total_tokens", "2600")
     assert args.gradient_accumulation_steps == plan.gradient_accumulation_steps == 4
     assert args.max_steps == plan.max_steps == 10 and args.accelerator_config.even_batches
-    assert args._n_gpu == 1  # one process takes one of several GPUs
-    # Never validating means not at the start either.
+    assert args._n_gpu == 1  # each process uses one of several GPUs
+    # --eval_strategy no also turns off the validation at the start.
     assert args.eval_on_start and not resolve("--eval_strategy", "no")[0].eval_on_start
 
 
-def test_a_schedule_may_have_a_name_that_transformers_lacks(tmp_path: Path) -> None:
+def test_schedule_names_are_not_limited_to_transformers(tmp_path: Path) -> None:
     options = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "max_steps": 1}
     assert PretrainingArguments(lr_scheduler_type="sawtooth", **options).lr_scheduler_type == "sawtooth"
 
 
-def test_rows_by_length_are_not_compiled(resolve) -> None:
+def test_batches_by_length_are_not_compiled(resolve) -> None:
     wrap = ("--packing", "wrap", "--min_length", "8")
     by_length = (*wrap, "--train_sampling_strategy", "group_by_length", "--tokens_per_step")
     args, plan = resolve(*by_length, "2048", epoch_targets=4096)
@@ -47,7 +47,7 @@ def test_rows_by_length_are_not_compiled(resolve) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["zero3", "fsdp2"])
-def test_under_sharded_weights_nothing_is_compiled(resolve, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_weights_are_not_compiled(resolve, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt2_repro.training.resolve.current_launcher", lambda: LAUNCHERS[launcher])
     monkeypatch.setattr("gpt2_repro.training.resolve.allow_fsdp_on_cpu", lambda: None)
     assert not resolve()[0].compile_loss
@@ -57,7 +57,7 @@ def test_under_sharded_weights_nothing_is_compiled(resolve, launcher: str, monke
 
 
 @pytest.mark.parametrize(("name", "expected"), [("NVIDIA A100-SXM4-80GB", 8 * 1.79), ("Tesla T4", 0.0)])
-def test_the_list_price_is_that_of_all_processes_cards(name: str, expected: float, resolve, monkeypatch) -> None:
+def test_list_price_covers_the_cards_of_all_processes(name: str, expected: float, resolve, monkeypatch) -> None:
     card = Accelerator("cuda", name, 8, None, None)
     monkeypatch.setenv("WORLD_SIZE", "8")
     with monkeypatch.context() as cards:
@@ -67,4 +67,4 @@ def test_the_list_price_is_that_of_all_processes_cards(name: str, expected: floa
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setattr("gpt2_repro.training.resolve._list_price", lambda **options: price)
     assert resolve()[0].usd_per_hour == price
-    assert resolve("--usd_per_hour", "9.5")[0].usd_per_hour == 9.5  # a typed price outweighs the list
+    assert resolve("--usd_per_hour", "9.5")[0].usd_per_hour == 9.5  # a price that is passed replaces the list price

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and which one it will not touch."""
+"""Which checkpoint a run resumes from, and which checkpoints it refuses."""
 
 import os
 import pickle
@@ -47,15 +47,18 @@ class Malicious:
         return os.system, ("touch malicious",)
 
 
-def test_a_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SE1. The manifest is in order: whoever made the folder made that too."""
+def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SE1: a checkpoint whose pickle could run code is refused.
+
+    Its manifest is valid: an attacker who creates the folder can also create the manifest.
+    """
     monkeypatch.chdir(tmp_path)
     save(4)
     bad = save(8, **{SHARD: {"m": torch.ones(3), "more": Malicious()}})
     with pytest.raises(UserError, match=rf"checkpoint-8/{SHARD}.pt .*(posix|os).system"):
         find_start(tmp_path)
     assert not (tmp_path / "malicious").exists()
-    torch.load(bad / f"{SHARD}.pt", weights_only=False)  # what deepspeed would do
+    torch.load(bad / f"{SHARD}.pt", weights_only=False)  # DeepSpeed loads it in this way
     assert (tmp_path / "malicious").exists()
 
 
@@ -65,7 +68,7 @@ def archive(path: Path, content: bytes) -> None:
         file.writestr("archive/version", "3\n")
 
 
-# A file of a checkpoint and how it is made to be more than data.
+# A file of a checkpoint, and a function that makes it dangerous.
 ATTACKS = {
     "a pickle": ("global_step4/states.pt", lambda path: path.write_bytes(pickle.dumps(Malicious()))),
     "a pickle in a zip file": (
@@ -74,16 +77,17 @@ ATTACKS = {
     ),
     "junk": ("global_step4/states.pt", lambda path: path.write_bytes(b"junk")),
     "junk in a zip file": ("global_step4/states.pt", lambda path: archive(path, b"junk")),
-    # Transformers reads its own files with care; deepspeed's may not hide behind their names.
+    # transformers reads its own files safely. A file of DeepSpeed with the same name must be checked too.
     "a name of transformers": ("global_step4/optimizer.pt", lambda path: torch.save({"more": Malicious()}, path)),
-    "a pointer": ("latest", lambda path: path.write_text("../evil")),  # deepspeed joins it to the folder as it is
+    # DeepSpeed joins the text of `latest` to the folder without a check.
+    "a pointer": ("latest", lambda path: path.write_text("../evil")),
     "a link": ("link", lambda path: path.symlink_to(path.parents[1])),
     "not in the manifest": ("foreign", lambda path: path.touch()),
 }
 
 
 @pytest.mark.parametrize(("name", "attack"), ATTACKS.values(), ids=ATTACKS)
-def test_nothing_but_data_is_loaded_from_inside_the_checkpoint(name: str, attack, tmp_path: Path) -> None:
+def test_checkpoint_with_dangerous_files_is_refused(name: str, attack, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-4"
     (checkpoint / "global_step4").mkdir(parents=True)
     data = {"m": torch.ones(3, dtype=torch.bfloat16), "steps": [1, 2.5, None, True, "x", b"y", (1, 2)], "set": {3}}
@@ -102,7 +106,7 @@ def start_of(tmp_path: Path, *, launcher: str = "ddp", run_identity=TRAJECTORY, 
     record = SimpleNamespace(path=tmp_path, final=tmp_path / "final", lock=lambda: None)
     with mock.patch.object(resuming, "current_launcher", lambda: LAUNCHERS[launcher]):
         start, own, plan, extensions = choose_start(record, args, PLAN, dict(run_identity))
-    assert not hasattr(args, "max_steps") and own.max_steps == plan.max_steps  # the caller's stay as they are
+    assert not hasattr(args, "max_steps") and own.max_steps == plan.max_steps  # the caller's arguments do not change
     return start.step, plan.max_steps, extensions
 
 
@@ -111,25 +115,25 @@ def refused(match: str, *args, **asked) -> None:
         start_of(*args, **asked)
 
 
-def test_the_newest_or_the_named_one(save, tmp_path: Path) -> None:
+def test_start_is_the_newest_or_the_named_checkpoint(save, tmp_path: Path) -> None:
     assert start_of(tmp_path) == (0, 8, [])
     save(2)
     (save(4) / "optimizer.pt").unlink()
     assert start_of(tmp_path)[0] == 2
-    (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()  # nothing is begun anew
+    (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()  # the run does not start again at step 0
     refused("checkpoint-4: optimizer.pt .*checkpoint-2: optimizer.pt", tmp_path)
     save(2)
     save(4)
     assert start_of(tmp_path)[0] == 4 and start_of(tmp_path, resume_from="checkpoint-2")[0] == 2
     (tmp_path / "checkpoint-6").mkdir()
-    seal(tmp_path / "checkpoint-6", {}, trajectory=TRAJECTORY)  # as earlier versions wrote it
+    seal(tmp_path / "checkpoint-6", {}, trajectory=TRAJECTORY)  # the format of earlier versions
     refused("checkpoint-6 .*--output_dir", tmp_path)
     refused("checkpoint-3", tmp_path, resume_from="checkpoint-3")
     save(9)
     refused("--max_steps 8", tmp_path, allow_resume_change=True)
 
 
-def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path: Path) -> None:
+def test_run_can_be_extended_repeatedly(save, tmp_path: Path) -> None:
     refused("--total_tokens", tmp_path, extend_to=1600)
     save(8)
     assert start_of(tmp_path, extend_to=1600) == (8, 16, [[8, 16]])
@@ -140,7 +144,7 @@ def test_a_run_is_extended_from_where_it_is_and_again_from_there(save, tmp_path:
     refused("--extend_to 1600", tmp_path)
 
 
-def test_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_or_engine_is_refused(save, tmp_path: Path) -> None:
     model, zero1 = "zero_pp_rank_{}_mp_rank_00_model_states", {"processes": 2, "mp_rank_00_model_states": {}}
     forms = {
         "ddp": {},

@@ -1,4 +1,4 @@
-"""The record of a run: one writer, whole files, a status that remembers."""
+"""The record of a run: lock, status, environment, events and time breakdown."""
 
 import dataclasses
 import datetime
@@ -31,18 +31,18 @@ def steps_of(run: RunRecord, name: str = "metrics.jsonl") -> list[int]:
     return [json.loads(line)["step"] for line in lines[:-1]]
 
 
-def test_a_second_job_is_kept_out(finished: Path, typed) -> None:
-    """RS9, P12."""
+def test_second_job_cannot_use_the_run_directory(finished: Path, typed) -> None:
+    """RS9, P12: a second job cannot write to the run directory of a running job."""
     run = RunRecord(finished)
     run.lock()
     second = typed(finished, "--extend_to", 4096)
     assert second.returncode == 2 and f"process {os.getpid()} on" in second.stderr
     assert run._lock is not None
-    run._lock.close()  # as the end of a process does, however it comes
+    run._lock.close()  # the end of a process closes the lock too
     RunRecord(finished).lock()
 
 
-def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
+def test_status_keeps_earlier_values(run: RunRecord) -> None:
     assert run.status() == RunStatus()
     run.write_status("running", step=5, max_steps=10)
     run.write_status("stopped", step=7)
@@ -50,16 +50,16 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
     assert (status.state, status.step, status.max_steps) == ("stopped", 7, 10)
     run.write_status("complete")
     assert [path.name for path in run.path.iterdir()] == ["run_status.json"]
-    assert not run.is_finished(10)  # without its final/ it has something left to do
+    assert not run.is_finished(10)  # without final/ the run is not finished
     final = run.path / "final"
     final.mkdir()
     (final / "model.safetensors").write_text("weights")
     record = {"step": 10, "tokens": 1, "losses": {}}
-    checkpoints.seal(final, {}, **record, environment={"trajectory": {"max_steps": 8}})  # as earlier versions wrote it
+    checkpoints.seal(final, {}, **record, environment={"trajectory": {"max_steps": 8}})  # as in earlier versions
     assert not run.is_finished(10)
     (final / "manifest.json").unlink()
     checkpoints.seal(final, {}, **record, environment={"run_identity": {"max_steps": 8}})
-    # 10: where it is; 8: the original command after an extension.
+    # 10 is the current step. 8 is the length in the original command, before an extension.
     assert [steps for steps in (8, 9, 10, 20) if run.is_finished(steps)] == [8, 10]
     (final / "model.safetensors").write_text("")
     assert not run.is_finished(10)
@@ -67,7 +67,7 @@ def test_the_status_remembers_what_it_was_told(run: RunRecord) -> None:
     assert run.status() == RunStatus()
 
 
-def test_damaged_values_of_the_environment_are_left_out(run: RunRecord) -> None:
+def test_damaged_values_of_the_environment_are_ignored(run: RunRecord) -> None:
     assert run.environment() == Environment()
     deviations, plan = [{"field": "a"}], BatchPlan(256, 32, 4, 1, 2, 12)
     whole = Environment(seed=1, plan=plan, deviations=deviations, engine={"clip": None})
@@ -89,10 +89,10 @@ PROOFS = {
 
 
 @pytest.mark.parametrize("kept", PROOFS)
-def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord) -> None:
+def test_only_new_and_existing_run_directories_are_accepted(kept: str, run: RunRecord) -> None:
     run.check_owner()
     (run.path / "checkpoint-4").mkdir(parents=True)
-    for name in (".lock", *PROOFS):  # after a power cut nothing is left in them
+    for name in (".lock", *PROOFS):  # a power cut can leave empty files
         (run.path / name).touch()
     with pytest.raises(UserError, match="--output_dir"):
         run.check_owner()
@@ -100,26 +100,26 @@ def test_a_new_an_empty_or_a_run_directory_is_accepted(kept: str, run: RunRecord
     run.check_owner()
 
 
-def test_another_run_is_refused_with_every_difference(run: RunRecord) -> None:
+def test_another_run_is_refused_with_all_differences(run: RunRecord) -> None:
     run.write_environment(Environment(run_identity={"seed": 1, "max_steps": 10, "processes": 2}))
     check = functools.partial(require_same_run, run.environment().run_identity, where=run.path)
     check({"seed": 1, "max_steps": 10, "processes": 2})
     with pytest.raises(UserError, match=r"seed 1 -> 2; processes 2 -> None; new None -> 3.*--output_dir") as error:
-        check({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # of some there is no going on
+        check({"seed": 2, "max_steps": 10, "new": 3}, allow_change=True)  # not all of these changes can be allowed
     assert "--allow_resume_change" not in str(error.value)
 
 
-def test_rewinding_drops_what_will_be_written_again(run: RunRecord) -> None:
+def test_rewind_removes_events_that_will_be_repeated(run: RunRecord) -> None:
     run.path.mkdir()
     for event in ({"step": 0}, {"step": 1, "eval_loss": 4.0}, {"step": 2, "loss": 3.0}, {"step": 2, "eval_loss": 3.0}):
         events.append(run.metrics, event | {"text": "a\nb\u2028ü"})
     events.append(run.samples, {"step": 2, "text": "once"})
     with (run.path / "metrics.jsonl").open("ab") as file:
-        # A full disk cut a line inside a curly quote; others are no events.
+        # Lines that are not events. A full disk cut the last line inside a curly quote.
         file.write(b'[1]\nnull\n{"step": 1, "eval_loss": null}\n{"step": "2"}\n{"step": 1, "text": "\xe2\x80')
     events.append(run.metrics, {"step": 4})
     assert run.validation_losses(2) == {"eval_loss": 3.0} and run.validation_losses(3) == {}
-    assert run.validation_losses() == run.validation_losses(1) == {"eval_loss": None}  # the last one in the file
+    assert run.validation_losses() == run.validation_losses(1) == {"eval_loss": None}  # the last event in the file
     run.rewind(2)
     assert steps_of(run) == [0, 1, 2, 2, 1] and steps_of(run, "samples.jsonl") == [2]
     run.rewind(2, validates_again=True)
@@ -127,7 +127,7 @@ def test_rewinding_drops_what_will_be_written_again(run: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("writer", ["write_whole", "events.append_line"])
-def test_a_full_disk_costs_words_and_not_the_run(run: RunRecord, writer: str, monkeypatch, caplog) -> None:
+def test_full_disk_is_logged_and_does_not_end_the_run(run: RunRecord, writer: str, monkeypatch, caplog) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -138,20 +138,20 @@ def test_a_full_disk_costs_words_and_not_the_run(run: RunRecord, writer: str, mo
     assert len(caplog.records) == 1
 
 
-LATE = {"training": 700, "data": 60}  # the accounts at the checkpoint of step 6, of 900 and 100 at step 8
+LATE = {"training": 700, "data": 60}  # seconds at the checkpoint of step 6. At step 8 they are 900 and 100.
 
 
 @pytest.mark.parametrize(
     ("start", "at_checkpoint", "supervised", "training", "redone", "data", "idle"),
     [
-        (8, LATE, None, 900, 60, 100, 40),  # no step is repeated; 60 s of an attempt that recorded nothing
+        (8, LATE, None, 900, 60, 100, 40),  # no step is repeated. 60 s belong to an attempt that recorded nothing.
         (6, LATE, None, 700, 300, 60, 40),
         (0, {}, None, 0, 1060, 0, 40),
-        (8, LATE, -100, 900, 60, 100, 115),  # since the last sign of an attempt, as its supervisor waits
-        (8, LATE, -50, 900, 60, 100, 40),  # of another supervisor
+        (8, LATE, -100, 900, 60, 100, 115),  # the supervisor waited since the last record of an attempt
+        (8, LATE, -50, 900, 60, 100, 40),  # the last attempt had another supervisor
     ],
 )
-def test_the_time_of_earlier_attempts(
+def test_time_of_earlier_attempts_is_counted(
     run, start, at_checkpoint, supervised, training, redone, data, idle, tmp_path, monkeypatch
 ) -> None:
     began = time.time() - process_seconds()

@@ -1,4 +1,4 @@
-"""Files are hashed on their way to the disk, and room is made before."""
+"""Saving: hashes, disk space, rotation, a full disk and slow file systems."""
 
 import errno
 import hashlib
@@ -17,7 +17,7 @@ from gpt2_repro.training.hashing import hashed_saves
 from gpt2_repro.training.saving import CheckpointSaver
 
 
-def test_what_is_saved_is_hashed_and_is_the_file_that_is_written_otherwise(tmp_path: Path) -> None:
+def test_saved_files_are_hashed_and_unchanged(tmp_path: Path) -> None:
     state = {"m": torch.randn(1000, 70), "v": [torch.arange(5)] * 3, "step": 7}
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=20, n_positions=8))
     staging, original = tmp_path / "staging", torch.save
@@ -30,7 +30,7 @@ def test_what_is_saved_is_hashed_and_is_the_file_that_is_written_otherwise(tmp_p
         torch.save(state, tmp_path / "elsewhere.pt")
         model.save_pretrained(tmp_path / "elsewhere")
         1 / 0  # noqa: B018
-    assert torch.save is original and modeling_utils.safe_save_file is save_file  # as before, however it ends
+    assert torch.save is original and modeling_utils.safe_save_file is save_file  # restored after an exception
     assert written.keys() == {"global_step7/shard.pt", "optimizer.pt", "model.safetensors"}
     for name, record in written.items():
         content = (staging / name).read_bytes()
@@ -62,7 +62,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return made
 
 
-def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Path, monkeypatch) -> None:
+def test_save_is_published_or_skipped_without_space(saver, tmp_path: Path, monkeypatch) -> None:
     assert saver.step(1) and saver.step(2) and saver.step(3)
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-2"]
     assert defect(tmp_path / "checkpoint-3", read_files=True) is None and saver.seconds > 0
@@ -72,13 +72,13 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     quota = int(2.5 * size)
     taken = lambda: sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: E731
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: SimpleNamespace(free=quota - taken()))
-    assert saver.step(4)  # an older one has made room
+    assert saver.step(4)  # an older checkpoint was deleted to free space
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-3"]
     quota = size + 10
     assert not saver.step(5) and not saver.step(6)
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-4"]
     quota = 10**9
-    assert saver.step(7)  # and the count begins anew
+    assert saver.step(7)  # the count of skipped saves starts again
     quota = 0
     assert not saver.step(8) and not saver.step(9)
     with pytest.raises(RunFailed):
@@ -87,7 +87,7 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     quota = 10**9
     assert saver.step(11)
     quota = 0
-    with pytest.raises(RunFailed, match="SIGTERM"):  # a stop that saved nothing is no clean one
+    with pytest.raises(RunFailed, match="SIGTERM"):  # a stop without a checkpoint is a failure
         saver.step(12, stops="SIGTERM")
 
 
@@ -96,12 +96,12 @@ def test_a_save_is_published_and_without_room_it_is_left_out(saver, tmp_path: Pa
     [
         (OSError(errno.ENOSPC, "No space left on device"), RunFailed),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), RunFailed),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), RunFailed),  # as safetensors says it
-        (KeyError("a mistake of ours"), KeyError),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), RunFailed),  # the error of safetensors
+        (KeyError("a bug"), KeyError),
     ],
     ids=str,
 )
-def test_a_disk_that_is_full_after_all_ends_the_run_in_one_line(saver, error, raised, tmp_path: Path, monkeypatch):
+def test_full_disk_while_saving_ends_the_run_with_one_line(saver, error, raised, tmp_path: Path, monkeypatch):
     saver.step(1)
 
     def fail(*_: object, **__: object) -> None:
@@ -114,8 +114,8 @@ def test_a_disk_that_is_full_after_all_ends_the_run_in_one_line(saver, error, ra
     assert defect(tmp_path / "checkpoint-1", read_files=True) is None
 
 
-def test_a_rename_may_take_time_to_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CK9."""
+def test_rename_may_become_visible_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CK9: a rename on a network file system may become visible late."""
     seal = lambda _: (tmp_path / "manifest.json").touch()  # noqa: E731
     monkeypatch.setattr(saving.time, "sleep", seal)
     saving._wait_until_visible(tmp_path)

@@ -1,4 +1,4 @@
-"""A tracking service may fail, vanish or be absent: the training goes on."""
+"""Training continues if a tracking service fails, disappears or is missing."""
 
 import os
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from gpt2_repro.training.tracking import FAILURES_ALLOWED, Guarded, guard_reporting, prepare_wandb, report_text
 
 
-def test_failures_are_logged_and_after_three_the_service_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_service_is_disabled_after_three_failures(caplog: pytest.LogCaptureFixture) -> None:
     events = [name for name in vars(TrainerCallback) if name.startswith("on_")]
     assert len(events) > 10
     service = Mock(**{f"{event}.side_effect": ConnectionResetError("the service is gone") for event in events})
@@ -22,7 +22,10 @@ def test_failures_are_logged_and_after_three_the_service_is_left_out(caplog: pyt
 
 
 class Reporting(TrainerCallback):
-    """As transformers' callback: it has the library, and defines its own axis when the training begins."""
+    """A stand-in for the wandb callback of transformers.
+
+    It defines its own axis when training begins.
+    """
 
     def __init__(self, wandb: Mock) -> None:
         self._wandb = wandb
@@ -34,7 +37,7 @@ class Reporting(TrainerCallback):
 Reporting.__module__ = "transformers.integrations.integration_utils"
 
 
-def test_wandb_draws_over_tokens_and_shows_samples(caplog: pytest.LogCaptureFixture) -> None:
+def test_wandb_uses_a_token_axis_and_shows_samples(caplog: pytest.LogCaptureFixture) -> None:
     wandb = Mock(Html=str)
     state = SimpleNamespace(is_world_process_zero=True, num_input_tokens_seen=2048)
     handler = SimpleNamespace(callbacks=[Reporting(wandb), TrainerCallback()])
@@ -44,7 +47,7 @@ def test_wandb_draws_over_tokens_and_shows_samples(caplog: pytest.LogCaptureFixt
     for callback in handler.callbacks:
         callback.on_train_begin(None, state, None)
     axes = [("*", {"step_metric": "train/global_step"}), ("train/tokens", {})]
-    axes += [("*", {"step_metric": "train/tokens", "step_sync": True})]  # the last word is ours
+    axes += [("*", {"step_metric": "train/tokens", "step_sync": True})]  # our axis is defined last
     assert wandb.mock_calls == [call.define_metric(name, **options) for name, options in axes]
     report_text(trainer, "a <b> c")
     (values,) = wandb.log.call_args.args
@@ -59,9 +62,9 @@ def test_wandb_draws_over_tokens_and_shows_samples(caplog: pytest.LogCaptureFixt
     ("name", "value", "mode"),
     [("WANDB_DIR", "", "offline"), ("WANDB_API_KEY", "k", None), ("WANDB_MODE", "disabled", "disabled")],
 )
-def test_without_a_key_nothing_asks_for_one(name: str, value: str, mode: str | None, monkeypatch, tmp_path) -> None:
+def test_wandb_without_a_key_does_not_prompt(name: str, value: str, mode: str | None, monkeypatch, tmp_path) -> None:
     for variable in ("WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
-        monkeypatch.setenv(variable, "")  # to be put back afterwards, whatever is set meanwhile
+        monkeypatch.setenv(variable, "")  # monkeypatch then restores the variable after the test
         monkeypatch.delenv(variable)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     prepare_wandb(["none"], tmp_path)

@@ -1,4 +1,4 @@
-"""What is measured between two steps, and when: HellaSwag and samples in a real run, on one process and on two."""
+"""Validation, HellaSwag and samples during a run, on one and on two processes."""
 
 import json
 import math
@@ -13,14 +13,14 @@ from gpt2_repro.training.trainer import PretrainingTrainer
 from gpt2_repro.training.validation import validation_batches
 
 
-def test_another_dataset_is_refused_by_evaluate() -> None:
+def test_evaluate_refuses_another_dataset() -> None:
     for asked in ({"eval_dataset": []}, {"metric_key_prefix": "test"}):
         with pytest.raises(ValueError, match="validation_"):
             PretrainingTrainer.evaluate(None, **asked)
 
 
 @pytest.mark.slow
-def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) -> None:
+def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -> None:
     endings = ["abc", "de fg", "hij a", "b c d e"]
     items = [{"ctx": " ".join(endings[: n % 4 + 1]), "endings": endings, "label": n % 4} for n in range(9)]
     hellaswag = tmp_path / "hellaswag.jsonl"
@@ -32,7 +32,7 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) 
     validated = [{event["step"]: event for event in events(run) if "eval_loss" in event} for run in (one, two)]
     assert list(validated[0]) == [0, 2, 4, 6] and "hellaswag_acc" not in validated[0][2]
     scores = [(its[step]["hellaswag_acc"], its[step]["hellaswag_items"]) for its in validated for step in (0, 4, 6)]
-    assert len(set(scores)) == 1 and scores[0][1] == 9  # no weight has moved
+    assert len(set(scores)) == 1 and scores[0][1] == 9  # the weights do not change
     samples = [json.loads(line) for line in (one / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [0, 4, 6]
     status = json.loads((one / "run_status.json").read_text())
@@ -40,19 +40,23 @@ def test_a_run_scores_and_samples_when_it_is_due(train, events, tmp_path: Path) 
     assert all(status["time_breakdown"][name] > 0 for name in ("startup", "training", "validation", "saving"))
 
 
-def test_samples_of_overflown_logits_do_not_end_the_run(typed, events, tmp_path: Path) -> None:
-    """The sampler met them before the guard: a traceback in place of `diverged`, at the same step at every restart."""
+def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_path: Path) -> None:
+    """A sample from logits that are not finite does not end the run.
+
+    The sampler once raised before the guard: the run ended with a traceback instead of `diverged`, at the same step
+    after every restart.
+    """
     run, words = tmp_path / "run", ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0)
     done = typed(run, *words, "--eval_steps", 1, "--max_steps", 12, "--sample_steps", 1)
     status = json.loads((run / "run_status.json").read_text())
     assert (done.returncode, status["state"]) == (1, "diverged")
     assert done.stdout.count("TextSampler") == FAILURES_ALLOWED and "Traceback" not in done.stderr
-    assert "not finite at step 1: eval_loss" in done.stdout + done.stderr  # and the log has it
+    assert "not finite at step 1: eval_loss" in done.stdout + done.stderr  # the loss is logged too
     assert not math.isfinite([event["eval_loss"] for event in events(run) if "eval_loss" in event][1])
-    assert len((run / "samples.jsonl").read_text().splitlines()) == 1  # of step 0
+    assert len((run / "samples.jsonl").read_text().splitlines()) == 1  # the sample of step 0
 
 
-def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events, tmp_path: Path) -> None:
+def test_bad_hellaswag_file_is_refused_and_missing_hub_is_ignored(typed, events, tmp_path: Path) -> None:
     run, options = tmp_path / "run", ("--hellaswag_steps", 4, "--max_steps", 4)
     (tmp_path / "bad.jsonl").write_text('{"ctx": "abc", "label": 0}\n')
     done = typed(run, *options, "--hellaswag_data", tmp_path / "bad.jsonl")
@@ -64,8 +68,11 @@ def test_hellaswag_that_is_none_ends_in_a_line_and_no_hub_in_none(typed, events,
 
 @pytest.mark.parametrize("fixed_length", [None, 8])
 @pytest.mark.parametrize("rows", [1, 5, 8, 9])
-def test_all_processes_make_as_many_passes_and_no_row_counts_twice(rows: int, fixed_length: int | None) -> None:
-    """Under sharded weights a process that made a pass by itself would wait for the others for ever."""
+def test_processes_make_equal_passes_and_count_each_row_once(rows: int, fixed_length: int | None) -> None:
+    """All processes make the same number of passes, and each row is counted once.
+
+    With sharded weights, a process with one more pass would wait forever for the others.
+    """
     table = Dataset.from_dict({"input_ids": [list(range(n, n + 5)) for n in range(rows)]}).with_format("numpy")
     cut = {"size": 2, "fixed_length": fixed_length}
     shares = [list(validation_batches(table, process=process, processes=3, **cut)) for process in range(3)]

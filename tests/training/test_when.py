@@ -36,7 +36,10 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """What the end of a step decides: a validation at every fifth step, a checkpoint by step at none before the last."""
+    """Return the decisions at the end of a step.
+
+    Validations are due at every fifth step. No checkpoint is due by step before the last step.
+    """
     state = SimpleNamespace(global_step=step, max_steps=10, logging_steps=100, eval_steps=5, save_steps=100)
     state.is_world_process_zero = rank == 0
     when.on_step_end(when.args, state, control := TrainerControl())
@@ -44,7 +47,7 @@ def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopSignals, number) -> None:
+def test_signal_stops_with_a_checkpoint_before_validation(signals: StopSignals, number) -> None:
     when = control_of(signals)
     assert not ask(when).should_training_stop and ask(when).should_evaluate
     os.kill(os.getpid(), number)
@@ -52,16 +55,16 @@ def test_a_signal_stops_with_a_checkpoint_and_owes_the_validation(signals: StopS
     assert control.should_save and control.should_training_stop and not control.should_evaluate
     died = number == signal.SIGUSR2
     assert when.reason == ("the launcher died" if died else number.name) and when.orphaned is died and when.is_over(5)
-    # After the last step there is nothing to stop.
+    # After the last step the signal has no effect.
     last = ask(finished := control_of(signals), step=10)
     assert last.should_log and last.should_evaluate and last.should_save and finished.reason is None
 
 
-def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(signals: StopSignals) -> None:
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # the terminal's and the launcher's
+def test_second_signal_and_signals_of_workers_are_ignored(signals: StopSignals) -> None:
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # signals of the terminal and of the launcher
         os.kill(os.getpid(), number)
     assert signals.received == signal.SIGINT
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the setting of nohup
     signals.install()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     forked = StopSignals()
@@ -78,13 +81,13 @@ def test_a_second_signal_says_nothing_new_and_a_readers_is_its_parents_business(
         (3600, {"max_usd": 14.0, "usd_per_hour": 14.0}, "--max_usd 14"),
     ],
 )
-def test_budgets_stop_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
+def test_budget_stops_with_a_checkpoint(seconds: float, options: dict, reason: str | None) -> None:
     when = control_of(seconds=seconds, **options)
-    assert not ask(when, rank=1).should_training_stop  # the clock is rank 0's
+    assert not ask(when, rank=1).should_training_stop  # only rank 0 reads the clock
     assert ask(when).should_training_stop is (reason is not None) and when.reason == reason
 
 
-def test_a_checkpoint_is_due_so_many_minutes_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_due_after_save_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now, when = [1000.0], control_of(save_minutes=15.0)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     when.on_train_begin(None, None, None)
@@ -117,7 +120,7 @@ def test_stop_at_step_logs_and_validates_its_last_step() -> None:
         (0, 250, 1000, []),
     ],
 )
-def test_what_is_rarer_than_validation_is_due_with_one_at_or_after_its_multiples(
+def test_samples_and_hellaswag_are_due_at_the_next_validation(
     every: int, eval_steps: int, last: int, expected: list[int]
 ) -> None:
     when = control_of(last=last, eval_steps=eval_steps, sample_steps=every, hellaswag_steps=every)
@@ -128,7 +131,7 @@ def test_what_is_rarer_than_validation_is_due_with_one_at_or_after_its_multiples
     assert not any(map(when.samples, steps))
 
 
-def test_a_validation_that_was_cut_short_is_repeated() -> None:
+def test_interrupted_validation_is_repeated() -> None:
     args = control_of().args
     for step, is_validated, expected in ((0, False, True), (5, False, True), (5, True, False), (6, False, False)):
         assert validates_at_start(args, step, is_validated=is_validated) is expected
@@ -136,14 +139,17 @@ def test_a_validation_that_was_cut_short_is_repeated() -> None:
 
 
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/faults/test_hangs.py has a process that hangs."""
+    """Every kind of progress restarts the watchdog.
+
+    tests/faults/test_hangs.py tests a process that hangs.
+    """
     calls: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))
     signs = {name for name in vars(Watchdog) if name.startswith("on_")}
     assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
     assert signs <= set(dir(TrainerCallback))
-    for watchdog in (Watchdog(600), Watchdog(0)):  # 0 is never
+    for watchdog in (Watchdog(600), Watchdog(0)):  # 0 disables the watchdog
         for sign in signs:
             getattr(watchdog, sign)(None, None, None)
         watchdog.disarm()
