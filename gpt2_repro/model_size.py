@@ -52,8 +52,8 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
     """Return the training FLOPs per token: 6N + 12LCT.
 
     This is the formula of PaLM, appendix B, as used by nanoGPT. It gives 855 MFLOP for the 124M model with 50,257 ids.
-    llm.c counts all parameters and only the causal half of attention, 6N + 6LCT, which gives 803 MFLOP. An MFU computed
-    with llm.c's formula is 6 % lower.
+    llm.c counts all parameters and only the causal half of attention, 6N + 6LCT. This gives 803 MFLOP, and an MFU that
+    is 6 % lower.
 
     Args:
         parameters: the number of parameters without position embeddings, which are not multiplied.

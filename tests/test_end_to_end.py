@@ -1,4 +1,4 @@
-"""The commands of the README, as a user types them."""
+"""The commands of the README work from preparing data to the report."""
 
 import json
 from pathlib import Path
@@ -47,10 +47,10 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
         generate.main([*map(str, words), "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] and all(text.startswith("abc") and len(text) > 5 for text in texts)
-    for sampling in (("--top_p", "1e-6"), ("--temperature", "0")):  # both take the likeliest
+    for sampling in (("--top_p", "1e-6"), ("--temperature", "0")):  # both take the most likely token
         generate.main([str(run), "abc " * 99 + "end", *sampling, "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
-    assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # the window
+    assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # cut to the window
     for wrong in ("--top_p 0", "--top_p 1.1", "--temperature nan", "--top_k 0", "abc --prompt abc"):
         with pytest.raises(UserError, match="--"):
             generate.main([str(run), *wrong.split()])
@@ -119,7 +119,7 @@ def test_two_steps_of_the_real_model_on_real_text(real_data: Path, type_command,
     words = ("train.py", "--dataset_dir", data, "--output_dir", run, *small.split(), *short.split())
     done = type_command("python", *words, timeout=590, OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "HellaSwag is not scored" in done.stdout  # the recipe asks for it, and there is no network
+    assert "HellaSwag is not scored" in done.stdout  # the recipe enables it, but there is no network
     logged = events(run)
     assert logged[0]["step"] == 0 and logged[0]["eval_loss"] == pytest.approx(10.98, abs=0.1)
     rates = {event["step"]: event["learning_rate"] for event in logged if "loss" in event}
