@@ -45,7 +45,7 @@ class Checkpoint:
     def window(self, num_positions: int) -> int:
         """Return the context length in tokens that the model was trained with.
 
-        This is the sequence length of its run if that is shorter than `num_positions`, the positions of the model.
+        It is `num_positions`, the number of positions of the model, or the shorter sequence length of its run.
         """
         length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length") if self.run else None
         return min(num_positions, int(length or num_positions))
@@ -54,8 +54,8 @@ class Checkpoint:
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     """Return the checkpoint for a folder, a run directory or a Hub id.
 
-    A run directory stands for its `final/`. With `unfinished`, a run without `final/` stands for its newest complete
-    checkpoint, which is logged.
+    For a run directory, this is its `final/`. With `unfinished`, it is the newest complete checkpoint of a run without
+    `final/`, and its name is logged.
 
     Raises UserError for a folder without a model and for a path that does not exist.
     """

@@ -58,11 +58,11 @@ def run(main: Callable[[list[str]], None]) -> None:
         line = f"error: {message}"
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
-            # torch elastic accepts a text, or a mapping with the time stamp that orders the failures.
+            # torch elastic reads "message" as a text, or as a mapping with the time that orders the failures.
             Path(error_file).write_text(json.dumps({"message": line}))
         if is_local_main_process():
             if isinstance(error, UserError):
-                note(MISTAKE, message)  # before printing: after a note the supervisor drops stderr
+                note(MISTAKE, message)  # before printing, because the supervisor then drops stderr
             for bar in list(getattr(tqdm, "_instances", ())):
                 bar.close()
             print(line, file=sys.stderr, flush=True)

@@ -76,7 +76,7 @@ class Difference:
     stderr: float | None = None  # paired; None if the models were not scored on the same documents
     low: float | None = None  # lower end of the 95 % confidence interval
     high: float | None = None  # upper end
-    # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None in a smoke test
+    # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
     verdict: str | None = None
 
     @property

@@ -52,4 +52,4 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     if near := nearest(word, choices):
         return f"Did you mean {near!r}?"
-    return f"Valid: {', '.join(choices)}." if len(choices) < MANY else "Pass --help all to list the valid names."
+    return f"Valid choices: {', '.join(choices)}." if len(choices) < MANY else "Pass --help all to list valid names."

@@ -1,8 +1,8 @@
 """Export a checkpoint to another format, and verify it by reading it back.
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       a plain Hugging Face folder
-python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       the Hub, with HF_TOKEN set
-python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               ./train_gpt2cu -e gpt2_124M.bin
+python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       the Hub (set HF_TOKEN)
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               for train_gpt2cu -e of llm.c
 """
 
 import argparse

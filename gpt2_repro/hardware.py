@@ -67,7 +67,7 @@ def is_named(part: str, name: str) -> bool:
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
-    """Return the visible CUDA devices. Without one, or with `use_cpu`, return the CPU."""
+    """Return the visible CUDA devices, or the CPU without a GPU or with `use_cpu`."""
     import torch
 
     if torch.cuda.is_available() and not use_cpu:
@@ -196,8 +196,8 @@ def cpu_multiplies_bf16() -> bool:
 def demo_processes() -> int:
     """Return the number of processes for `make demo`.
 
-    With GPUs, it is the largest power of two that is not above the number of visible GPUs, and at most 8, the rows per
-    step of the demo. On a CPU, it is 2 on Linux and otherwise 1.
+    With GPUs, it is the largest power of two up to the number of visible GPUs. It is at most 8, because the demo has 8
+    rows per step. On a CPU, it is 2 on Linux and otherwise 1.
     """
     accelerator = find_accelerator()
     if accelerator.kind == "cuda":

@@ -170,7 +170,7 @@ def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
     import torch
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # warns that GPT-2's special ids are not in a small vocabulary
+    logging.set_verbosity_error()  # hide the warning about special ids outside a small vocabulary
     training, length = recipe.training, recipe.data.sequence_length
     blocks = max(1, int(CPU_BLOCKS / (12 * recipe.model.n_embd**2)))
     model = dataclasses.replace(recipe.model, n_layer=min(recipe.model.n_layer, blocks))
@@ -210,7 +210,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
     length, most = data.sequence_length, training.per_device_train_batch_size
     rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
-    say("Searching for the largest micro-batch: 2 to 3 minutes per attempt with torch.compile (assumed)")
+    say("Searching for the micro-batch: one new process per attempt, 2 to 3 minutes each with compiling (assumed)")
     launcher = recommended_launcher(muon=training.optim == MUON).command(cards, use_cpu=training.use_cpu)
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")

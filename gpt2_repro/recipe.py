@@ -287,7 +287,7 @@ def _other_name(name: str, parser: argparse.ArgumentParser) -> str | None:
         if not ours.startswith("--"):
             return f"{theirs} is not an option here. {ours}.{page}"
         if known[ours]:
-            return f"{theirs} is {ours} here.{page}"
+            return f"Pass {ours} instead of {theirs}.{page}"
         other = "train.py" if parser.prog == "prepare_data.py" else "prepare_data.py"
         return f"{theirs} is {'an option' if name == ours else ours} of {other}.{page}"
     return None

@@ -88,7 +88,7 @@ class Supervisor:
                 raise RunFailed(f"Gave up: {failures} crashes without a newer checkpoint (last exit code {code}).")
             wait = min(LONGEST_WAIT, self.options.wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
-            logger.warning("Crash (exit code %s), attempt %d. Restarting %s in %.0f s.", code, failures, where, wait)
+            logger.warning("Crashed (exit code %s, attempt %d). Restarting %s in %.0f s.", code, failures, where, wait)
             self._sleep(wait)
             if self.signalled:
                 return
@@ -121,7 +121,7 @@ class Supervisor:
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
-        """Return whether not to restart the command. Raises RunFailed if the run failed."""
+        """Return whether the command has ended for good. Raises RunFailed if it failed."""
         state, reason = status.state, status.reason
         if state == "diverged":
             raise RunFailed(f"The run is not restarted: {reason}")

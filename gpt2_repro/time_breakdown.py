@@ -17,7 +17,7 @@ PARTS = {
 }
 
 
-STEPS = ("training", "data")  # the parts that optimizer steps consist of
+STEPS = ("training", "data")  # the parts that contain the time of optimizer steps
 
 
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:

@@ -62,7 +62,7 @@ def discard(path: Path) -> None:
 
 
 def sweep(run: Path) -> None:
-    """Delete what kills have left: the staging folder and partly deleted checkpoints."""
+    """Delete leftovers of kills: the staging folder and partly deleted checkpoints."""
     for path in (run / STAGING, *run.glob(f"{TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
