@@ -1,4 +1,4 @@
-"""Arithmetic of a run: batches and steps from a token budget. No torch."""
+"""Batch arithmetic: derive batches and steps from a token budget. No torch."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from typing import Literal
 from gpt2_repro.errors import UserError
 
 
-IGNORED = -100  # label of a position without a target; torch's default ignore_index
+IGNORED = -100  # label of a position without a target; the default ignore_index of torch
 SamplingStrategy = Literal["random", "sequential", "group_by_length"]  # transformers' names
 BY_LENGTH: SamplingStrategy = "group_by_length"
 
@@ -27,7 +27,7 @@ class TokenCount(int):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """How a fixed number of tokens per optimizer step is spread over processes and micro-batches."""
+    """The split of each optimizer step into processes and micro-batches."""
 
     tokens_per_step: int
     sequence_length: int
@@ -35,35 +35,39 @@ class BatchPlan:
     num_processes: int
     gradient_accumulation_steps: int
     max_steps: int
-    # Rows of like length share a pass: tokens_per_step are then targets without padding, give or take a row's, and a
-    # pass has as many rows as go into the positions of a full micro-batch.
+    # If true, rows of similar length share a forward pass, which has as many rows as fit into the positions of a full
+    # micro-batch. tokens_per_step then counts targets without padding, and a step can differ from it by up to one row.
     by_length: bool = False
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of a step; by length, the fewest that it can have."""
+        """Rows per optimizer step; with `by_length`, the smallest possible number."""
         return self.tokens_per_step // self.sequence_length
 
     @property
     def total_tokens(self) -> int:
-        """Target tokens of the whole run."""
+        """Target tokens of the complete run."""
         return self.max_steps * self.tokens_per_step
 
     @property
     def positions_per_pass(self) -> int:
-        """Positions of one forward pass on one device, at most."""
+        """Maximum number of token positions in one forward pass on one device."""
         return self.micro_batch_size * self.sequence_length
 
     @property
     def passes_per_step(self) -> int:
-        """Forward passes of all processes for one optimizer step."""
+        """Forward passes per optimizer step, summed over all processes."""
         return self.num_processes * self.gradient_accumulation_steps
 
 
 def plan_batches(
     tokens_per_step: int, sequence_length: int, *, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Derive accumulation. Raises UserError with the nearest valid choices if tokens per step do not divide."""
+    """Return the batch plan with the derived gradient accumulation.
+
+    Raises UserError if `tokens_per_step` is not a multiple of the tokens that all processes take in one forward pass.
+    The message contains the nearest valid choices.
+    """
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
     if rest or not accumulation:
@@ -74,19 +78,21 @@ def plan_batches(
         below = max(1, accumulation) * tokens_per_pass
         fixes.append(f"--tokens_per_step {below} or {below + tokens_per_pass}")
         a_pass = f"{micro_batch_size} rows x {sequence_length} tokens x {num_processes} processes"
-        raise UserError(f"tokens_per_step {tokens_per_step:,} does not divide by {a_pass}. Pass {''.join(fixes)}.")
+        raise UserError(f"tokens_per_step {tokens_per_step:,} is not a multiple of {a_pass}. Pass {''.join(fixes)}.")
     return BatchPlan(tokens_per_step, sequence_length, micro_batch_size, num_processes, accumulation, max_steps)
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
-    """Batches that a step's rows always go into: sorted by length, each of at most rows * longest positions.
+    """Return a number of batches that is always enough for the rows of one step.
 
-    A step has S <= tokens_per_step + longest - 1 targets. Greedy filling, longest rows first: batch j begins with a row
-    of L_j targets and takes n_j = floor(C / L_j) rows, C = rows * longest. As C / L_j >= rows, the floor leaves more
-    than rows / (rows + 1) of C: n_j * L_j > F = C * rows / (rows + 1). Each of its rows is at least as long as the
-    next batch's first, so all batches but the last hold more than F * L_{j+1} / L_j targets. By x >= 1 + ln(x) those
-    quotients sum to N - 1 - ln(L_1 / L_N) or more, so S > F * (N - 1 - ln(longest / shortest)), and the number of
-    batches is N < 1 + ln(longest / shortest) + S / F.
+    Rows are sorted by length, longest first, and fill each batch up to C = rows * longest positions.
+
+    Proof: A step has S <= tokens_per_step + longest - 1 targets. Batch j starts with a row of L_j targets and takes
+    n_j = floor(C / L_j) rows. As C / L_j >= rows, rounding down keeps more than rows / (rows + 1) of C. So
+    n_j * L_j > F = C * rows / (rows + 1). Each row of batch j is at least as long as the first row of batch j + 1, so
+    every batch except the last has more than F * L_{j+1} / L_j targets. Because x >= 1 + ln(x), these quotients add up
+    to at least N - 1 - ln(L_1 / L_N) for N batches. Therefore S > F * (N - 1 - ln(longest / shortest)), and
+    N < 1 + ln(longest / shortest) + S / F.
     """
     filled = rows * longest * rows / (rows + 1)
     return math.floor(1 + math.log(longest / shortest) + (tokens_per_step + longest - 1) / filled)
@@ -95,9 +101,11 @@ def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest:
 def plan_by_length(
     tokens_per_step: int, *, longest: int, shortest: int, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Derive accumulation for batches of rows of like length, of `shortest` to `longest` targets.
+    """Return the batch plan for forward passes over rows of similar length.
 
-    Raises UserError, with choices that work, where a step could have fewer rows than passes.
+    Each row has `shortest` to `longest` targets.
+
+    Raises UserError, with choices that work, if a step could have fewer rows than forward passes.
     """
 
     def accumulation(tokens: int, rows: int) -> int:
@@ -115,7 +123,7 @@ def plan_by_length(
         choices = [f"--per_device_train_batch_size {size}" for size in itertools.islice(larger, 1)]
         choices += [f"--tokens_per_step {tokens}" for tokens in itertools.islice(longer, 1)]
         fix = " or ".join(choices) or "--train_sampling_strategy random"
-        raise UserError(f"tokens_per_step {tokens_per_step:,} can be fewer rows than passes. Pass {fix}.")
+        raise UserError(f"A step of {tokens_per_step:,} tokens can have fewer rows than forward passes. Pass {fix}.")
     passes = accumulation(tokens_per_step, micro_batch_size)
     return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, max_steps, by_length=True)
 
@@ -123,15 +131,17 @@ def plan_by_length(
 def extend_plan(
     plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
 ) -> tuple[BatchPlan, list[list[int]]]:
-    """A plan that goes on after its last step, and how: the stretches of steps [from, to] behind the schedule's own.
+    """Return the plan of an extended run, and all extensions of its schedule.
+
+    An extension is a range of steps [from, to]. The learning rate rises again at its start and ends its decay at `to`.
 
     Args:
-        extend_to: targets of the whole run; 0 does not extend.
-        extensions: of the checkpoint that the run goes on from.
-        step: of that checkpoint, 0 where there is none.
+        extend_to: targets of the complete run. 0 does not extend the run.
+        extensions: the extensions stored in the checkpoint that the run resumes from.
+        step: the step of that checkpoint, or 0 without a checkpoint.
 
-    Raises UserError where there is nothing to extend, where that is no extension, and for a run that was extended and
-    is now asked for without.
+    Raises UserError if there is no checkpoint to extend, if `extend_to` is before the end of the run, or if a run that
+    was extended is resumed without `extend_to`.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:
@@ -142,6 +152,6 @@ def extend_plan(
         raise UserError("--extend_to needs a run with a checkpoint. Pass --total_tokens for a new run.")
     steps = extend_to // plan.tokens_per_step
     if steps < end:
-        raise UserError(f"--extend_to {extend_to} ends before the run's step {end:,}. Pass more tokens.")
+        raise UserError(f"--extend_to {extend_to} is before the end of the run at step {end:,}. Pass more tokens.")
     further = [[step, steps]] if steps > end else []
     return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

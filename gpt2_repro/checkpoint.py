@@ -1,4 +1,4 @@
-"""Resolve what a user passes as a checkpoint, without loading its weights."""
+"""Resolve the checkpoint that a user passed, without loading its weights."""
 
 import dataclasses
 import logging
@@ -24,11 +24,11 @@ class Checkpoint:
     """A checkpoint on disk or on the Hub.
 
     Args:
-        name: in tables, such as `final (runs/demo)`; outside of a run the folder or Hub id.
-        source: the folder or Hub id, for `from_pretrained` of the model and of the tokenizer.
-        form: "training" and "final" in a run directory, else "folder" or "hub".
-        run: the run directory that contains it, or None.
-        record: the record of its training; None if it has no intact manifest of train.py.
+        name: the name in tables, such as `final (runs/demo)`. Outside a run it is the folder or Hub id.
+        source: the folder or Hub id that `from_pretrained` takes for the model and the tokenizer.
+        form: "training" (checkpoint-N) or "final" in a run directory, otherwise "folder" or "hub".
+        run: the run directory that contains the checkpoint, or None.
+        record: the training record, or None if the folder has no intact manifest written by train.py.
     """
 
     name: str
@@ -39,19 +39,23 @@ class Checkpoint:
 
     @property
     def tokens_trained(self) -> int | None:
-        """Targets up to this checkpoint, None if unknown."""
+        """Targets trained up to this checkpoint; None if unknown."""
         return self.record.tokens if self.record else None
 
     def window(self, num_positions: int) -> int:
-        """Return the tokens it was trained to see at once: its positions, or its run's shorter sequences."""
+        """Return the context length in tokens that the model was trained with.
+
+        It is `num_positions`, the number of positions of the model, or the shorter sequence length of its run.
+        """
         length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length") if self.run else None
         return min(num_positions, int(length or num_positions))
 
 
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
-    """Return the checkpoint of a folder, a run directory, which means its `final/`, or a Hub id.
+    """Return the checkpoint for a folder, a run directory or a Hub id.
 
-    With `unfinished` a run without `final/` means its newest complete checkpoint, and the log names it.
+    For a run directory, this is its `final/`. With `unfinished`, it is the newest complete checkpoint of a run without
+    `final/`, and its name is logged.
 
     Raises UserError for a folder without a model and for a path that does not exist.
     """
@@ -66,21 +70,24 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
             raise UserError(f"The run {name} has no complete checkpoint. Continue its training, or pass another run.")
         if not unfinished:
             raise UserError(f"The run {name} is not finished and has no final/. Pass its newest checkpoint, {newest}.")
-        logger.info("The run %s is not finished. Its newest complete checkpoint is used: %s", name, newest.name)
+        logger.info("Run %s is not finished. Using its newest complete checkpoint: %s", name, newest.name)
         return _open_folder(newest)
     if path.exists() or name.startswith("runs/") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?/?", name):
-        raise UserError(f"There is no checkpoint {name}. Pass a run directory, a checkpoint-N/, a final/ or a Hub id.")
+        raise UserError(f"Checkpoint not found: {name}. Pass a run directory, a checkpoint-N/, a final/ or a Hub id.")
     check_hub()
     return Checkpoint(name.rstrip("/"), name, "hub")
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return the checkpoints of a run by step, and its `final/`. Raises UserError if it has none."""
+    """Return the checkpoints of a run in order of their steps, then its `final/`.
+
+    Raises UserError if the run has no checkpoint.
+    """
     run = Path(name)
     found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]
     found += [path for path in [run / FINAL] if path.is_dir()]
     if not found:
-        raise UserError(f"--all_checkpoints: {name} is not a run directory with checkpoints")
+        raise UserError(f"{name} has no checkpoints. Pass a run directory with checkpoints to --all_checkpoints.")
     return [resolve_checkpoint(str(path)) for path in found]
 
 

@@ -1,4 +1,4 @@
-"""The terminal side of every command: log, options, errors and exit codes."""
+"""Logging, option parsing, errors and exit codes for all commands."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from gpt2_repro.errors import RunFailed, UserError, did_you_mean
 from gpt2_repro.supervision import MISTAKE, note
 
 
-KINDS = {  # the types of options, by name, with an example
+KINDS = {  # name of an option's type: description of the value, and an example
     "int": ("a whole number", "100"),
     "_count": ("a whole number of at least 1", "100"),
     "float": ("a number", "0.5"),
@@ -26,22 +26,23 @@ KINDS = {  # the types of options, by name, with an example
     "string_to_bool": ("true or false", "true"),
     "Overrides": ("key=value,key=value or JSON", "n_inner=3072"),
 }
-LINE_SECONDS = 30.0  # between two lines of progress in a file
+LINE_SECONDS = 30.0  # between two progress lines if stderr is not a terminal
 
 
 def is_local_main_process() -> bool:
-    """Whether this process speaks for its machine: local rank 0 under a launcher, or the only process."""
+    """Return whether this process has local rank 0 or was started without a launcher."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Call `main` with the command line. A UserError becomes one line on stderr and exit code 2, a RunFailed 1.
+    """Call `main` with the command line, and convert errors to exit codes.
 
-    Under a launcher only local rank 0 prints, and each rank leaves the line in $TORCHELASTIC_ERROR_FILE, which
-    the launcher quotes last, after a traceback of its own.
+    A UserError is printed as one line on stderr with exit code 2. A RunFailed is printed in the same way with exit
+    code 1. Under a launcher only local rank 0 prints. Each rank writes the line to $TORCHELASTIC_ERROR_FILE, and the
+    launcher prints it last, after its own traceback.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
-        # Importing torch takes seconds. transformers lists its arguments without it, after a warning.
+        # Importing torch takes seconds. transformers can list its arguments without torch, after a warning.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     level = logging.INFO if is_local_main_process() else logging.WARNING
@@ -53,21 +54,21 @@ def run(main: Callable[[list[str]], None]) -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
-        message = str(error).rpartition("UserError: ")[2].strip()  # a DataLoader's worker adds its traceback
+        message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
         line = f"error: {message}"
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
-            # Elastic reads "message" as text, or as a mapping with the time that ranks the failures.
+            # torch elastic reads "message" as a text, or as a mapping with the time that orders the failures.
             Path(error_file).write_text(json.dumps({"message": line}))
         if is_local_main_process():
             if isinstance(error, UserError):
-                note(MISTAKE, message)  # before it is printed: the supervisor prints it last, and nothing else
+                note(MISTAKE, message)  # before printing, because the supervisor then drops stderr
             for bar in list(getattr(tqdm, "_instances", ())):
                 bar.close()
             print(line, file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
-        # Whoever read the output, `head` say, has read enough; what is still buffered has nowhere to go.
+        # The reader of stdout, such as `head`, has exited. Discard the buffered output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
@@ -77,10 +78,10 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 
 class Progress(tqdm):
-    """A progress bar. If stderr is not a terminal: a line of text every LINE_SECONDS.
+    """A progress bar, or one line every LINE_SECONDS if stderr is not a terminal.
 
     Args:
-        iterable, options: of tqdm.
+        iterable, options: arguments of tqdm.
         hidden: show nothing.
     """
 
@@ -111,7 +112,7 @@ class Progress(tqdm):
 
 
 class _LogHandler(logging.StreamHandler):
-    """Writes each message on a line of its own, above the progress bars."""
+    """A log handler that prints messages above the progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(self.stream):
@@ -119,7 +120,7 @@ class _LogHandler(logging.StreamHandler):
 
 
 def _disable_bars() -> None:
-    """Disable the progress bars of all libraries: in a file each frame of a bar would be kept."""
+    """Disable all libraries' progress bars: a log file would keep every update."""
     begin = tqdm.__init__
 
     def disabled(self: Any, *args: Any, **options: Any) -> None:
@@ -129,26 +130,29 @@ def _disable_bars() -> None:
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """argparse whose errors are UserErrors of one line, each with an example of a good value. No abbreviations."""
+    """An argument parser that raises errors as one-line UserErrors.
+
+    The messages contain an example of a valid value. Abbreviated options are refused.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self.register("type", int, _whole_number)
         self.register("type", float, _finite_number)
-        self._negative_number_matcher = re.compile(r"-\.?\d")  # Python 3.11 takes -1e-3 for an option
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # Python 3.11 parses -1e-3 as an option
 
     def error(self, message: str) -> NoReturn:
         if needed := re.match(r"argument (-[\w-]+).*: expected (at least )?one argument", message):
             action = self._option_string_actions[needed[1]]
-            raise UserError(f"{_name(action)} needs a value, such as {_example(action)}")
+            raise UserError(f"{_name(action)} needs a value, such as {_example(action)}.")
         if surplus := re.match(r"argument (-[\w-]+).*: ignored explicit argument", message):
             raise UserError(f"{surplus[1]} takes no value. Pass it alone.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
-            fix = f"Name the recipe first, then options: {self.prog} RECIPE --key value"
+            fix = f"Pass the recipe first, then the options: {self.prog} RECIPE --key value"
             if Path(surplus[1]).is_dir():
-                fix = f"Pass a prepared folder as --dataset_dir {surplus[1]}"
-            raise UserError(f"Unexpected {surplus[1]!r}. {fix}")
-        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+                fix = f"Pass --dataset_dir {surplus[1]} to use a prepared folder."
+            raise UserError(f"Unexpected argument {surplus[1]!r}. {fix}")
+        raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         try:
@@ -156,18 +160,18 @@ class OneLineErrors(argparse.ArgumentParser):
                 return super()._get_value(action, text)
         except argparse.ArgumentError:
             if text.endswith((".yaml", ".yml")):
-                raise UserError(f"The recipe comes first: {self.prog} {text} {_name(action)} …") from None
+                raise UserError(f"Pass the recipe before the options: {self.prog} {text} {_name(action)} …") from None
         raise UserError(
             f"{_name(action)} cannot be {text!r}. It needs {_kind(action)[0]}, such as {_example(action)}."
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise UserError(f"{_name(action)} cannot be {str(value)!r}: {did_you_mean(str(value), action.choices)}")
+            raise UserError(f"{_name(action)} cannot be {str(value)!r}. {did_you_mean(str(value), action.choices)}")
 
 
 def _whole_number(text: str) -> int:
-    """Read `100`, `1_000` or `1e2`. Raises ValueError for everything else."""
+    """Return the integer in `100`, `1_000` or `1e2`. Raises ValueError otherwise."""
     try:
         return int(text)
     except ValueError:
@@ -189,13 +193,13 @@ def _name(action: argparse.Action) -> str:
 
 
 def _kind(action: argparse.Action) -> tuple[str, str]:
-    """What the values of an option are, and one of them."""
+    """Return a description of an option's value, and an example value."""
     value = str(action.metavar or action.dest.upper())
     return KINDS.get(getattr(action.type, "__name__", ""), ("a value", value))
 
 
 def _example(action: argparse.Action) -> str:
-    """An option with a good value: its default, or one that fits its type."""
+    """Return an option with a valid value: its default, or an example for its type."""
     values = action.default if isinstance(action.default, list) else [action.default]
     if action.choices is not None:
         values = [next(iter(action.choices))]
@@ -204,15 +208,15 @@ def _example(action: argparse.Action) -> str:
 
 
 class CommandParser(OneLineErrors):
-    """The parser of the commands without a recipe. A wrong option names the nearest one."""
+    """The parser of commands without a recipe. Errors name the nearest valid option."""
 
     def __init__(self, *, prog: str, description: str | None, **kwargs: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=prog, description=description, formatter_class=formatter, **kwargs)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return the options. Raises UserError for unknown ones and impossible values."""
-        # Before Python 3.12.8 parse_known_args refuses positional arguments after options that follow others.
+        """Return the options. Raises UserError for unknown options and invalid values."""
+        # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
         takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
         parse = self.parse_known_args if takes_command else self.parse_known_intermixed_args
         options, unknown = parse(argv)
@@ -220,5 +224,5 @@ class CommandParser(OneLineErrors):
             flag = unknown[0].split("=")[0]
             names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             known = [name for name in names if name != "--help"]
-            raise UserError(f"{self.prog} has no option {flag}: {did_you_mean(flag, known)}")
+            raise UserError(f"{self.prog} has no option {flag}. {did_you_mean(flag, known)}")
         return options

@@ -1,4 +1,7 @@
-"""The scores of several models, their differences and verdicts, and the tables of comparison.json and diagnosis.json."""
+"""Scores, differences and verdicts of several models.
+
+This module also makes the tables of comparison.json and diagnosis.json.
+"""
 
 import dataclasses
 import json
@@ -8,9 +11,9 @@ from typing import Any, NamedTuple
 from gpt2_repro.typed_json import from_json
 
 
-# Two models are called equal if they differ by less than this: in points of 1 for accuracies, otherwise as a fraction of
-# the baseline's value. All perplexities of a text are the same number in other units: 5 % of a word's perplexity is
-# 1.4 % of bits per byte.
+# Two models match if they differ by less than this margin. The margin of an accuracy is absolute: 0.02 is 2 percentage
+# points. All other margins are fractions of the baseline's value. The perplexities and bits per byte of a text express
+# the same quantity: a difference of 5 % in word perplexity is 1.4 % in bits per byte.
 MARGINS = {
     **dict.fromkeys(("acc", "acc_norm", "completion"), 0.02),
     **dict.fromkeys(("perplexity", "word_perplexity"), 0.05),
@@ -18,36 +21,39 @@ MARGINS = {
     "byte_perplexity": 0.01,
 }
 ARROWS = {True: " ↑", False: " ↓", None: ""}
-MOST_COLUMNS = 4  # models; a table of more has one row per model
+MOST_COLUMNS = 4  # models; a table of more models has one row per model
 DIAGNOSIS_TABLES = {
     "domains": "Loss by domain",
-    "positions": "Loss by position in the window, of rows that fill it",
-    "frequencies": "Loss by how often a token stands in a million",
-    "starts": "Loss by place in a document, after a start token",
-    "bare": "Loss by place in a document, without a start token",
-    "start_cost": "What the start token adds to the loss",
-    "ends": "Loss at the end of a document, after 64 tokens or the window",
-    "whole": "Log-probability of a passage's last word after the whole passage",
-    "sentence": "Log-probability of a passage's last word after its last sentence alone",
-    "gain": "What the text before the last sentence adds to the log-probability of the last word",
+    "positions": "Loss by position in the window, for rows that fill the window",
+    "frequencies": "Loss by token frequency (occurrences per million tokens)",
+    "starts": "Loss by position in the document, with a start token",
+    "bare": "Loss by position in the document, without a start token",
+    "start_cost": "Change of the loss due to the start token",
+    "ends": "Loss on the separator at the end of a document, after 64 tokens or a full window",
+    "whole": "Log-probability of a passage's last word, given the complete passage",
+    "sentence": "Log-probability of a passage's last word, given only its last sentence",
+    "gain": "Gain in the last word's log-probability from the text before the last sentence",
 }
 
 
 class Cell(NamedTuple):
-    """A text and its kind: "number", "better", "worse", "even", or "" for plain text."""
+    """A table cell: its text and its kind.
+
+    The kind is "number", "better", "worse", "even", or "" for plain text.
+    """
 
     text: str
     kind: str = ""
 
 
 class Table(NamedTuple):
-    """Headers and rows of cells."""
+    """A table: column headers and rows of cells."""
 
     headers: list[str]
     rows: list[list[Cell]]
 
     def markdown(self) -> str:
-        """Return the table as Markdown, right-aligned from the first column of numbers on."""
+        """Return the table as Markdown, right-aligned from the first numeric column on."""
         first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
         rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
         texts = [[cell.text for cell in row] for row in self.rows]
@@ -56,7 +62,7 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A model's value of a metric, and its standard error over the documents."""
+    """A model's value of a metric, and the standard error over the documents."""
 
     value: float | None
     stderr: float | None = None
@@ -64,24 +70,24 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A model's value minus the baseline's."""
+    """The difference in a metric: a model's value minus the baseline's value."""
 
     value: float
-    stderr: float | None = None  # paired; None if the two were not scored on the same documents
-    low: float | None = None  # the 95 % interval
-    high: float | None = None
-    # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if nothing is judged
+    stderr: float | None = None  # paired; None if the models were not scored on the same documents
+    low: float | None = None  # lower end of the 95 % confidence interval
+    high: float | None = None  # upper end
+    # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
     verdict: str | None = None
 
     @property
     def kind(self) -> str:
-        """The kind of its cell."""
+        """The kind of the table cell that shows this difference."""
         return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedModel:
-    """A column of the table."""
+    """A model in a comparison: one column of the table."""
 
     name: str
     source: str = ""  # a folder, a Hub id or "untrained"
@@ -93,7 +99,10 @@ class ComparedModel:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDetails:
-    """The version of a task, its number of documents (None for a group of tasks) and the source of its data."""
+    """A task's version, number of documents and data source.
+
+    The number of documents is None for a group of tasks.
+    """
 
     version: Any
     documents: int | None
@@ -102,7 +111,7 @@ class TaskDetails:
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one task: values and differences by the name of the model.
+    """One metric of one task: values and differences by model name.
 
     `higher_is_better` is None if lm-eval does not define it, as for some groups of tasks.
     """
@@ -115,23 +124,23 @@ class ComparisonRow:
 
     @property
     def heading(self) -> str:
-        """The metric, with an arrow that points to better values."""
+        """The name of the metric, with an arrow in the direction of better values."""
         return self.metric + ARROWS[self.higher_is_better]
 
     def score(self, model: str) -> str:
-        """Return the value ± its standard error; "-" if there is none."""
+        """Return a model's value ± its standard error, or "-" without a value."""
         score = self.values.get(model, Score(None))
         return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
 
     def change(self, model: str) -> Cell:
-        """Return the difference to the baseline with its verdict."""
+        """Return a model's difference from the baseline and the verdict, as a table cell."""
         if (difference := self.difference.get(model)) is None:
             return Cell("-")
         shown = self._with_stderr(difference.value, difference.stderr, sign="+")
         return Cell(f"{shown} {difference.verdict or ''}".rstrip(), difference.kind)
 
     def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
-        """Format a number with the decimals that fit the largest value of the row."""
+        """Format a number. The largest value of the row determines the decimals."""
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
         decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
         error = "" if stderr is None else f" ± {stderr:,.{decimals}f}"
@@ -140,12 +149,14 @@ class ComparisonRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What comparison.json holds: models, a row per metric, and the settings that were the same for all models.
+    """The content of comparison.json: models, settings and one row per metric.
+
+    The settings are the same for all models.
 
     Args:
-        tasks: of the rows, with subtasks and groups.
-        limit: documents per task of a smoke test, in which nothing is judged.
-        baseline: the name of a model, or None.
+        tasks: the tasks of the rows, including subtasks and groups.
+        limit: the number of documents per task in a smoke test, which has no verdicts. None for all documents.
+        baseline: the name of the baseline model, or None.
     """
 
     max_length: int = 0
@@ -166,21 +177,21 @@ class Comparison:
 
     @classmethod
     def from_json(cls, text: str) -> "Comparison":
-        """Read what `to_json` returned. Only `rows` must be there.
+        """Return the comparison in a text written by `to_json`. Only `rows` is required.
 
-        Raises ValueError, TypeError, AttributeError or RecursionError for anything else.
+        Raises ValueError, TypeError, AttributeError or RecursionError for any other text.
         """
         return from_json(cls, json.loads(text))
 
     def to_json(self) -> str:
-        """Return the content of comparison.json."""
+        """Return the text of comparison.json."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def table(self, names: Mapping[str, str] | None = None) -> Table:
-        """Return the table for screen, Markdown, report and model card.
+        """Return the table for the terminal, Markdown, the report and the model card.
 
         Args:
-            names: the models to show, with their headings. None shows all by name.
+            names: the column heading of each model to show, by model name. None shows all models under their names.
         """
         names = names or {model.name: model.name for model in self.models}
         if len(names) > MOST_COLUMNS:
@@ -195,7 +206,7 @@ class Comparison:
         return Table(headers, rows)
 
     def _trend(self) -> Table:
-        """One row per model, for many checkpoints of a run by the tokens they were trained on."""
+        """Return a table with one row per model, such as all checkpoints of a run."""
         rows = []
         for model in self.models:
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"
@@ -209,7 +220,7 @@ class Comparison:
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
-    """Return the tables of a diagnosis.json by their titles."""
+    """Return the tables of a diagnosis.json, by title."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
     return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}

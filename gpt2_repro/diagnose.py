@@ -1,7 +1,7 @@
-"""Show where the loss difference of a run to a baseline is, and name its likely causes.
+"""Show where the loss of a run differs from a baseline, and name likely causes.
 
-python -m gpt2_repro.diagnose runs/gpt2_124m                                    compared with openai-community/gpt2
-python -m gpt2_repro.diagnose runs/a --baseline runs/b --local_data tasks/      compared with another run, without a network
+python -m gpt2_repro.diagnose runs/gpt2_124m                                 compared with openai-community/gpt2
+python -m gpt2_repro.diagnose runs/a --baseline runs/b --local_data tasks/   compared with another run, offline
 python -m gpt2_repro.diagnose somebody/gpt2-small --dataset_dir data/fineweb-10bt
 """
 
@@ -36,14 +36,14 @@ from gpt2_repro.run_record import RunRecord
 
 HOME = "validation text"
 SHORTEST_WINDOW = 16
-COUNTED_TOKENS = 10_000_000  # of the training rows, for token frequencies
+COUNTED_TOKENS = 10_000_000  # training tokens that are counted for the token frequencies
 
-Counts = NDArray[np.int64]  # of each id [vocabulary]
+Counts = NDArray[np.int64]  # occurrences of each token id [vocabulary]
 logger = logging.getLogger("gpt2_repro.diagnose")
 
 
 def main(argv: list[str]) -> None:
-    """Score two models on the same tokens, write tables and a conclusion."""
+    """Score two models on the same tokens, and write tables and a conclusion."""
     options = _parse(argv)
     from gpt2_repro.model.export import load_pair, load_tokenizer
 
@@ -84,30 +84,30 @@ def main(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="A run (its final/), a checkpoint-N/ or final/, or a Hub id.")
-    parser.add_argument("--baseline", help="A model of the same tokenizer. (default: the recipe's baseline)")
+    parser.add_argument("run", metavar="RUN", help="Run directory (uses its final/), checkpoint-N/, final/ or Hub id.")
+    parser.add_argument("--baseline", help="Model with the same tokenizer. (default: the recipe's baseline)")
     parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared folder. (default: the run's)")
-    parser.add_argument("--local_data", type=Path, metavar="DIR", help="wikitext and LAMBADA as jsonl files.")
-    parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Of each domain. (default: %(default)s)")
+    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
+    parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Tokens per domain. (default: %(default)s)")
     parser.add_argument("--max_length", type=int, default=1024, help="Window in tokens. (default: %(default)s)")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="(default: RUN/evaluation/diagnosis)")
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. (default: the first GPU if there is one)")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
     options = parser.parse(argv)
     if options.tokens < 1 or options.max_length < SHORTEST_WINDOW:
-        raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}")
+        raise UserError(f"--tokens must be at least 1 and --max_length at least {SHORTEST_WINDOW}.")
     if options.output_dir and options.output_dir.is_file():
-        raise UserError(f"--output_dir {options.output_dir} is a file: name a folder")
+        raise UserError(f"--output_dir {options.output_dir} is a file. Pass a folder.")
     return options
 
 
 def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
     if tokenizer.get_vocab() != expected.get_vocab():
-        fix = "Pass one with the same tokenizer, or use bash evaluate.sh, which has bits per byte."
-        raise UserError(f"{option} has another tokenizer than the model: losses per token do not compare. {fix}")
+        fix = "Pass one with the same tokenizer, or run bash evaluate.sh, which compares bits per byte."
+        raise UserError(f"The tokenizer of {option} is not the model's, so losses per token cannot be compared. {fix}")
 
 
 def _baseline_of(run: Path | None) -> str:
-    """Return the baseline of the run's recipe. Raises UserError if it is not a model."""
+    """Return the baseline in a run's recipe. Raises UserError if it is not a model."""
     baseline = arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
         raise UserError(f"The baseline of {run} is {baseline}. Pass --baseline with a folder or a Hub id.")
@@ -115,13 +115,16 @@ def _baseline_of(run: Path | None) -> str:
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
-    """Return the texts to score, and the count of each id in the folder's training rows [vocabulary]."""
+    """Return the texts to score, and the count of each token id [vocabulary].
+
+    The counts are of the training rows in the prepared folder. They are None without a prepared folder.
+    """
     domains: list[Domain] = []
     counts = None
     if folder:
         domains, counts = _read_prepared(folder, tokenizer, options.tokens)
     else:
-        logger.warning("no prepared folder is here: nothing is measured on its own text (--dataset_dir DIR names one)")
+        logger.warning("No prepared folder found. Pass --dataset_dir DIR to score its validation text as well.")
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     for task in TASKS:
         try:
@@ -129,7 +132,7 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
         except UserError as error:
             if task in local:
                 raise
-            logger.warning("%s: left out (--local_data DIR reads it from a file)", error)
+            logger.warning("A text was skipped: %s (Pass --local_data DIR to read it from a file.)", error)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
         raise UserError("No text to diagnose on. Pass --dataset_dir with a prepared folder, or --local_data.")
     return domains, counts
@@ -151,25 +154,26 @@ def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Doma
 
 
 def _spread(rows: Any, tokens: int) -> list[texts.Ids]:
-    """Return rows of about so many targets, spread evenly."""
+    """Return evenly spaced rows with about `tokens` targets in total."""
     count = -(-len(rows) * tokens // max(1, int((rows.lengths() - 1).sum())))
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 
 
 def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
-    """Return the content of diagnosis.md: the conclusion, the tables and notes."""
+    """Return the text of diagnosis.md: the conclusion, the tables and notes."""
     name, baseline = (model["name"] for model in diagnosis["models"])
     parts = [f"# {name} compared with {baseline}", diagnosis["conclusion"]]
     for title, table in diagnosis_tables(diagnosis).items():
         parts += [f"## {title}", table.markdown()]
     versions = ", ".join(f"{library} {version}" for library, version in diagnosis["versions"].items())
     notes = [
-        f"Nats; ± one standard error, by documents, of the difference on the same tokens; window {diagnosis['window']:,} "
-        f"tokens, {diagnosis['dtype']}, {diagnosis['device']}; frequencies of {diagnosis['frequencies_of']}",
-        "No start token stands before these texts, except in the table of document starts",
+        "Losses in nats per token. ± is one standard error of the difference on the same tokens, over documents. "
+        f"Window {diagnosis['window']:,} tokens, {diagnosis['dtype']}, {diagnosis['device']}. Token frequencies of "
+        f"{diagnosis['frequencies_of']}",
+        "The texts have no start token, except in the table of documents with a start token",
         *(f"{model['name']}: {model['source']}, revision {model['revision'][:12]}" for model in diagnosis["models"]),
         f"{versions}; {diagnosis['date']}: `{diagnosis['command']}`",
-        *(f"By domain and frequency: positions before {jump['position']:,} only" for jump in diagnosis["jump"]),
+        *(f"Tables by domain and frequency: only positions before {jump['position']:,}" for jump in diagnosis["jump"]),
     ]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
 

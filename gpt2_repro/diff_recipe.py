@@ -1,4 +1,4 @@
-"""The differences between a run and a recipe: `train.py --diff_recipe RECIPE`."""
+"""Print the differences between a run and a recipe: `train.py --diff_recipe`."""
 
 import dataclasses
 import enum
@@ -14,26 +14,26 @@ from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_reci
 DEFAULT_RECIPE = Path(__file__).parents[1] / DEFAULT
 Group = Literal["learned", "measured", "neither"]
 HEADINGS: dict[Group, str] = {
-    "learned": "Change what is learned",
-    "measured": "Change the measurement",
-    "neither": "Change neither",
+    "learned": "Fields that change the training",
+    "measured": "Fields that change only the measurement",
+    "neither": "Fields that change neither",
 }
-# Fields that change the measurement, in addition to the section evaluation.
+# Fields that change the measurement, in addition to all fields of the section `evaluation`.
 MEASURED = re.compile(r"split|split_seed|validation_(tokens|fraction)|eval_(tokens|strategy)|logging_nan_inf_filter")
-# Fields that change neither, except for rounding. A field that matches no pattern counts as learned, so nothing hides.
+# Fields that change neither, except for rounding. Unmatched fields count as "learned", so that no change is hidden.
 NEITHER = re.compile(
     r"(per_device|hellaswag|sample|logging|log|save|keep|trackio|dataloader|ddp)_.*"
     r"|(dataset|output)_dir|validation_text|attn_implementation|torch_compile.*|activation_checkpointing.*|use_cpu"
     r"|eval_(steps|on_start|delay)|resume_from.*|allow_resume_change|max_(hours|usd)|usd_per_hour|hang_timeout"
     r"|report_to|run_name|project|torch_empty_cache_steps|full_determinism|debug|disable_tqdm|skip_memory_metrics"
 )
-# Fields that keep the run on the loss curve of its recipe: another seed, a part of the steps, a part of the text.
+# Fields that keep a run on the loss curve of its recipe: another seed, fewer steps or less text.
 SAME_CURVE = {"seed", "stop_at_step", "max_tokens"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """A value of a run that differs from the recipe's."""
+    """A field whose value in a run differs from its value in a recipe."""
 
     section: str
     key: str
@@ -42,12 +42,14 @@ class Deviation:
     group: Group
 
     def as_text(self) -> dict[str, str]:
-        """The field with its section, and both values."""
+        """Return the field with its section, and both values as text."""
         return {"field": f"{self.section}.{self.key}", "run": _shown(self.run), "recipe": _shown(self.recipe)}
 
 
 def diff_recipe(run: TrainingRecipe, other: str) -> None:
-    """Print every difference between `run` and the recipe `other`. Needs no data, no GPU, no launcher.
+    """Print every difference between a run and the recipe `other`.
+
+    This needs no data, GPU or launcher.
 
     Raises UserError if `other` is not a recipe.
     """
@@ -62,7 +64,7 @@ def diff_recipe(run: TrainingRecipe, other: str) -> None:
 
 
 def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
-    """Every field that differs, including defaults, by section."""
+    """Return every field that differs, including defaults, in order of sections."""
     found = []
     for section in run.sections:
         ours, theirs = _values(run, section), _values(recipe, section)
@@ -72,15 +74,15 @@ def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
 
 
 def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
-    """Return what a run records about the default recipe.
+    """Return a run's deviations from the default recipe, for its environment.json.
 
-    `deviations` are the fields that change what is learned. `reference` names the published loss curve that the run should
-    follow; it is None if a deviation changes the validation loss.
+    `deviations` lists the fields that change the training. `reference` names the published loss curve that the run
+    should follow. It is None if a difference changes the validation loss.
     """
     found = deviations(run, load_recipe([str(DEFAULT_RECIPE)]))
     moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE
     if run.data.source == "fineweb-10bt-tokens":
-        moving -= {"source", "split"}  # the same text; its validation shard is the default's head
+        moving -= {"source", "split"}  # the same text: the validation shard is the head of the default source
     return {
         "reference": None if moving else references.NAME,
         "deviations": [its.as_text() for its in found if its.group == "learned"],
@@ -88,7 +90,10 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
 
 
 def _values(recipe: TrainingRecipe, section: str) -> dict[str, Any]:
-    """The values of a section, with `total_tokens` and `max_steps` both set to the length of the run."""
+    """Return the values of a recipe section by field name.
+
+    `total_tokens` and `max_steps` are both set to the actual length of the run.
+    """
     values = values_of(recipe.sections[section])
     if section == "training":
         steps = count_steps(recipe.training)

@@ -1,4 +1,4 @@
-"""What a run would be, without running it: `train.py --dry_run`."""
+"""Print the plan of a training run without training: `train.py --dry_run`."""
 
 from pathlib import Path
 
@@ -14,9 +14,12 @@ from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
 
 
 def dry_run(recipe: TrainingRecipe) -> None:
-    """Print the resolved recipe and everything derived from it. Needs no data, no GPU, no launcher.
+    """Print the resolved recipe, and the sizes and steps derived from it.
 
-    Raises UserError if the sampling strategy does not fit.
+    This needs no GPU and no launcher. It needs prepared data only if the name of the tokenizer does not give the
+    size of its vocabulary.
+
+    Raises UserError if the sampling strategy does not fit the data.
     """
     data, training = recipe.data, recipe.training
     check_strategy(training, data)
@@ -31,7 +34,7 @@ def dry_run(recipe: TrainingRecipe) -> None:
     padded = f"vocabulary {vocabulary:,} padded to {scale.padded_vocab_size:,}"
     print(f"parameters        {scale.parameters:,} ({scale.trained:,} while training, {padded})")
     if scale.active < scale.parameters:
-        print(f"  active          {scale.active:,} for a token")
+        print(f"  active          {scale.active:,} per token")
     by_length = training.train_sampling_strategy == BY_LENGTH
     rows = "targets, without padding" if by_length else f"{training.tokens_per_step // length:,} rows x {length:,}"
     print(f"tokens per step   {training.tokens_per_step:,} {'' if by_length else '= '}{rows}")
@@ -52,6 +55,6 @@ def dry_run(recipe: TrainingRecipe) -> None:
         epochs = epochs_of(recipe, PreparedData.read(data.dataset_dir).manifest.counts["train"])
         print(f"epochs            {epochs:,.2f} of {data.dataset_dir}")
     flops = scale.flops_per_token * tokens
-    print(f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M a token (6N + 12LCT), {flops:.3g} in all")
+    print(f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M per token (6N + 12LCT), {flops:.3g} in total")
     print(f"checkpoint        {work.checkpoint_bytes / 1e9:.2f} GB each")
     print(f"final             {work.final_bytes / 1e9:.2f} GB in fp32")

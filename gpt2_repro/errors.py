@@ -1,32 +1,41 @@
-"""What a user did wrong, in one line that also says what to type instead."""
+"""Exceptions for one-line error messages, and suggestions for misspelled words."""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
 
 
-MANY = 30  # choices are not listed in a message
+MANY = 30  # from this number on, a message does not list the choices
 
 
 class UserError(Exception):
-    """A mistake that the user can fix. Entry points print it as one line and exit with code 2."""
+    """A mistake that the user can fix.
+
+    Entry points print the message on one line and exit with code 2.
+    """
 
 
 class RunFailed(Exception):
-    """A failure that one line explains better than a traceback. Entry points exit with code 1."""
+    """A failed run whose one-line message is clearer than a traceback.
+
+    Entry points print the message on one line and exit with code 1.
+    """
 
 
 class Diverged(RunFailed):
-    """A run that would fail in the same way when it is started again."""
+    """A failed run that would fail again in the same way if it were restarted."""
 
 
 def in_a_line(error: Exception) -> str:
-    """Return the message of `error` on one line, or its class name if it has none."""
+    """Return an error's message on one line, or its class name without a message."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid word that `word` abbreviates (attn: attn_implementation), or the most similar one, or None."""
+    """Return the valid word that is nearest to `word`, or None.
+
+    A word that `word` abbreviates (attn for attn_implementation) comes before the most similar word.
+    """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     parts = word.lstrip("-").lower().replace("-", "_").split("_")
     begins = re.compile("-*(.*_)?" + "[a-z0-9]*_(.*_)?".join(map(re.escape, parts)) + "[a-z0-9]*(_.*)?")
@@ -36,8 +45,11 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """Return the end of a message about an unknown `word`: the nearest of the `valid` ones, or all of them."""
+    """Return a sentence about an unknown word that suggests valid words.
+
+    The sentence contains the valid word nearest to `word`, or otherwise all valid words.
+    """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     if near := nearest(word, choices):
-        return f"did you mean {near!r}?"
-    return f"valid are: {', '.join(choices)}" if len(choices) < MANY else "list the valid ones with --help all"
+        return f"Did you mean {near!r}?"
+    return f"Valid choices: {', '.join(choices)}." if len(choices) < MANY else "Pass --help all to list valid names."

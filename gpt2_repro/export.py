@@ -1,8 +1,8 @@
-"""Write a checkpoint for other programs, and check that it is the same model after reading it back.
+"""Export a checkpoint to another format, and verify it by reading it back.
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       a plain Hugging Face folder
-python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       on the Hub, by HF_TOKEN
-python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               for llm.c: ./train_gpt2cu -e gpt2_124M.bin
+python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       the Hub (set HF_TOKEN)
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               for train_gpt2cu -e of llm.c
 """
 
 import argparse
@@ -25,7 +25,7 @@ from gpt2_repro.run_record.layout import COMPARISON
 
 
 def main(argv: list[str]) -> None:
-    """Load, write, read back, push."""
+    """Load a checkpoint, write the export, read it back and push it to the Hub."""
     args = _parse(argv)
     checkpoint = resolve_checkpoint(args.checkpoint)
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
 
     model = load_model(checkpoint.source)
     written = model if args.dtype == "float32" else copy.deepcopy(model).bfloat16()
-    beside = args.out and args.out.parent  # a rename within a disk is whole or not at all
+    beside = args.out and args.out.parent  # on the same disk, so that the rename is atomic
     if beside:
         beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="export-", dir=beside) as scratch:
@@ -55,25 +55,25 @@ def main(argv: list[str]) -> None:
             require_same(written, load_model(str(staged)))
         if args.out is not None:
             shutil.move(staged, args.out)
-            print(f"Written: {args.out}, read back to the same model")
+            print(f"Exported: {args.out} (verified by reading it back)")
         if args.push_to_hub is not None:
             push(args.out or staged, args.push_to_hub, private=args.private)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
-    parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="A new folder, or a new file for llm.c.")
+    parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="New folder, or new file for llm.c.")
     parser.add_argument("--format", choices=("hf", "llmc"), default="hf", help="(default: %(default)s)")
     dtypes = ("float32", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, default="float32", help="Of the weights. (default: %(default)s)")
-    parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this repository of the Hub.")
-    parser.add_argument("--private", action="store_true", help="A repository that is made for it is private.")
+    parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this Hub repository.")
+    parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target to export to. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
-        raise UserError("--push_to_hub takes ORG/NAME, and --format hf")
+        raise UserError("--push_to_hub needs a repository ORG/NAME and --format hf.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("Set HF_TOKEN to a token with write access to upload to the Hub.")
     if args.out is not None and args.out.exists():
@@ -82,7 +82,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the run's comparison that has these very weights, and their column; None if it is missing or damaged."""
+    """Return the run's comparison and the name of the column for these weights.
+
+    Both are None if the comparison is missing or damaged, or does not contain these weights.
+    """
     try:
         comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text())
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -91,7 +94,14 @@ def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, 
 
 
 def require_same(written: Any, again: Any) -> None:
-    """Raise RunFailed if the model that was read back computes other logits than the written one. Makes both fp32."""
+    """Raise RunFailed if two models do not compute exactly the same logits.
+
+    Both models are converted to fp32.
+
+    Args:
+        written: the model that was exported.
+        again: the model that was read back from the export.
+    """
     import torch
 
     config = written.config
@@ -100,11 +110,11 @@ def require_same(written: Any, again: Any) -> None:
         expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)
     if not same:
-        raise RunFailed("the written model has other logits when read back, nothing is exported: please report this")
+        raise RunFailed("The model has different logits when read back. Nothing was exported. Please report this.")
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:
-    """Upload a folder to the Hub. Raises UserError if the Hub refuses it."""
+    """Upload a folder to the Hub. Raises UserError if the upload fails."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, HTTPError
 
@@ -115,7 +125,7 @@ def push(folder: Path, repository: str, *, private: bool) -> None:
         done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of gpt2-repro")
     except (HTTPError, HFValidationError, OSError) as error:
         reason = " ".join(str(error).split()).replace(token, "HF_TOKEN")[:300]  # a server may echo the header
-        raise UserError(f"cannot upload to {repository}: {reason}") from None
+        raise UserError(f"Cannot upload to {repository}: {reason}") from None
     print(f"Pushed: {getattr(done, 'commit_url', repository)}")
 
 

@@ -1,4 +1,7 @@
-"""Read and write small files so that a kill, a full disk or a second writer never leaves half of one."""
+"""Read and write small files safely.
+
+A kill, a full disk or a second writer never leaves a partly written file.
+"""
 
 import gzip
 import hashlib
@@ -15,14 +18,17 @@ from gpt2_repro.errors import UserError, in_a_line
 
 
 def sync_folder(folder: Path) -> None:
-    """Fsync everything below `folder`, so that it is on the disk before a rename."""
+    """Fsync a folder and everything in it.
+
+    This puts the files on the disk before the folder is renamed.
+    """
     for path in [*folder.rglob("*"), folder]:
         if path.is_file() or path.is_dir():
             sync(path)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """Wait until the content of a file, or the list of files of a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,9 +37,10 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a temporary file next to `path`, sync it and rename it.
+    """Replace a file atomically.
 
-    Readers see the old content or the new. With several writers the last rename wins: each has its own temporary file.
+    The content is written to a temporary file next to `path`, synced and renamed. Readers see either the old or the
+    new content. Several writers use separate temporary files, and the last rename wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
@@ -49,7 +56,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file, or {} if the file is missing or holds anything else."""
+    """Return the object in a JSON file, or {} if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (ValueError, RecursionError):
@@ -58,9 +65,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each line of a .jsonl or .jsonl.gz file; blank lines are left out.
+    """Yield the number and value of each line in a .jsonl or .jsonl.gz file.
 
-    Raises UserError, with file and line, for what is not JSON in UTF-8. Only "\\n" ends a line.
+    Blank lines are skipped. Only "\\n" ends a line.
+
+    Raises UserError, with file and line, if the file cannot be read or a line is not JSON in UTF-8.
     """
     number = 0
     try:
@@ -77,9 +86,9 @@ def _json_value(line: bytes, place: str) -> Any:
     try:
         value = json.loads(line.decode())
         if b"\\u" in line:
-            json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8
+            json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
     except (ValueError, RecursionError):
-        raise UserError(f"{place} is not JSON in UTF-8. Write one value per line, or fetch the file again.") from None
+        raise UserError(f"{place} is not JSON in UTF-8. Write one value per line, or download it again.") from None
     return value
 
 
@@ -90,7 +99,10 @@ def sha256_of(path: Path) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append `line` to a text file, on a line of its own even if a full disk cut the last one short."""
+    """Append a line to a text file.
+
+    If the file does not end with a line break, because a full disk cut off its last line, a line break is added first.
+    """
     with path.open("a+b") as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
@@ -99,7 +111,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def remove_folder(folder: Path, marker: str) -> None:
-    """Delete a folder of ours, the file `marker` last, so that a kill leaves a folder that is still known as ours."""
+    """Delete a folder, and the file `marker` in it last.
+
+    After a kill, the rest of the folder still contains the marker that identifies it as a folder of this project.
+    """
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -110,7 +125,10 @@ def remove_folder(folder: Path, marker: str) -> None:
 
 
 def readable(folder: Path) -> None:
-    """Give weights the permissions of other new files: safetensors writes its files for their owner only."""
+    """Give the .safetensors files in a folder the default permissions of new files.
+
+    The safetensors library makes its files readable only by their owner.
+    """
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.glob("*.safetensors"):

@@ -1,20 +1,23 @@
-"""Numbers and times as people read them."""
+"""Format sizes, token counts and durations for people."""
 
 import datetime
 
 
 def size(count: float) -> str:
-    """Bytes: 1.2 GB, 340 MB."""
+    """Return a number of bytes as text, such as `1.2 GB` or `340 MB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def tokens(count: float) -> str:
-    """9.89B, or every digit below a tenth of a billion."""
+    """Return a token count as text: `9.89B`, or all digits below 100 million."""
     return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count:,.0f}"
 
 
 def duration(seconds: float | None) -> str:
-    """Return `45 s`, `4 min 12 s`, `4 min`, `3 h 05 min` or `2 d 3 h`; a dash for what is unknown."""
+    """Return a duration as text, such as `4 min 12 s`, or a dash for None.
+
+    The other forms are `45 s`, `4 min`, `3 h 05 min` and `2 d 3 h`.
+    """
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -29,5 +32,5 @@ def duration(seconds: float | None) -> str:
 
 
 def now() -> str:
-    """Return the time in ISO form, UTC, to the second."""
+    """Return the current UTC time in ISO format, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Sample text from a checkpoint.
+"""Generate text with a checkpoint.
 
 python -m gpt2_repro.generate runs/demo "The meaning of"
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
@@ -19,29 +19,29 @@ logger = logging.getLogger("gpt2_repro.generate")
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.generate", description=__doc__)
-    parser.add_argument("checkpoint", help="A final/, a checkpoint-N/, a run directory or a Hub id.")
+    parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("words", nargs="*", default=[], metavar="PROMPT", help="Text to continue.")
-    parser.add_argument("--prompt", default="", help="The same as an option. Without a prompt a document is started.")
-    parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to write. (default: %(default)s)")
-    parser.add_argument("--num_samples", type=int, default=1, help="Continuations of it. (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest. (default: %(default)s)")
-    parser.add_argument("--top_k", type=int, default=50, help="Sample from the k likeliest. (default: %(default)s)")
-    top_p = "Sample from the likeliest of this total probability. (default: %(default)s)"
+    parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
+    parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to generate. (default: %(default)s)")
+    parser.add_argument("--num_samples", type=int, default=1, help="Number of samples. (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 for greedy decoding. (default: %(default)s)")
+    parser.add_argument("--top_k", type=int, default=50, help="Sample from the top k tokens. (default: %(default)s)")
+    top_p = "Sample from the most likely tokens with this total probability. (default: %(default)s)"
     parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
     parser.add_argument("--seed", type=int, default=42, help="(default: %(default)s)")
     args = parser.parse(argv)
     if min(args.max_new_tokens, args.num_samples, args.top_k) < 1:
-        raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1")
+        raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1.")
     if not (0 <= args.temperature < math.inf and 0 < args.top_p <= 1):
-        raise UserError("--temperature must be at least 0, and --top_p above 0 and at most 1, such as 0.9")
+        raise UserError("--temperature must be at least 0. --top_p must be above 0 and at most 1, such as 0.9.")
     if args.words and args.prompt:
-        raise UserError("There are two prompts. Pass the text after the checkpoint, or --prompt TEXT.")
+        raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
     args.prompt = args.prompt or " ".join(args.words)
     return args
 
 
 def main(argv: list[str]) -> None:
-    """Load, sample, print."""
+    """Load a checkpoint, generate text and print it."""
     args = _parse(argv)
     checkpoint = resolve_checkpoint(args.checkpoint, unfinished=True)
 
@@ -55,12 +55,12 @@ def main(argv: list[str]) -> None:
     start = start_ids(tokenizer, args.prompt)
     kept = window - min(args.max_new_tokens, window // 2)
     if len(start) > kept:
-        logger.warning("The prompt has %d tokens. Only the last %d of them are used.", len(start), kept)
+        logger.warning("The prompt has %d tokens. Only the last %d are used.", len(start), kept)
         start = start[-kept:]
     ids = torch.tensor([start] * args.num_samples, device=model.device)
     lengths = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
     if lengths["max_new_tokens"] < args.max_new_tokens:
-        logger.warning("The window has %d tokens. At most %d are generated.", window, lengths["max_new_tokens"])
+        logger.warning("The window has %d tokens, so at most %d are generated.", window, lengths["max_new_tokens"])
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
     torch.manual_seed(args.seed)
     written = model.generate(

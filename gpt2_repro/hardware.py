@@ -1,4 +1,7 @@
-"""Which accelerators are here and what they can do. An unknown GPU has no peak, so it gets no MFU, never a guess."""
+"""Find the accelerators of this machine and their capabilities.
+
+The peak FLOP/s of an unknown GPU is None, so its MFU is not reported.
+"""
 
 import contextlib
 import dataclasses
@@ -14,7 +17,8 @@ from pathlib import Path
 from gpt2_repro.errors import UserError
 
 
-# Dense bf16 peaks in FLOP/s, sums in fp32, from NVIDIA's data sheets, by a part of the name that the driver reports; first match wins.
+# Dense bf16 peaks in FLOP/s with fp32 accumulation, from NVIDIA's data sheets. The key is a part of the name that the
+# driver reports. The first match wins.
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200 NVL": 835.5e12,
@@ -35,29 +39,35 @@ USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose mo
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """What the run computes on."""
+    """The devices that a run computes on."""
 
     kind: str  # "cuda" or "cpu"
     name: str
     count: int
-    peak_flops: float | None  # dense bf16 FLOP/s of one device; None where unknown
+    peak_flops: float | None  # dense bf16 FLOP/s of one device; None if unknown
     memory_bytes: int | None
 
 
 def peak_flops(name: str) -> float | None:
-    """Dense bf16 FLOP/s of a GPU by its name, None for one that is not in the table, or only a part or kin of one."""
+    """Return the dense bf16 FLOP/s of a GPU by its name, or None if unknown.
+
+    MIG slices and variants of the GPUs in the table, such as laptop GPUs, are unknown.
+    """
     return next((peak for part, peak in PEAK_FLOPS.items() if is_named(part, name)), None)
 
 
 def is_named(part: str, name: str) -> bool:
-    """Whether a GPU of this name is what tables know by a part of it: no slice of it, and none that is only named like it."""
+    """Return whether the GPU called `name` is the model called `part`.
+
+    MIG slices and variants with a similar name, such as laptop GPUs, are not.
+    """
     if any(word in name for word in ("MIG", "Laptop", "4090 D", "5090 D", "GH200", "GB200")):
         return False
     return re.search(rf"\b{re.escape(part)}\b", name, re.IGNORECASE) is not None
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
-    """The visible CUDA devices, or the CPU where there are none or `use_cpu` says so."""
+    """Return the visible CUDA devices, or the CPU without a GPU or with `use_cpu`."""
     import torch
 
     if torch.cuda.is_available() and not use_cpu:
@@ -68,10 +78,15 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
 
 
 def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:
-    """Whether to compute on the CPU. `cpu_option` is what the user has to pass for it, for the message.
+    """Return whether to compute on the CPU.
 
-    Raises UserError where an NVIDIA device is present and torch cannot use it, and where there is no GPU and nobody
-    chose the CPU.
+    Args:
+        use_cpu: compute on the CPU even if there is a GPU.
+        accept_any_hardware: compute on the CPU if there is no GPU.
+        cpu_option: the option that selects the CPU, for the error message.
+
+    Raises UserError if torch cannot use an NVIDIA device that is present, or if there is no GPU and the CPU was not
+    accepted.
     """
     import torch
 
@@ -82,7 +97,7 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
     driver = None if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else nvidia_driver()
     if driver is not None:
         cuda = torch.version.cuda
-        fix = "Update the driver or install a torch for an older CUDA" if cuda else "Install a torch with CUDA"
+        fix = "Update the driver, install torch for an older CUDA" if cuda else "Install torch with CUDA"
         told = f"torch {torch.__version__} (CUDA {cuda}) cannot use the NVIDIA device with driver {driver}."
         raise UserError(f"{told} {fix}, or pass {cpu_option}.")
     if not accept_any_hardware:
@@ -91,20 +106,23 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
 
 
 def check_processes(num_processes: int) -> None:
-    """Raise UserError where a machine has fewer GPUs than processes."""
+    """Raise UserError if this machine has fewer GPUs than processes."""
     import torch
 
     gpus = torch.cuda.device_count()
     if num_processes > gpus:
-        raise UserError(f"{num_processes} processes need as many GPUs. Pass --num_processes {gpus} to the launcher.")
+        raise UserError(f"{num_processes} processes, but {gpus} GPUs. Pass --num_processes {gpus} to the launcher.")
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
-    """Whether to multiply in bf16, and why. Raises UserError for a GPU that cannot, unless any hardware will do."""
+    """Return whether to multiply in bf16, and the reason.
+
+    Raises UserError if the GPU cannot multiply in bf16, unless `accept_any_hardware` is set.
+    """
     import torch
 
     if not asked:
-        return False, "fp32, as the recipe says"
+        return False, "fp32, as set in the recipe"
     if use_cpu:
         if cpu_multiplies_bf16():
             return True, "bf16 with fp32 masters: this CPU has bf16 instructions"
@@ -117,9 +135,10 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
 
 
 def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
-    """Whether to compile: as asked, else on GPUs.
+    """Return whether to use torch.compile. If not requested (None), use it on GPUs.
 
-    Raises UserError where torch.compile cannot work here, unless nobody asked for it and any hardware will do.
+    Raises UserError if torch.compile cannot work on this machine. If it was not requested and `accept_any_hardware` is
+    set, training runs without it instead.
     """
     if asked is False or (asked is None and use_cpu):
         return False
@@ -136,7 +155,7 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
 
     if not use_cpu and torch.__version__.startswith("2.10.") and "A100" in torch.cuda.get_device_name():
         return "torch 2.10 compiles to NaN on A100. Install torch 2.9 or 2.11"
-    # inductor compiles C++ for a CPU; Triton compiles its launchers in C for a GPU.
+    # On a CPU, inductor compiles C++. On a GPU, Triton compiles its launchers in C.
     compilers, variable = (("g++",), "CXX") if use_cpu else (("gcc", "clang"), "CC")
     if not any(map(shutil.which, compilers)) and not os.environ.get(variable):
         return f"torch.compile needs a compiler. Install {' or '.join(compilers)}"
@@ -148,11 +167,14 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
 
 
 def nvidia_driver() -> str | None:
-    """The NVIDIA driver's version, 'unknown' where a device is there but nvidia-smi is not, None without a device."""
+    """Return the version of the NVIDIA driver, or None without an NVIDIA device.
+
+    The version is "unknown" if there is a device but nvidia-smi is missing or fails.
+    """
     command = shutil.which("nvidia-smi")
     if command:
         query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs is there
+        with contextlib.suppress(subprocess.TimeoutExpired):  # if the driver hangs, look for the device
             found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
             if found.returncode == 0 and found.stdout.strip():
                 return found.stdout.split()[0]
@@ -160,7 +182,10 @@ def nvidia_driver() -> str | None:
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Whether this CPU has bf16 matrix instructions (AVX512-BF16, AMX, or Arm's BF16); elsewhere bf16 is emulated."""
+    """Return whether this CPU has bf16 matrix instructions.
+
+    These are AVX512-BF16, AMX or Arm's BF16. Other CPUs emulate bf16.
+    """
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -169,8 +194,12 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def demo_processes() -> int:
-    """Processes for `make demo`: the largest power of two of the visible GPUs up to 8, its rows a step; 2 on a CPU."""
+    """Return the number of processes for `make demo`.
+
+    With GPUs, it is the largest power of two up to the number of visible GPUs. It is at most 8, because the demo has 8
+    rows per step. On a CPU, it is 2 on Linux and otherwise 1.
+    """
     accelerator = find_accelerator()
     if accelerator.kind == "cuda":
         return min(8, 1 << (accelerator.count.bit_length() - 1))
-    return 2 if platform.system() == "Linux" else 1  # more than one takes DeepSpeed, which is for Linux
+    return 2 if platform.system() == "Linux" else 1  # several processes need DeepSpeed, which supports Linux only

@@ -1,4 +1,7 @@
-"""Whether the Hugging Face Hub answers. Its libraries would retry for minutes."""
+"""Check whether the Hugging Face Hub is reachable.
+
+Without this check, its libraries retry for minutes.
+"""
 
 import functools
 import logging
@@ -10,12 +13,16 @@ from gpt2_repro.errors import in_a_line
 
 logger = logging.getLogger(__name__)
 
-SECONDS = 4.0
+SECONDS = 4.0  # timeout of the check
 
 
 @functools.cache
 def check_hub() -> bool:
-    """Return whether the Hub answers. If not, its libraries are put into offline mode and read their cache only."""
+    """Return whether the Hub is reachable. If not, switch to offline mode.
+
+    In offline mode, the libraries of the Hub read only their cache. If offline mode is already on, nothing is checked
+    and the result is True.
+    """
     import httpx
     from huggingface_hub import constants
 
@@ -24,7 +31,7 @@ def check_hub() -> bool:
     try:
         httpx.head(constants.ENDPOINT, timeout=SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        logger.warning("%s does not answer (%s). Only its cache is used.", constants.ENDPOINT, in_a_line(error))
+        logger.warning("%s is not reachable (%s). Only the local cache is used.", constants.ENDPOINT, in_a_line(error))
         constants.HF_HUB_OFFLINE = True
         os.environ["HF_HUB_OFFLINE"] = "1"  # for `datasets`, if it is imported later, and for worker processes
         if datasets := sys.modules.get("datasets"):
@@ -34,5 +41,5 @@ def check_hub() -> bool:
 
 
 def hub_reason(error: Exception) -> str:
-    """Return in a line why the Hub failed."""
-    return in_a_line(error) if check_hub() else "it does not answer, and its cache does not have it"
+    """Return on one line why a request to the Hub failed."""
+    return in_a_line(error) if check_hub() else "the Hub is not reachable, and the local cache has no copy"

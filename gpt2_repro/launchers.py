@@ -1,4 +1,7 @@
-"""The table of launchers: the files of accelerate_configs/ and their features. A new launcher is an entry here."""
+"""The table of launchers: the files of accelerate_configs/ and their features.
+
+To add a launcher, add an entry to LAUNCHERS.
+"""
 
 import json
 import os
@@ -12,28 +15,32 @@ ROOT = Path(__file__).parents[1]
 
 
 class CheckpointForm(NamedTuple):
-    """The form of a checkpoint in words, and the stem of a file that no other form has, "" for the plain form."""
+    """A checkpoint format: its description, and the stem of a file that identifies it.
+
+    The stem is "" for the plain format.
+    """
 
     words: str
     file: str
 
 
 PLAIN = CheckpointForm("without DeepSpeed", "")
-ZERO = CheckpointForm("with DeepSpeed", "mp_rank_00_model_states")  # one model for all ranks
+ZERO = CheckpointForm("with DeepSpeed", "mp_rank_00_model_states")  # one model file for all ranks
 ZERO3 = CheckpointForm("with ZeRO-3", "zero_pp_rank_0_mp_rank_00_model_states")
 FSDP2 = CheckpointForm("with FSDP2", "pytorch_model_fsdp")
 
 
 class Launcher(NamedTuple):
-    """A launcher.
+    """A launcher: a file in accelerate_configs/ and the features it supports.
 
     Args:
-        name: of its file in accelerate_configs/, without .yaml.
-        form: of its checkpoints. A run continues under every launcher of the same form.
-        deepspeed_json: the file in ds_configs/, "" without DeepSpeed.
-        torch_compile: the loss can be compiled. Sharded weights come and go inside of it.
-        muon: the optimizer sees whole matrices.
-        torchrun_on_cpu: CPU processes are started by torchrun, because accelerate needs mpirun for them.
+        name: the name of the file without .yaml.
+        form: the format of its checkpoints. A run can resume with every launcher of the same format.
+        deepspeed_json: the file in ds_configs/, or "" without DeepSpeed.
+        torch_compile: whether the loss can be compiled. Sharded weights prevent this, because they are gathered and
+            freed inside the loss.
+        muon: whether the optimizer gets complete matrices, which Muon needs.
+        torchrun_on_cpu: whether torchrun starts the CPU processes. accelerate needs mpirun for them.
     """
 
     name: str
@@ -45,7 +52,7 @@ class Launcher(NamedTuple):
 
     @property
     def config(self) -> str:
-        """The value of --config_file."""
+        """The path to pass to `accelerate launch` as --config_file."""
         return f"accelerate_configs/{self.name}.yaml"
 
     def command(self, num_processes: int, *, use_cpu: bool = False) -> list[str]:
@@ -56,7 +63,7 @@ class Launcher(NamedTuple):
         return [sys.executable, "-m", "accelerate.commands.launch", *config]
 
 
-# The launchers that are recommended come first.
+# The recommended launchers come first.
 LAUNCHERS = {
     launcher.name: launcher
     for launcher in (
@@ -77,7 +84,10 @@ def recommended_launcher(*, muon: bool = False) -> Launcher:
 
 
 def current_launcher() -> Launcher:
-    """Return the launcher with the engine that this process was started for; without one it is ddp."""
+    """Return the launcher that this process was started with.
+
+    The environment variables of accelerate name the engine. Without an engine, the launcher is ddp.
+    """
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return LAUNCHERS["fsdp2"]
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
@@ -91,6 +101,6 @@ def current_launcher() -> Launcher:
 
 
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
-    """Return the first launcher that writes checkpoints of the form of these files."""
+    """Return the first launcher that can resume a checkpoint with these files."""
     stems = {Path(file).stem for file in files}
     return next((each for each in LAUNCHERS.values() if each.form.file in stems), LAUNCHERS["ddp"])

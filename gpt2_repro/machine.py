@@ -1,4 +1,7 @@
-"""What stands in the way of a recipe on this machine: `python -m gpt2_repro.preflight` looks, a line a thing."""
+"""Check whether this machine can train a recipe.
+
+`python -m gpt2_repro.preflight` prints each finding on one line.
+"""
 
 import dataclasses
 import functools
@@ -33,13 +36,16 @@ from gpt2_repro.training.workload import plan_run
 REPOSITORY = Path(__file__).parents[1]
 DIST_SECONDS = 30.0
 PROBE_SECONDS = 600.0
-# The speed of a CPU is measured with passes of so many seconds in all and FLOPs each, and blocks of so many parameters.
+# For measuring a CPU: seconds of all passes, FLOPs of one pass, and parameters of all transformer blocks.
 CPU_SECONDS, CPU_PASS_FLOPS, CPU_BLOCKS = 2.0, 5e10, 20e6
 MANY_MINUTES = 2 * 24 * 60.0
 
 
 def check_devices(recipe: TrainingRecipe) -> list[Finding]:
-    """Check driver, GPUs, precision, compiler and attention by the rules of train.py."""
+    """Check the driver, GPUs, precision, compiler and attention.
+
+    The rules are those of train.py.
+    """
     model, training = recipe.model, recipe.training
     version = hardware.nvidia_driver()
     driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
@@ -64,7 +70,7 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
 
 def _judge(about: str, rule: Callable[[], str]) -> Finding:
-    """The result of a rule of train.py here, or why it refuses."""
+    """Return the result of a rule of train.py, or its error, as a finding."""
     try:
         return Finding("✓", about, rule())
     except UserError as error:
@@ -72,7 +78,7 @@ def _judge(about: str, rule: Callable[[], str]) -> Finding:
 
 
 def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
-    """Whether the tokens of a step divide on so many cards."""
+    """Check that the tokens of a step divide evenly over the cards."""
 
     def divides() -> str:
         plan = plan_run(recipe.training, recipe.data, num_processes=cards)
@@ -82,17 +88,21 @@ def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
 
 
 def check_links(file: str | None) -> list[Finding]:
-    """How the GPUs hang together, from a saved output of `nvidia-smi topo -m` or the machine's own."""
+    """Return advice about the links between the GPUs.
+
+    Args:
+        file: a saved output of `nvidia-smi topo -m`. None runs the command on this machine.
+    """
     if file:
         try:
             text = Path(file).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--topology {file} cannot be read as text ({error})") from None
+            raise UserError(f"--topology {file} is not a readable text file ({error}).") from None
     elif command := shutil.which("nvidia-smi"):
         try:
             asked = subprocess.run([command, "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)
         except subprocess.TimeoutExpired:
-            return [Finding("✗", "links", "nvidia-smi does not answer: restart the machine, or rent another one")]
+            return [Finding("✗", "links", "nvidia-smi does not respond. Restart the machine, or rent another one")]
         text = asked.stdout
     else:
         return []
@@ -101,22 +111,25 @@ def check_links(file: str | None) -> list[Finding]:
     except UserError as error:
         if file:
             raise
-        sound, sentence = False, f"nvidia-smi does not say how the cards hang together ({error})"
+        sound, sentence = False, f"nvidia-smi does not show how the GPUs are connected ({error})"
     return [Finding("✓" if sound else "!", "links", sentence)]
 
 
 def check_sum(cards: int | None) -> Finding:
-    """A sum over all cards; over two processes of a CPU where none are named."""
+    """Check that a sum over all cards gives the right result.
+
+    Without a GPU and without `cards`, two CPU processes compute the sum.
+    """
     import torch
 
     here = torch.cuda.device_count()
     if here and cards and cards > here:
-        return Finding("✗", f"sum over {cards} processes", f"{here} GPUs are here: type --n {here}")
+        return Finding("✗", f"sum over {cards} processes", f"This machine has {here} GPUs. Pass --n {here}")
     return check_all_reduce(cards or here or 2, seconds=DIST_SECONDS)
 
 
 def estimate_memory(recipe: TrainingRecipe, work: Workload, cards: int) -> memory.MemoryEstimate:
-    """Return the estimate for the recipe's model, loss and optimizer."""
+    """Return the memory estimate for a recipe's model, loss and optimizer."""
     import torch
 
     model, training = recipe.model, recipe.training
@@ -133,13 +146,13 @@ def estimate_memory(recipe: TrainingRecipe, work: Workload, cards: int) -> memor
 
 
 def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, cards: int) -> Finding:
-    """Estimate whether the recipe's micro-batch fits on a GPU, and which one does."""
+    """Check whether the micro-batch fits on a GPU. If not, suggest the largest one."""
     training, length = recipe.training, recipe.data.sequence_length
     estimate = estimate_memory(recipe, work, cards)
     asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     a_pass = f"{asked.micro_batch} rows x {length} tokens{', checkpointed,' if asked.checkpointing else ''}"
     usable = f"{size(memory.USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
-    told = f"{a_pass} take {size(estimate.bytes_of(asked))}, usable are {usable} (estimated)"
+    told = f"{a_pass} need {size(estimate.bytes_of(asked))}. Usable: {usable} (estimated)"
     if estimate.fits(asked, memory_bytes):
         return Finding("✓", "memory", told)
     rows = max(1, training.tokens_per_step // length // cards)
@@ -149,14 +162,15 @@ def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, ca
 
 
 def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
-    """Return the tokens per second that this CPU trains: the median of some passes, without optimizer steps.
+    """Return the training speed of this CPU in tokens per second.
 
-    Of a large model only the first blocks are built, and rows are shorter. The speed is scaled by FLOPs.
+    The speed is the median of several forward and backward passes without optimizer steps. Only the first blocks of a
+    large model are built, and its rows are shorter. The measured speed is then scaled by FLOPs.
     """
     import torch
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # GPT-2's special ids are outside of a small vocabulary
+    logging.set_verbosity_error()  # hide the warning about special ids outside a small vocabulary
     training, length = recipe.training, recipe.data.sequence_length
     blocks = max(1, int(CPU_BLOCKS / (12 * recipe.model.n_embd**2)))
     model = dataclasses.replace(recipe.model, n_layer=min(recipe.model.n_layer, blocks))
@@ -179,7 +193,7 @@ def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
 
 
 def check_time(minutes: float, tokens_per_second: float) -> Finding:
-    """Report how long the run takes on this CPU."""
+    """Return a finding on how long the run takes on this CPU."""
     years = minutes / 60 / 24 / 365
     about = f"{years:.1f} years" if years > 1 else duration(60 * max(1, round(minutes)))
     told = f"about {about} on this CPU (measured {tokens_per_second:,.0f} tokens/s)"
@@ -189,26 +203,26 @@ def check_time(minutes: float, tokens_per_second: float) -> Finding:
 
 
 def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int) -> Finding:
-    """The largest micro-batch that fits, with the recipe's own command on the prepared data."""
+    """Find the largest micro-batch that fits by training on the prepared data."""
     data, training = recipe.data, recipe.training
     if not Path(data.dataset_dir, MANIFEST).is_file():
-        return Finding("!", "memory", f"it is probed with the data, and {data.dataset_dir} is not prepared yet")
+        return Finding("!", "memory", f"not probed, because the data in {data.dataset_dir} is not prepared yet")
     length, most = data.sequence_length, training.per_device_train_batch_size
     rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
-    say("looking for the micro-batch: a fresh process an attempt, 2 to 3 minutes each with compiling (assumed)")
+    say("Searching for the micro-batch: one new process per attempt, 2 to 3 minutes each with compiling (assumed)")
     launcher = recommended_launcher(muon=training.optim == MUON).command(cards, use_cpu=training.use_cpu)
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
         path.write_text(recipe.to_yaml())
         silent = {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": "true"}
-        # Two steps, the second with the optimizer's states there.
+        # Two steps: the optimizer state is allocated before the second one.
         short = {"max_steps": 2, "warmup_steps": 1, "resume_from": "", "extend_to": 0, "stop_at_step": 0}
-        # As here: of a folder that is typed only the form has to fit.
+        # Pass the folder as an option, because then only the form of its rows must match the recipe.
         options = {"dataset_dir": data.dataset_dir, "output_dir": run, **silent, **short}
 
         def attempt(trial: memory.MemoryTrial) -> memory.Outcome:
-            # Of two passes each.
+            # Two forward passes per step.
             words = options | {"tokens_per_step": 2 * trial.micro_batch * length * cards}
             typed = [word for name, value in words.items() for word in (f"--{name}", str(value))]
             command = [*launcher, str(REPOSITORY / "train.py"), str(path), *typed]
@@ -224,11 +238,14 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
         return Finding("✗", "memory", f"{' '.join(outcomes[-1].trial.options)} failed: {outcomes[-1].said}")
     if found := memory.best(outcomes):
         return Finding("✓", "memory", f"fits: {' '.join(found.options)}")
-    return Finding("✗", "memory", "not even one row a pass fits: a smaller --sequence_length, or a larger card")
+    return Finding("✗", "memory", "Not even one row fits. Pass a smaller --sequence_length, or use a larger GPU")
 
 
 def check_data(recipe: TrainingRecipe) -> Finding:
-    """Whether the prepared folder fits the recipe; one that is not there yet is no obstacle."""
+    """Check that the prepared folder fits the recipe.
+
+    A folder that is not prepared yet is only a warning.
+    """
     folder = recipe.data.dataset_dir
     if not Path(folder, MANIFEST).is_file():
         return Finding("!", "data", f"{folder} is not prepared yet")

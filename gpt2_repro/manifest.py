@@ -1,4 +1,7 @@
-"""The manifest of a prepared folder: what was asked for, counts and hashes. `manifest.json` is this object as JSON."""
+"""The manifest of a prepared folder: request, counts and hashes.
+
+The file `manifest.json` contains this object as JSON.
+"""
 
 import dataclasses
 from typing import Any
@@ -11,7 +14,7 @@ MANIFEST = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class RowForm:
-    """How documents are cut into rows."""
+    """The options that determine how documents are cut into rows."""
 
     packing: str
     sequence_length: int
@@ -21,20 +24,20 @@ class RowForm:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """What a split holds."""
+    """The numbers of documents, tokens and rows in a split."""
 
     documents: int
     empty_documents: int  # not counted in `documents`
     tokens: int
-    sources: dict[str, dict[str, int]] | None = None  # the same three counts of each source of a mixture
+    sources: dict[str, dict[str, int]] | None = None  # these three counts for each source of a mixture
     rows: int
     row_tokens: int  # targets
-    dropped_tokens: int  # targets in no row
+    dropped_tokens: int  # targets that are not in a row
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadCounts:
-    """What was read from all files, for whichever split."""
+    """The counts of everything that was read from the source files, over all splits."""
 
     documents: int
     text_bytes: int
@@ -45,11 +48,11 @@ class ReadCounts:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of rows."""
+    """One file with rows of a split."""
 
     name: str
     rows: int
-    targets: int  # ids but the first of each row
+    targets: int  # all ids except the first of each row
     largest_id: int
     bytes: int
     sha256: str
@@ -57,10 +60,13 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """See docs/data.md for every field. A key that was added later has a default, so that older folders are read."""
+    """The content of manifest.json. docs/data.md describes every field.
+
+    Fields that were added later have a default, so that older folders can be read.
+    """
 
     request: dict[str, Any]  # the recipe's section `data:` without dataset_dir
-    source: dict[str, Any]  # its keys depend on the source; `name` is always there
+    source: dict[str, Any]  # its keys depend on the source; `name` is always present
     validation_sets: dict[str, dict[str, Any]]
     tokenizer_sha256: str
     vocab_size: int
@@ -79,7 +85,10 @@ class Manifest:
         return from_json(RowForm, self.request)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of manifest.json, its keys in the order of the fields, without those that are None."""
+        """Return the object of manifest.json.
+
+        Its keys are in the order of the fields. Fields that are None are omitted.
+        """
         return dataclasses.asdict(
             self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
         )

@@ -17,7 +17,7 @@ from gpt2_repro.run_record.environment import TrainingRecord
 from gpt2_repro.run_record.layout import ENVIRONMENT, RECIPE
 
 
-# The Hub's name and split of each task's data, for its form of evaluation results.
+# Title, Hub id and split of each task's data, for the evaluation results in the header of the card.
 DATASETS = {
     "lambada_openai": ("LAMBADA (OpenAI)", "EleutherAI/lambada_openai", "test"),
     "hellaswag": ("HellaSwag", "Rowan/hellaswag", "validation"),
@@ -33,10 +33,13 @@ SETTINGS = (
 def model_card(
     name: str, record: TrainingRecord, comparison: Comparison | None = None, column: str | None = None
 ) -> str:
-    """Return the model card as Markdown with the Hub's header.
+    """Return the model card as Markdown with the metadata header of the Hub.
 
     Args:
-        comparison: whose `column` is this model. Results of a smoke test are left out.
+        name: the title of the card, and the name that the example loads.
+        record: the record of the training that produced the weights.
+        comparison: the evaluation results. Results of a smoke test are omitted.
+        column: the name of this model in `comparison`.
     """
     environment, window = record.environment, record.environment.plan.sequence_length
     run_identity, data = environment.run_identity, environment.data
@@ -44,7 +47,7 @@ def model_card(
     model = f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters"
     model += f", {active:,} of them active for a token" if active < parameters else ""
     start = run_identity.get("init_from")
-    origin = f"trained on from the weights of `{start}`" if start else "trained from scratch"
+    origin = f"trained from the weights of `{start}`" if start else "trained from scratch"
     rows = _rows(comparison, column)
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if rows and column:
@@ -68,26 +71,27 @@ def model_card(
     settings = {key: run_identity[key] for key in SETTINGS if key in run_identity}
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n# {name}",
-        f"{model}, {origin}. One seed is one checkpoint, not a recipe.",
+        f"{model}, {origin}. These are the results of one seed. Other seeds give other results.",
         _table(facts),
         *_evaluation(rows, comparison, column),
         f"## Data\n\n{_table(prepared)}",
-        f"## Recipe\n\n{_table(settings)}\n\n`{RECIPE}` and `{ENVIRONMENT}` of the run have the rest.",
+        f"## Recipe\n\n{_table(settings)}\n\nAll other settings are in `{RECIPE}` and `{ENVIRONMENT}` of the run.",
         *_deviations(environment.deviations),
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```',
-        f"## Limits\n\nA base model: it continues text, follows no instructions, and repeats what its data holds, errors and "
-        f"prejudice included. Nothing was filtered for safety. It sees {window:,} tokens at once.",
+        "## Limits\n\nThis is a base model. It continues text, but follows no instructions. It can repeat errors and "
+        f"prejudice from its training data. Nothing was filtered for safety. Its context is {window:,} tokens.",
     ]
-    # Absolute paths are shortened to their last part: the folders are of one machine.
+    # Absolute paths are shortened to their last part, because they are valid on one machine only.
     return re.sub(r"(?<![\w./-])/(?:[^\s/\"',=]+/)+", "", "\n\n".join(parts) + "\n")
 
 
 def add_results(checkpoint: Checkpoint, comparison: Comparison) -> None:
-    """Write the results of a final/ into its card. Results of a smoke test are not.
+    """Write the evaluation results of a final model into its model card.
 
-    If the run has replaced the weights since they were scored, the card stays as it is.
+    Results of a smoke test are not written. If the weights have changed since they were scored, the card is not
+    changed.
     """
     folder, record = Path(checkpoint.source), checkpoint.record
     if comparison.limit is None and checkpoint.form == "final" and record and training_record(folder) == record:
@@ -102,7 +106,7 @@ def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonR
 
 
 def _results(rows: list[ComparisonRow], column: str) -> list[dict[str, Any]]:
-    """Evaluation results in the Hub's form."""
+    """Return the evaluation results in the format of the Hub."""
     results = []
     for task in dict.fromkeys(row.task for row in rows):
         title, dataset, split = DATASETS.get(task, (task, task, "test"))
@@ -131,7 +135,10 @@ def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column
 
 
 def _shorten_files(value: Any) -> Any:
-    """Shorten the lists of local files in the description of a source, of mixtures too, to three names."""
+    """Return a source's description with at most three file names per list.
+
+    This also applies to the sources of a mixture.
+    """
     if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
         names = [Path(file["path"]).name for file in files]
         value = {**value, "files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])}
@@ -141,15 +148,18 @@ def _shorten_files(value: Any) -> Any:
 
 
 def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
-    """Return how the run deviates from `recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb. Earlier versions recorded none."""
+    """Return the section of the card on deviations from the default recipe.
+
+    The list is empty for runs of earlier versions, which did not record deviations.
+    """
     if found is None:
         return []
     default = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
     if not found:
-        return [f"In what is learned it does not deviate from {default}."]
-    shown = [its for its in found if its["field"] != "data.data_files"]  # paths of one machine
+        return [f"The training does not deviate from {default}."]
+    shown = [its for its in found if its["field"] != "data.data_files"]  # paths that are valid on one machine only
     rows = [[Cell(its[key].replace("|", "/")) for key in ("field", "run", "recipe")] for its in shown]
-    return [f"## Deviations from {default}\n\n{Table(['field', 'here', 'there'], rows).markdown()}"]
+    return [f"## Deviations from {default}\n\n{Table(['field', 'this run', 'recipe'], rows).markdown()}"]
 
 
 def _table(facts: Mapping[str, Any]) -> str:

@@ -1,23 +1,31 @@
-"""Arithmetic of a model: parameters, FLOPs per token and bytes of a checkpoint. No torch."""
+"""Count parameters, FLOPs per token and checkpoint bytes of a model. No torch."""
 
 from typing import NamedTuple
 
 
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
-    """Parameters of a GPT-2 with tied embeddings: 124,439,808 for 12 layers of 768 with 50,257 ids."""
+    """Return the number of parameters of a GPT-2 with tied embeddings.
+
+    With 12 layers of width 768, 1,024 positions and 50,257 ids, it is 124,439,808.
+    """
     block = 12 * n_embd**2 + 13 * n_embd
     return vocab_size * n_embd + n_positions * n_embd + n_layer * block + 2 * n_embd
 
 
 def padded_size(vocab_size: int, multiple: int) -> int:
-    """The next multiple: rows of an embedding."""
+    """Return the vocabulary size rounded up to a multiple of `multiple`."""
     return -(-vocab_size // multiple) * multiple
 
 
 class ModelScale(NamedTuple):
-    """A model in numbers: parameters of the true vocabulary and of the padded one that is trained, FLOPs a token.
+    """The parameters, FLOPs per token and padded vocabulary size of a model.
 
-    `active`: of the true vocabulary, those that work on a token; of a mixture of experts not all do.
+    Attributes:
+        parameters: the number of parameters with the true vocabulary.
+        active: the number of these parameters that each token uses. In a mixture of experts, this is a part of them.
+        trained: the number of parameters during training, when the vocabulary is padded.
+        flops_per_token: the training FLOPs per token.
+        padded_vocab_size: the number of ids during training.
     """
 
     parameters: int
@@ -30,7 +38,7 @@ class ModelScale(NamedTuple):
 def gpt2_scale(
     *, n_layer: int, n_embd: int, sequence_length: int, vocab_size: int, pad_to_multiple_of: int
 ) -> ModelScale:
-    """Of a model whose rows have `sequence_length` tokens."""
+    """Return the scale of a GPT-2 that is trained on rows of `sequence_length` tokens."""
     shape = {"n_layer": n_layer, "n_embd": n_embd, "n_positions": sequence_length}
     padded = padded_size(vocab_size, pad_to_multiple_of)
     trained = gpt2_parameters(**shape, vocab_size=padded)
@@ -41,15 +49,23 @@ def gpt2_scale(
 
 
 def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
-    """Training FLOPs per token: 6N + 12LCT (PaLM, appendix B, as nanoGPT counts them).
+    """Return the training FLOPs per token: 6N + 12LCT.
 
-    `parameters`: those that multiply a token, so without position embeddings; `n_embd`: of all heads together. 855 MFLOP for
-    the 124M model with 50,257 ids. llm.c counts causal attention once, 6N + 6LCT, and all parameters: 803 MFLOP; an MFU
-    by its formula is 6 % lower.
+    This is the formula of PaLM, appendix B, as used by nanoGPT. It gives 855 MFLOP for the 124M model with 50,257 ids.
+    llm.c counts all parameters and only the causal half of attention, 6N + 6LCT. This gives 803 MFLOP, and an MFU that
+    is 6 % lower.
+
+    Args:
+        parameters: the number of parameters without position embeddings, which are not multiplied.
+        n_embd: the total width of all attention heads.
     """
     return 6 * parameters + 12 * n_layer * n_embd * sequence_length
 
 
 def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
-    """Size of a `checkpoint-N` in bytes: fp32 master, m and v, the model twice (engine's and safetensors')."""
+    """Return the size of a `checkpoint-N` in bytes.
+
+    It contains the fp32 master weights, the Adam moments m and v in fp32, and two copies of the model. The engine
+    writes one copy, and the other is in safetensors format.
+    """
     return parameters * (12 + 2 * (2 if bf16 else 4))

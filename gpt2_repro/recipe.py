@@ -1,8 +1,9 @@
 """Read a recipe and a command line into typed sections.
 
-A recipe is one YAML file with the sections data, model, training and evaluation. Each section is a dataclass next to the
-code that it configures. Its keys become command-line tokens before the user's own, so that a file and a flag pass the
-same validation and the command line wins. A dataclass's `refused` maps the fields that something else owns to the reason.
+A recipe is one YAML file with the sections data, model, training and evaluation. Each section is a dataclass next to
+the code that it configures. The keys of the file are converted to options and placed before the options of the command
+line. This way both get the same validation, and the command line overrides the file. The `refused` attribute of a
+dataclass maps each field that cannot be set to the reason.
 """
 
 import argparse
@@ -22,11 +23,11 @@ from gpt2_repro.cli import OneLineErrors
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line, nearest
 
 
-DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is named
+DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
 SECTIONS = ("data", "model", "training", "evaluation")
 SIZES = {"small": "124m", "medium": "350m", "355m": "350m", "large": "774m", "xl": "1558m", "1.5b": "1558m"}
 OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
-PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # change no run
+PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # do not change a run
 
 D = TypeVar("D")
 M = TypeVar("M")
@@ -36,14 +37,16 @@ E = TypeVar("E")
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(Generic[D, M, T, E]):
-    """A recipe with the overrides of the command line. A section that the command does not use is None.
+    """A recipe with the overrides of the command line.
+
+    A section that the command does not use is None.
 
     Attributes:
-        path: the recipe's file.
-        typed: names of the fields and options that were typed on the command line.
-        stated: names of the fields that were typed or written in the file; all others have their defaults.
-        options: the options of the command itself.
-        written: the sections as they are in the file.
+        path: the file of the recipe.
+        typed: names of the fields and options that were passed on the command line.
+        stated: names of the fields that were passed on the command line or set in the file.
+        options: the options of the command that are not fields of a recipe.
+        written: the sections as written in the file.
     """
 
     path: Path
@@ -58,18 +61,24 @@ class Recipe(Generic[D, M, T, E]):
 
     @property
     def sections(self) -> dict[str, Any]:
-        """The sections that the command uses, by name."""
+        """The sections of the recipe that the command uses, by name."""
         return {name: section for name in SECTIONS if (section := getattr(self, name)) is not None}
 
     @property
     def title(self) -> str:
-        """The recipe's name and the typed changes: `gpt2_124m learning_rate=0.0003 seed=43`."""
+        """The name of the recipe and the changes on the command line.
+
+        For example `gpt2_124m learning_rate=0.0003 seed=43`.
+        """
         values = {key: value for section in self.sections.values() for key, value in values_of(section).items()}
         typed = [f"{key}={values[key]}" for key in sorted(self.typed & values.keys()) if key not in PLACES]
         return " ".join([self.path.stem, *typed])
 
     def to_yaml(self) -> str:
-        """Return the recipe as the same commands read it: own fields of each section, and inherited ones that changed."""
+        """Return the resolved recipe as YAML that the same commands can read.
+
+        It contains all fields that a section declares itself, and the inherited fields that differ from their default.
+        """
         shown: dict[str, dict[str, Any]] = {}
         for name, section in self.sections.items():
             refused, own = _refused(type(section)), own_fields(type(section))
@@ -82,24 +91,27 @@ class Recipe(Generic[D, M, T, E]):
         # Through JSON, because YAML does not support TokenCount and enumerations.
         plain = json.loads(json.dumps(shown))
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=119)
-        return f"# {self.path} as it was resolved\n{text}"
+        return f"# Resolved from {self.path}\n{text}"
 
 
 def values_of(section: Any) -> dict[str, Any]:
-    """Return the values of a section's fields."""
+    """Return the values of a recipe section by field name."""
     return {field.name: getattr(section, field.name) for field in dataclasses.fields(section) if field.init}
 
 
 class _Parser(OneLineErrors, HfArgumentParser):
-    """HfArgumentParser with the errors of our other commands."""
+    """HfArgumentParser with one-line errors."""
 
 
 def load_sections(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a recipe's sections as they are written. Raises UserError for a missing file or an unknown section."""
+    """Return the sections of a recipe as written in its file.
+
+    Raises UserError for a missing file, a file that is not a recipe, and an unknown section.
+    """
     if path.is_dir():
-        raise UserError(f"{path} is a folder. Name a recipe's file, or pass prepared data with --dataset_dir {path}.")
+        raise UserError(f"{path} is a folder. Pass a recipe file, or --dataset_dir {path} for prepared data.")
     if not path.is_file():
-        raise UserError(f"There is no recipe {path}: {_similar_recipe(path)}")
+        raise UserError(f"Recipe not found: {path}. {_similar_recipe(path)}")
     try:
         document = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -108,32 +120,32 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
             raise UserError(f"{path} is not YAML: {reason}") from None
     if not isinstance(document, dict):
         fix = f"Prepare text with: python prepare_data.py --data_files {path}"
-        raise UserError(f"{path} is not a recipe, which has the sections {', '.join(SECTIONS)}. {fix}")
+        raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}. {fix}")
     if "compute_environment" in document:
-        raise UserError(f"{path} configures a launcher: accelerate launch --config_file {path} train.py RECIPE")
+        raise UserError(f"{path} configures a launcher. Run: accelerate launch --config_file {path} train.py RECIPE")
     for section, keys in document.items():
         if section not in SECTIONS:
-            raise UserError(f"{path} has an unknown section {section!r}: {did_you_mean(str(section), SECTIONS)}")
+            raise UserError(f"{path} has an unknown section {section!r}. {did_you_mean(str(section), SECTIONS)}")
         if not isinstance(keys or {}, dict):
-            raise UserError(f"{path}: section {section!r} must hold keys and values")
+            raise UserError(f"{path}: section {section!r} must contain keys and values.")
     return {section: keys or {} for section, keys in document.items()}
 
 
 def _similar_recipe(path: Path) -> str:
-    """Return the end of the message about a recipe that does not exist."""
+    """Return a sentence that suggests a fix for a recipe that does not exist."""
     if "=" in path.name:
-        return f"options begin with --, so pass --{path}"
+        return f"Options start with --. Pass --{path}."
     if path.suffix in (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst"):
-        return "name a .yaml file. Text is prepared with: python prepare_data.py --data_files FILE"
+        return "Pass a .yaml file. Prepare text with: python prepare_data.py --data_files FILE"
     if not DEFAULT.parent.is_dir():
-        return f"run the command in the folder of this project, which has {DEFAULT.parent}/"
+        return f"Run the command in the root folder of this project, which contains {DEFAULT.parent}/."
     recipes = {recipe.stem: recipe for recipe in sorted(DEFAULT.parent.glob("*.yaml"))} or {DEFAULT.stem: DEFAULT}
     stem = path.stem.lower().replace("-", "_")
     for size, parameters in SIZES.items():
         stem = re.sub(rf"(?<![a-z0-9])({size})(?![a-z0-9])", parameters, stem)
     stem = {"gpt2": DEFAULT.stem, "train_gpt2": DEFAULT.stem}.get(stem, stem)
     near = nearest(stem, recipes)
-    return f"did you mean {str(recipes[near])!r}?" if near else f"{DEFAULT.parent}/ has {', '.join(recipes)}"
+    return f"Did you mean {str(recipes[near])!r}?" if near else f"{DEFAULT.parent}/ has {', '.join(recipes)}."
 
 
 def parse_recipe(
@@ -149,19 +161,19 @@ def parse_recipe(
     options: Mapping[str, dict[str, Any]] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Recipe[D, M, T, E]:
-    """Parse `[RECIPE] [--key value ...]`.
+    """Parse a command line of the form `[RECIPE] [--key value ...]`.
 
     Args:
-        argv: the command line after the program's name.
-        data, model, training, evaluation: the dataclasses of the sections. A section of the file without a class is
-            left to the commands that own it.
-        offered: the sections whose fields are also flags of this command.
-        description: shown by --help, usually the command's docstring.
+        argv: the command line after the name of the program.
+        data, model, training, evaluation: the dataclasses of the sections. A section without a class is not checked,
+            because other commands use it.
+        offered: the sections whose fields are also options of this command.
+        description: the text that --help shows, usually the docstring of the command.
         prog: the name of the command, if it is not the name of its file.
-        options: further flags of the command itself, by name, with the keywords of `add_argument`.
-        groups: the options that --help lists, by title. `--help all` lists all of them.
+        options: further options of this command by name, with the keyword arguments of `add_argument`.
+        groups: the options that --help lists, by title. `--help all` lists all options.
 
-    Raises UserError for a missing recipe and for unknown or refused sections, keys, flags and choices.
+    Raises UserError for a missing recipe, and for unknown or refused sections, keys, options and choices.
     """
     given = zip(SECTIONS, (data, model, training, evaluation), strict=True)
     classes: dict[str, Any] = {name: cls for name, cls in given if cls is not NoneType}
@@ -197,7 +209,10 @@ def parse_recipe(
 
 
 def read_section(path: Path, section: str, cls: type[D]) -> D:
-    """Read one section of a recipe. Fields that the file does not state have their defaults."""
+    """Return one section of a recipe.
+
+    Fields that are not set in the file have their defaults.
+    """
     keys = load_sections(path).get(section, {})
     _check_keys(path, section, keys, cls)
     parser = _Parser([cls], add_help=False)
@@ -205,7 +220,7 @@ def read_section(path: Path, section: str, cls: type[D]) -> D:
 
 
 def own_fields(cls: type) -> list[str]:
-    """The fields that a section's dataclass declares itself, inherited ones left out."""
+    """Return the fields declared by a section's dataclass, without inherited fields."""
     return [field.name for field in dataclasses.fields(cls) if field.init and field.name in cls.__annotations__]
 
 
@@ -219,14 +234,14 @@ def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type) ->
         if key in _refused(cls):
             raise UserError(f"{path}: {section}.{key} cannot be set: {_refused(cls)[key]}")
         if key not in valid:
-            raise UserError(f"{path}: {section} has no key {str(key)!r}: {did_you_mean(str(key), valid)}")
+            raise UserError(f"{path}: {section} has no key {str(key)!r}. {did_you_mean(str(key), valid)}")
 
 
 def _to_tokens(keys: Mapping[str, Any]) -> list[str]:
     tokens: list[str] = []
     for key, value in keys.items():
         if value is None or value == []:
-            continue  # nothing is said: the default holds
+            continue  # not set: the default applies
         values = value if isinstance(value, list) else [value]
         tokens += [f"--{key}", *(json.dumps(v) if isinstance(v, dict) else str(v) for v in values)]
     return tokens
@@ -244,16 +259,19 @@ def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argpars
         if field in refused:
             raise UserError(f"{name} cannot be set: {refused[field]}")
         if name not in known:
-            # Each option is also known with hyphens.
+            # The parser also accepts each option with hyphens.
             spelled = [word for word in known if "_" in word or "-" not in word[2:]]
             shown = [word for word in spelled if known[word].help != argparse.SUPPRESS]
-            raise UserError(_other_name(name, parser) or f"There is no option {name}: {did_you_mean(name, shown)}")
+            raise UserError(_other_name(name, parser) or f"Unknown option {name}. {did_you_mean(name, shown)}")
         typed.add(known[name].dest)
     return typed
 
 
 def _other_name(name: str, parser: argparse.ArgumentParser) -> str | None:
-    """What to pass in place of an option of another project, or None if it is not known."""
+    """Return what to pass instead of an option of another project.
+
+    None if the option is not in other_names.yaml.
+    """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
         ours = table["options"].get(key)
@@ -265,13 +283,13 @@ def _other_name(name: str, parser: argparse.ArgumentParser) -> str | None:
         }
         ours = next((text for text in known if known[text]), next(iter(known)))
         theirs = name if project == "common" else f"{project}'s {name}"
-        page = f"; see {table['page']}" if "page" in table else ""
+        page = f" See {table['page']}." if "page" in table else ""
         if not ours.startswith("--"):
-            return f"{theirs} is not an option here: {ours}{page}"
+            return f"{theirs} is not an option here. {ours}.{page}"
         if known[ours]:
-            return f"{theirs} is {ours} here{page}"
+            return f"Pass {ours} instead of {theirs}.{page}"
         other = "train.py" if parser.prog == "prepare_data.py" else "prepare_data.py"
-        return f"{theirs} is {'an option' if name == ours else ours} of {other}{page}"
+        return f"{theirs} is {'an option' if name == ours else ours} of {other}.{page}"
     return None
 
 
@@ -280,11 +298,11 @@ def _build_parser(
 ) -> _Parser:
     parser = _Parser(
         [],
-        usage=f"%(prog)s [RECIPE] [--key value ...]     RECIPE: {DEFAULT} if none is named",
+        usage=f"%(prog)s [RECIPE] [--key value ...]     default RECIPE: {DEFAULT}",
         description=description,
         formatter_class=_HelpFormatter,
     )
-    command = parser.add_argument_group("this command")
+    command = parser.add_argument_group("options of this command")
     for name, keywords in options.items():
         command.add_argument(f"--{name}", **keywords)
     inherited = []
@@ -309,7 +327,7 @@ def _build_parser(
 
 
 def _print_help(parser: _Parser, groups: Mapping[str, Sequence[str]] | None) -> NoReturn:
-    """Print the options of `groups`, or all of them, and exit."""
+    """Print the help for the options in `groups`, or for all options, and exit."""
     if groups is not None:
         actions = {action.dest: action for action in reversed(parser._actions)}  # --no_x comes after --x
         parser._action_groups = []
@@ -317,13 +335,16 @@ def _print_help(parser: _Parser, groups: Mapping[str, Sequence[str]] | None) -> 
             group = parser.add_argument_group(title)
             for name in names:
                 group._group_actions.append(actions[name])
-        parser.epilog = "--help all lists all options."
+        parser.epilog = "Run with --help all to list all options."
     parser.print_help()
     sys.exit()
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows each option once, under its name with underscores, with its default."""
+    """A help formatter that shows each option once, with its default.
+
+    The name is shown with underscores.
+    """
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         option = next(iter(action.option_strings), action.dest)

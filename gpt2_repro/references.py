@@ -1,4 +1,7 @@
-"""Compare a run with published numbers: OpenAI's models, and the losses of llm.c's GPT-2 124M (references.yaml)."""
+"""Compare a run with the published numbers in references.yaml.
+
+These are OpenAI's GPT-2 models and the losses of llm.c's GPT-2 124M.
+"""
 
 import dataclasses
 import itertools
@@ -10,21 +13,21 @@ from typing import Any, Literal
 import yaml
 
 
-HELLASWAG_ITEMS = 10_042  # of the validation split; of fewer, other scores
+HELLASWAG_ITEMS = 10_042  # in the validation split; scores of fewer items cannot be compared
 LOSS_TOKENS = 10_485_760
 _TABLES = yaml.safe_load(Path(__file__).with_name("references.yaml").read_text())
-# By the source of a text: the text, and how its validation split is cut.
+# For each source: its text, and the split that the published losses need.
 SHARDS: dict[str, dict[str, str]] = _TABLES["shards"]
-# By the optimizer step: the lowest and the highest validation loss of the three runs of llm.c.
+# For each optimizer step: the lowest and the highest validation loss of three runs of llm.c.
 ANCHORS: dict[int, list[float]] = _TABLES["anchors"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """GPT-2 of one size, and the score of the GPT-3 of that size.
+    """A published GPT-2, with the HellaSwag score of the GPT-3 of the same size.
 
     Args:
-        losses: by the text of the shard.
+        losses: validation losses in nats per token, by the text of the validation shard.
     """
 
     name: str
@@ -39,16 +42,18 @@ GPT2 = BASELINES[0]
 
 
 def baseline_of(parameters: float | None) -> Baseline:
-    """Return the GPT-2 of the nearest size, the smallest if the size is unknown."""
+    """Return the GPT-2 of the nearest size, or the smallest if the size is unknown."""
     return min(BASELINES, key=lambda its: abs(its.parameters - (parameters or 0)))
 
 
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:
-    """Return the published loss on the validation set of a prepared folder, None if there is no such number.
+    """Return a baseline's published loss on the validation split of a prepared folder.
+
+    None if there is no published loss for this split.
 
     Args:
-        request: of the folder's manifest.
-        tokens: targets of a validation.
+        request: the request in the manifest of the folder.
+        tokens: the number of targets in a validation.
     """
     shard = SHARDS.get(str(request.get("source")))
     form = [request.get(key) for key in ("split", "packing", "tokenizer")]
@@ -58,16 +63,18 @@ def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: objec
 
 
 NAME = "llm.c"
-# Up to a step: half of the least width of the band. Three runs are few, and between the anchors the curve bends.
+# Half of the minimum width of the band in nats, up to each step. There are only three runs, and the curve bends
+# between the anchors.
 HALF_WIDTHS = {500: 0.03, 2000: 0.015, 10_000: 0.011, 19_500: 0.0075}
-ABOVE = "usual causes: tokens per step, learning rate, dropout, weights or sums in bf16, labels not shifted once, other data"
-BELOW = (
-    "usual causes: validation documents in the training rows, other validation rows, targets that the model can see"
-)
+ABOVE = "Usual causes: tokens per step, learning rate, dropout, bf16 weights or sums, wrong label shift, other data."
+BELOW = "Usual causes: validation documents in the training rows, other validation rows, targets visible to the model."
 
 
 def band(step: int) -> tuple[float, float] | None:
-    """Return the lowest and highest validation loss in nats that fits after `step`; None outside of steps 250 to 19,500."""
+    """Return the lowest and highest expected validation loss after `step`, in nats.
+
+    None before step 250 and after step 19,500.
+    """
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None
     before, after = next(pair for pair in itertools.pairwise(ANCHORS) if step <= pair[1])
@@ -78,14 +85,20 @@ def band(step: int) -> tuple[float, float] | None:
 
 
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
-    """Return where a validation loss lies relative to the band, None if there is none. NaN lies above."""
+    """Return whether a validation loss is inside, above or below the expected band.
+
+    NaN counts as above. None if there is no band at this step.
+    """
     if (limits := band(step)) is None:
         return None
     return "below" if loss < limits[0] else "inside" if loss <= limits[1] else "above"
 
 
 def compared(step: int, loss: float) -> str:
-    """Return the band with the verdict, for a line of the log: `llm.c 4.315–4.345 ✓`; '' if there is no band."""
+    """Return the band and the verdict for a log line, or "" if there is no band.
+
+    For example `llm.c 4.315–4.345 ✓`.
+    """
     found, limits = verdict(step, loss), band(step)
     if limits is None:
         return ""
@@ -93,7 +106,10 @@ def compared(step: int, loss: float) -> str:
 
 
 def explained(step: int, loss: float) -> str:
-    """Return the verdict on a setup in a sentence, with the usual causes if it is off; '' if there is no band."""
+    """Return a verdict on the training setup, or "" if there is no band.
+
+    If the loss is outside the band, the text contains the usual causes.
+    """
     found = verdict(step, loss)
-    ends = {"inside": f": the setup learns as {NAME}'s runs do", "above": f"; {ABOVE}", "below": f"; {BELOW}"}
+    ends = {"inside": f". The setup trains like {NAME}'s runs.", "above": f". {ABOVE}", "below": f". {BELOW}"}
     return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""

@@ -1,23 +1,29 @@
-"""What a supervised command tells its supervisor: notes in a folder that an environment variable names."""
+"""Notes from a supervised training command to its supervisor.
+
+The notes are files in a folder. Its path is in an environment variable.
+"""
 
 import os
 from pathlib import Path
 
 
 FOLDER = "GPT2_REPRO_SUPERVISED"
-# The run directory that the command works on; the checkpoint that it went back to, once; why starting it again is no use;
-# since when the supervisor has been there, in seconds since 1970.
+# The notes: the run directory; the checkpoint of --resume_from, which only the first attempt resumes from; the mistake
+# that a restart would repeat; the start time of the supervisor in seconds since 1970.
 RUN, WENT_BACK, MISTAKE, SINCE = "run", "went_back", "mistake", "since"
 
 
 def note(name: str, text: str) -> None:
-    """Tell the supervisor, if there is one. The notes of one that was killed may have been deleted."""
+    """Write a note for the supervisor, if there is one.
+
+    The folder of a killed supervisor may be missing. Then nothing is written.
+    """
     if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
         Path(folder, name).write_text(text)
 
 
 def noted(name: str, folder: str | Path | None = None) -> str | None:
-    """What this command, in this attempt or an earlier one, has told its supervisor; None for nothing."""
+    """Return a note that this attempt or an earlier one wrote, or None."""
     folder = folder or os.environ.get(FOLDER)
     path = Path(folder, name) if folder else None
     return path.read_text() if path is not None and path.is_file() else None

@@ -1,31 +1,33 @@
-"""Break down the time of a run: every second belongs to one account."""
+"""Break down the time of a run: every second belongs to one part."""
 
 from collections.abc import Mapping
 
 from gpt2_repro.formatting import duration
 
 
-# In the order of the table.
+# The parts in the order of the table.
 PARTS = {
-    "startup": "start-up",  # with compiling
+    "startup": "start-up",  # including compilation
     "training": "training",
-    "redone": "redone steps",  # steps that were repeated after a crash, and attempts that recorded nothing
+    "redone": "redone steps",  # steps repeated after a crash, and attempts that recorded nothing
     "data": "data",  # waiting for rows
-    "validation": "validation and scoring",  # with HellaSwag and samples
+    "validation": "validation and scoring",  # including HellaSwag and samples
     "saving": "saving",
     "idle": "idle",  # between two attempts of a supervised run
 }
 
 
-STEPS = ("training", "data")  # the parts of optimizer steps
+STEPS = ("training", "data")  # the parts that contain the time of optimizer steps
 
 
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
-    """Return the name, time and share of each account that is not empty, and of the total; [] if no time has passed.
+    """Return the name, time and share of each part that is not empty, as table rows.
+
+    The last row is the total. The table is empty if no time has passed.
 
     Args:
         parts: seconds by the keys of PARTS.
-        usd_per_hour: price of the whole machine, which adds the dollars; 0 or None if unknown.
+        usd_per_hour: price of the complete machine. It adds a column in dollars. 0 or None if unknown.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()} | {"total": total}
@@ -36,6 +38,6 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
 
 
 def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
-    """Return the breakdown as lines of text."""
+    """Return the time breakdown as lines of text."""
     rows = breakdown(parts, usd_per_hour=usd_per_hour)
     return [f"{row[0]:<22} {row[1]:>11} {row[2]:>7}" + "".join(f" {usd:>9}" for usd in row[3:]) for row in rows]

@@ -1,4 +1,4 @@
-"""Read dataclasses from JSON, strictly or from files that may be damaged."""
+"""Convert JSON to dataclasses, with a tolerant mode for damaged files."""
 
 import dataclasses
 import types
@@ -8,18 +8,23 @@ from typing import Any, TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite number. Larger ones cannot be drawn."""
+    """Return whether `value` is a number between -1e30 and 1e30.
+
+    Larger numbers cannot be plotted.
+    """
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
 
 
 def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = None) -> Any:
-    """Return a JSON value as `kind`: a dataclass, or a list or mapping of them. Keys without a field are ignored.
+    """Convert a JSON value to the type `kind`.
+
+    `kind` is a dataclass, or a list or mapping of dataclasses. Keys without a field are ignored.
 
     Args:
-        tolerant: leave out fields and items of another type. Otherwise the types of plain values are not checked.
-        default: an instance of `kind`. Its values stay where `value` has none.
+        tolerant: skip fields and items of a wrong type. Otherwise the types of plain values are not checked.
+        default: an instance of `kind` with values for the fields that `value` does not contain.
 
-    Raises TypeError or AttributeError if `value` is of another type or lacks a field.
+    Raises TypeError or AttributeError if `value` has another type or lacks a required field.
     """
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # `X | None`

@@ -1,4 +1,4 @@
-"""Commands as a user types them."""
+"""Start commands in the same way as a user does."""
 
 import contextlib
 import os
@@ -18,7 +18,11 @@ LAUNCHERS = {"launch": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp2": "fs
 
 
 def start_command(words: tuple[object, ...], environment: dict[str, str], **streams: Any) -> subprocess.Popen[str]:
-    """A command as a user types it in the project's root: `python`, `launch N` (ZeRO-1), `zero2 N`, `zero3 N`, `fsdp2 N`, `torchrun N` or `bash` first."""
+    """Start a command in the root folder of the project, as a user would.
+
+    The first word is `python`, `bash`, or a launcher followed by the number of processes: `launch N` (ZeRO-1),
+    `zero2 N`, `zero3 N`, `fsdp2 N` or `torchrun N`.
+    """
     return subprocess.Popen(
         ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],
         cwd=ROOT,
@@ -31,7 +35,7 @@ def start_command(words: tuple[object, ...], environment: dict[str, str], **stre
 
 
 def words_of(words: tuple[object, ...]) -> list[str]:
-    """What follows `python` on the command line."""
+    """Return the command-line arguments of `python` for a command of start_command."""
     command, *rest = map(str, words)
     if command in LAUNCHERS:
         config = f"accelerate_configs/{LAUNCHERS[command]}.yaml"
@@ -43,7 +47,10 @@ def words_of(words: tuple[object, ...]) -> list[str]:
 
 
 def kill_all(pid: int) -> None:
-    """End a command that start_command or start_warm has started, with its workers, which are sessions of their own."""
+    """Kill a command started by start_command or start_warm, and all its workers.
+
+    Workers run in separate sessions, so a signal to the process group does not reach them.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         for process in processes:

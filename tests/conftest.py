@@ -1,4 +1,4 @@
-"""What every test stands on: real documents made here, a prepared folder, a tiny recipe, the commands as typed."""
+"""Shared fixtures: documents, a prepared folder, a tiny recipe, running commands."""
 
 import json
 import os
@@ -29,17 +29,17 @@ TINY = {
 }
 
 
-# A shell starts background commands with SIGINT ignored, and every process that a test starts would inherit it.
+# A shell starts background commands with SIGINT ignored. Every process that a test starts would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update_golden", action="store_true", help="Write the numbers of tests/golden/ again.")
+    parser.addoption("--update_golden", action="store_true", help="Replace the numbers in tests/golden/.")
     parser.addoption("--thorough", action="store_true", help="Run each property test with 30 seeds instead of 3.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that launch several processes are slow."""
+    """Mark the tests that launch several processes as slow."""
     for item in items:
         launcher = item.callspec.params.get("launcher") if hasattr(item, "callspec") else None
         several = isinstance(launcher, tuple) and len(launcher) == 2 and launcher[1] > 1
@@ -48,22 +48,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Property tests take the argument `seed`."""
+    """Run each property test, which has an argument `seed`, with several seeds."""
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(30 if metafunc.config.getoption("--thorough") else 3))
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Public data that is no part of the project; the test is skipped where it is absent."""
+    """Return the folder of public data outside the project. Skip the test without it."""
     if not REAL_DATA.is_dir():
-        pytest.skip(f"no real data in {REAL_DATA}: set GPT2_REPRO_TEST_DATA")
+        pytest.skip(f"No real data in {REAL_DATA}. Set GPT2_REPRO_TEST_DATA.")
     return REAL_DATA
 
 
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
-    """Documents of 20 to 200 words of a small language, with what tends to break: empty, special and odd ones."""
+    """Return documents of 20 to 200 random words, and three special documents.
+
+    The special documents are often handled wrongly: an empty one, one that contains the text of the separator, and one
+    with accents, Japanese and an emoji.
+    """
     source = random.Random(1)
     words = ["".join(source.choices("abcdefghij", k=source.randint(2, 6))) for _ in range(80)]
     texts = [" ".join(source.choices(words, k=source.randint(20, 200))) for _ in range(120)]
@@ -72,7 +76,7 @@ def documents() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The documents in two jsonl files."""
+    """Write the documents to two .jsonl files, and return their paths."""
     folder = tmp_path_factory.mktemp("corpus")
     paths = [folder / "a.jsonl", folder / "b.jsonl"]
     for path, part in zip(paths, (documents[:50], documents[50:]), strict=True):
@@ -82,7 +86,7 @@ def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> li
 
 @pytest.fixture(scope="session")
 def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe of a run of seconds on a prepared folder."""
+    """Return a recipe with a prepared folder, whose run takes seconds."""
     from gpt2_repro.data.arguments import DataArguments
     from gpt2_repro.data.preparation.prepare import prepare
 
@@ -96,7 +100,7 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command as `start_command` takes it, to its end."""
+    """Return a function that runs a command of `start_command` until it ends."""
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
         process = start_command(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -112,7 +116,10 @@ def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """As type_command, for train.py: forked from a process that has imported what it imports, which takes seconds."""
+    """Return a function like type_command that starts train.py faster.
+
+    It forks a process that has already imported the libraries, which takes seconds.
+    """
     output, errors = (tmp_path_factory.mktemp("warm") / name for name in ("stdout", "stderr"))
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -129,7 +136,10 @@ def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproc
 
 @pytest.fixture(scope="session")
 def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Path]:
-    """Trains the tiny recipe with further options into a folder, by one process or a launcher; returns the folder."""
+    """Return a function that trains the tiny recipe into a folder and returns it.
+
+    The function takes further options, and a launcher instead of one process.
+    """
 
     def run(output: Path, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:
         done = type_warm(*launcher, "train.py", tiny_recipe, "--output_dir", output, *options)
@@ -141,5 +151,5 @@ def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProces
 
 @pytest.fixture(scope="session")
 def events() -> Callable[[Path], list[dict]]:
-    """The lines of a run's metrics.jsonl."""
+    """Return a function that reads the events in a run's metrics.jsonl."""
     return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,6 +1,7 @@
-"""A GPT-2 and its training in plain PyTorch, from the paper's description: it shares no code with the project.
+"""A GPT-2 and its training in plain PyTorch, which share no code with the project.
 
-`train` is a loop of the kind that build-nanogpt and nanoGPT made familiar; what `train.py` logs is compared with it.
+The model is written from the description in the paper. `train` is a training loop like that of build-nanogpt and
+nanoGPT. The tests compare its numbers with the log of train.py.
 """
 
 import math
@@ -51,7 +52,7 @@ class GPT2(nn.Module):
         return self.norm(x) @ self.tokens.weight.T
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Take the weights of a Hugging Face GPT-2, whose linear layers are stored [in, out]."""
+        """Load the weights of a Hugging Face GPT-2, whose linear layers are [in, out]."""
         parts = {"ln_1": "norm_1", "ln_2": "norm_2", "attn.c_attn": "qkv", "attn.c_proj": "out"}
         parts |= {"mlp.c_fc": "up", "mlp.c_proj": "down"}
         names = {"transformer.wte.weight": "tokens.weight", "transformer.wpe.weight": "positions.weight"}
@@ -71,7 +72,10 @@ class GPT2(nn.Module):
 def train(
     model: GPT2, rows: Tensor, *, steps: int, rows_per_step: int, peak: float, warmup: int, clip: float, decay: float
 ) -> Iterator[dict[str, float]]:
-    """Train on `rows` [n, T + 1] as they lie; yield each step's loss, gradient norm before clipping, learning rate."""
+    """Train on `rows` [n, T + 1] in their order, and yield the numbers of each step.
+
+    The numbers are the loss, the gradient norm before clipping, and the learning rate.
+    """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -91,12 +95,15 @@ def train(
 
 
 def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
-    """Write ids as a shard of llm.c (dev/data/data_common.py): 256 int32 of header, then uint16 ids."""
+    """Write token ids as a shard of llm.c (dev/data/data_common.py).
+
+    A shard has a header of 256 int32 numbers, followed by the ids as uint16.
+    """
     path.write_bytes(np.array([20240520, 1, len(ids), *[0] * 253], "<i4").tobytes() + ids.astype("<u2").tobytes())
     return path
 
 
 def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text with its separator [length]."""
+    """Return the token ids of each text with its separator [length]."""
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths))[:-1]

@@ -1,4 +1,4 @@
-"""Recipes as train.py parses them."""
+"""Parse recipes in the same way as train.py."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,7 @@
-"""What train.py imports, which takes most of the time of a run of seconds: see tests/warm.py."""
+"""The imports of train.py, which tests/warm.py makes only once.
+
+They take most of the time of a short run.
+"""
 
 import accelerate.commands.launch
 import torch.distributed.run

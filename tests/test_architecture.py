@@ -1,4 +1,7 @@
-"""Imports go to lower layers only, each library and each file name has its place, and entry points are short."""
+"""Imports go to lower layers only, and entry points are short.
+
+Each library, and each name of a file in the run directory, is used in one place only.
+"""
 
 import ast
 from pathlib import Path
@@ -11,7 +14,7 @@ import gpt2_repro
 PACKAGE = Path(gpt2_repro.__file__).parent
 ROOT = PACKAGE.parent
 SCRIPTS = [ROOT / "train.py", ROOT / "prepare_data.py"]
-# Layer 0 is everything else. Entry points, layer 3, are the scripts, every __main__.py and these.
+# Modules of layer 3 besides the scripts and every __main__.py. Modules that are in no other layer are in layer 0.
 ENTRY_POINTS = {"diagnose", "generate", "export", "supervise", "dry_run", "diff_recipe", "machine"}
 SUBPACKAGES = {"data", "model", "evaluation", "report", "preflight"}
 PURE = [
@@ -27,7 +30,7 @@ def files() -> list[Path]:
 
 
 def layer_of(module: str) -> int:
-    """The layer of `gpt2_repro.a.b` or of a script."""
+    """Return the layer of a module such as `gpt2_repro.a.b`, or of a script."""
     parts = module.split(".")
     room = parts[1] if len(parts) > 1 else ""
     if parts[0] != "gpt2_repro" or room in ENTRY_POINTS or parts[-1] == "__main__":
@@ -40,7 +43,10 @@ def module_of(path: Path) -> str:
 
 
 def imports(path: Path) -> list[str]:
-    """The full names of all imports; `from gpt2_repro import hardware` imports a module too."""
+    """Return the full names of all imports in a file.
+
+    `from gpt2_repro import hardware` gives `gpt2_repro.hardware`.
+    """
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -67,7 +73,10 @@ def test_names_of_run_files_are_known_to_run_record_only() -> None:
 
 
 def texts_of(path: Path) -> list[str]:
-    """All strings of a module but its docstrings; f-strings as they are written. Other files: everything."""
+    """Return all strings of a Python file except docstrings, or any other file's text.
+
+    F-strings are returned as they are written.
+    """
     if path.suffix != ".py":
         return [path.read_text()]
     tree = ast.parse(path.read_text())

@@ -1,4 +1,7 @@
-"""Each mistake a user can make: one line that says what to type, exit code 2, in seconds, nothing left behind."""
+"""Mistakes of the user end with one line that names the fix, and exit code 2.
+
+The commands end within seconds and leave no files.
+"""
 
 import importlib
 import json
@@ -19,7 +22,7 @@ from tests.commands import ROOT
 
 @pytest.fixture
 def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs train.py's story on the tiny recipe with further options; returns the one line of the refusal."""
+    """Return a function that runs train.py with wrong options, and returns the error."""
     monkeypatch.chdir(ROOT)
 
     def run(*options: object, recipe: Path | None = None) -> str:
@@ -82,7 +85,7 @@ def test_a_source_that_does_not_fit(refused, tiny_recipe: Path, tmp_path: Path) 
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(recipe))
     message = refused(recipe=tmp_path / "changed.yaml")
     assert "files" in message and "embedded" in message
-    # A folder that is typed is the data: the next mistake is reached.
+    # A folder on the command line replaces the data of the recipe, so the next mistake is reported.
     typed = ("--dataset_dir", recipe["data"]["dataset_dir"], "--tokens_per_step", 100)
     assert "--tokens_per_step 256" in refused(*typed, recipe=tmp_path / "changed.yaml")
 

@@ -1,4 +1,4 @@
-"""The arithmetic against published numbers and formulas written down a second time."""
+"""Batches, steps and schedules agree with published numbers and formulas."""
 
 import math
 import re
@@ -20,7 +20,10 @@ ROWS = DataArguments(sequence_length=512, packing="wrap", min_length=256)
 
 
 def llmc_learning_rate(step: int, warmup: int, total: int, final: float, kind: str) -> float:
-    """llm.c's formulas (train_gpt2.py's get_lr, schedulers.h's get_learning_rate_wsd) with a peak of 1, written again."""
+    """Return the learning rate by the formulas of llm.c, with a peak of 1.
+
+    The formulas are get_lr in train_gpt2.py and get_learning_rate_wsd in schedulers.h.
+    """
     if step < warmup:
         return (step + 1) / warmup
     if kind == "cosine":
@@ -75,14 +78,14 @@ def test_max_steps_replaces_total_tokens() -> None:
 
 
 def test_an_extended_schedule_goes_on_from_where_it_is() -> None:
-    """RS13: no jump where the stretches join, the peak once more in each, the end at the last step."""
+    """RS13: extensions start without a jump, reach the peak, and end at the last step."""
     shape = {"warmup_steps": 10, "max_steps": 100, "final_factor": 0.1}
     plain = [learning_rate_factor(step, **shape) for step in range(101)]
     for joint in (60, 100):
         extended = [learning_rate_factor(step, **shape, extensions=[[joint, 300]]) for step in range(301)]
         assert extended[:joint] == plain[:joint]
         assert extended[joint + 9] == pytest.approx(1.0) and extended[300] == pytest.approx(0.1)
-        assert max(abs(b - a) for a, b in zip(extended, extended[1:], strict=False)) <= 0.1 + 1e-9  # a warm-up's step
+        assert max(abs(b - a) for a, b in zip(extended, extended[1:], strict=False)) <= 0.1 + 1e-9  # warm-up step
         twice = [learning_rate_factor(step, **shape, extensions=[[joint, 300], [250, 400]]) for step in range(401)]
         assert twice[:250] == extended[:250] and twice[400] == pytest.approx(0.1)
         assert max(abs(b - a) for a, b in zip(twice, twice[1:], strict=False)) <= 0.1 + 1e-9

@@ -1,4 +1,4 @@
-"""What a user can pass as a checkpoint, and what is known of it without its weights."""
+"""Run directories, folders and Hub ids resolve to the right checkpoint."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""`python -m gpt2_repro.diagnose` of a run. What it finds: tests/evaluation/diagnosis."""
+"""The command `python -m gpt2_repro.diagnose` on a run.
+
+tests/evaluation/diagnosis tests the conclusions.
+"""
 
 import json
 from pathlib import Path
@@ -19,5 +22,5 @@ def test_a_run_brings_its_own_data_and_baseline(train, tmp_path: Path, caplog) -
     found = json.loads((one / "evaluation" / "diagnosis" / "diagnosis.json").read_text())
     assert [bucket["label"] for bucket in found["domains"]] == ["validation text"]
     assert found["causes"] == [] and any(its.startswith("domains") for its in found["not_judged"])
-    # Without a network and without files, what only the Hub has is left out with a warning.
+    # Without network and local files, the two texts of the Hub are skipped with a warning.
     assert sum("--local_data DIR" in line for line in caplog.messages) == 2

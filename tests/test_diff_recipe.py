@@ -1,4 +1,4 @@
-"""`train.py --diff_recipe`: which fields differ, defaults included, and what each one changes."""
+"""`train.py --diff_recipe` lists all fields that differ, and what they change."""
 
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def test_the_command_needs_no_data_and_names_the_nearest_recipe(capsys, monkeypa
 def test_a_run_has_a_reference_unless_a_difference_changes_its_validation_loss(
     words: str, follows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # any current folder
+    monkeypatch.chdir(tmp_path)  # the result does not depend on the current folder
     recipe, *options = words.split()
     typed = [ROOT / "recipes" / f"{recipe}.yaml", *options]
     found = compare_with_default(parse_for_training(*typed))

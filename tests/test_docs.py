@@ -1,4 +1,4 @@
-"""The pages of docs/ name options, defaults, files and numbers that are so, and their tables are complete."""
+"""Options, defaults, files and test names in docs/ and CONTRIBUTING.md exist."""
 
 import contextlib
 import functools
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 ACCELERATE = {"--config_file", "--num_processes", "--num_machines", "--machine_rank", "--main_process_ip"}
 ACCELERATE |= {"--main_process_port"}
-# Commands of the projects that users come from.
-FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")  # tests/test_docs_data.py asks hf
+# Commands of other projects.
+FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")
 
 
 @functools.cache
 def output_of(command: str, *argv: str) -> str:
-    """What a command prints: `train.py`, `prepare_data.py` or a module of `python -m`."""
+    """Return the output of `train.py`, `prepare_data.py` or a `python -m` module."""
     name = command.removesuffix(".py")
     module = importlib.import_module(name)
     if hasattr(module, "__path__"):
@@ -44,7 +44,7 @@ def options_of(command: str) -> frozenset[str]:
 
 @functools.cache
 def defaults(command: str) -> dict[str, str]:
-    """The default of each option, as the help of a command shows it."""
+    """Return the default of each option that the help text of a command shows."""
     shown = {}
     for entry in re.split(r"\n(?=  --)", output_of(command, "--help", "all")):
         text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
@@ -54,7 +54,10 @@ def defaults(command: str) -> dict[str, str]:
 
 
 def code_of(page: Path) -> Iterator[str]:
-    """Each command of the fenced blocks, continued lines joined, and each piece of inline code."""
+    """Yield each command in the fenced blocks of a page, and all inline code.
+
+    Continued lines are joined.
+    """
     text = page.read_text()
     for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         lines = (re.sub(r"(^|\s)#\s.*", "", line) for line in block.replace("\\\n", " ").splitlines())
@@ -63,7 +66,10 @@ def code_of(page: Path) -> Iterator[str]:
 
 
 def allowed_in(code: str) -> list[tuple[str, set[str]]]:
-    """The parts of a command line and the options that each may hold; a bare option may be any command's of ours."""
+    """Return the parts of a command line, each with its allowed options.
+
+    An option without a command may belong to any command of this project.
+    """
     if code.startswith(FOREIGN):
         return []
     if benchmark := re.match(r"(?:python )?(benchmarks/\w+\.py)", code):

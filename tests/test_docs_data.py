@@ -1,4 +1,7 @@
-"""docs/data.md: its commands parse and those that need no network run, its tables are those of the code and of a folder."""
+"""The commands in docs/data.md parse, and its tables agree with the code.
+
+Commands that need no network are also run.
+"""
 
 import csv
 import gzip
@@ -26,7 +29,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[^@:]+)?(@\S+)?")
 
 
 def preparations(page: Path) -> list[str]:
-    """The commands of prepare_data.py on a page, in code blocks and in running text."""
+    """Return the commands of prepare_data.py in a page's code blocks and text."""
     text = page.read_text()
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -57,7 +60,7 @@ def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pyte
 
 @pytest.fixture
 def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the names that the page uses, in a folder of their own, with the recipes beside them."""
+    """Create the files that the page names in a temporary folder, and link recipes/."""
     monkeypatch.chdir(tmp_path)
     Path("recipes").symlink_to(ROOT / "recipes")
     for folder in ("books", "notes", "more", "shards", "web"):
@@ -72,7 +75,7 @@ def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
         csv.writer(file).writerows([["id", "body"], *enumerate(documents)])
     with gzip.open("web/a.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in documents)
-    ids = np.resize(np.arange(300, dtype=np.uint16), 3000)  # of train:300, the last one ends a document
+    ids = np.resize(np.arange(300, dtype=np.uint16), 3000)  # ids of train:300; the last id is the separator
     for split in ("train", "val"):
         ids.tofile(f"{split}.bin")
         np.roll(ids, 1).tofile(f"shards/x_{split}_000001.bin")
@@ -97,7 +100,7 @@ def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: N
 
 
 def rows_under(heading: str) -> list[list[str]]:
-    """The cells of the first table under a heading."""
+    """Return the cells of the first table after a heading of docs/data.md."""
     section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     lines = section[section.index("| ---") :].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]

@@ -1,4 +1,7 @@
-"""docs/lambada.md is a plan that can be typed: each run finds its data and changes one thing. Options: test_docs.py."""
+"""Each run in docs/lambada.md has prepared data and changes one thing.
+
+test_docs.py checks the options.
+"""
 
 import re
 import shlex

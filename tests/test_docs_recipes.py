@@ -1,4 +1,7 @@
-"""Every command of docs/recipes.md parses, its data is prepared by a command there, and each ablation changes one thing."""
+"""The commands in docs/recipes.md parse, and each ablation changes one thing.
+
+The page also contains the command that prepares the data of each run.
+"""
 
 import re
 import shlex
@@ -19,7 +22,7 @@ FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """The words after `story` in every command of the page, in code blocks and in running text."""
+    """Return the words after a script in all commands of docs/recipes.md."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]
@@ -52,4 +55,4 @@ def test_each_training_has_its_data_prepared_and_changes_one_thing(words: list[s
     learned = {deviation.key for deviation in found if deviation.group == "learned"} - {"stop_at_step"}
     assert len(learned) <= 1 or learned == {"packing", "min_length"}
     assert not [deviation for deviation in found if deviation.group == "measured"]
-    assert bool(learned) == (run.training.output_dir is not None), "a folder of its own"
+    assert bool(learned) == (run.training.output_dir is not None), "an ablation needs a separate --output_dir"

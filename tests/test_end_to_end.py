@@ -1,4 +1,4 @@
-"""The commands of the README, as a user types them."""
+"""The commands of the README work from preparing data to the report."""
 
 import json
 from pathlib import Path
@@ -47,10 +47,10 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
         generate.main([*map(str, words), "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] and all(text.startswith("abc") and len(text) > 5 for text in texts)
-    for sampling in (("--top_p", "1e-6"), ("--temperature", "0")):  # both take the likeliest
+    for sampling in (("--top_p", "1e-6"), ("--temperature", "0")):  # both take the most likely token
         generate.main([str(run), "abc " * 99 + "end", *sampling, "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
-    assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # the window
+    assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # cut to the window
     for wrong in ("--top_p 0", "--top_p 1.1", "--temperature nan", "--top_k 0", "abc --prompt abc"):
         with pytest.raises(UserError, match="--"):
             generate.main([str(run), *wrong.split()])
@@ -86,7 +86,7 @@ def test_dry_run_derives_everything_and_writes_nothing(tmp_path: Path, capsys, m
     train_story.main(["--dry_run", "--output_dir", str(tmp_path / "run")])
     shown = " ".join(capsys.readouterr().out.split())
     for words in (
-        *("124,439,808 (124,475,904 while training", "18,865 = 9,890,693,120 tokens", "855.4 M a token"),
+        *("124,439,808 (124,475,904 while training", "18,865 = 9,890,693,120 tokens", "855.4 M per token"),
         *("on 1 GPUs 64 rows x 1 x 8 accumulation", "on 8 GPUs 64 rows x 8 x 1 accumulation"),
         *("checkpoint 1.99 GB", "learning_rate: 0.0006"),
     ):
@@ -119,7 +119,7 @@ def test_two_steps_of_the_real_model_on_real_text(real_data: Path, type_command,
     words = ("train.py", "--dataset_dir", data, "--output_dir", run, *small.split(), *short.split())
     done = type_command("python", *words, timeout=590, OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "HellaSwag is not scored" in done.stdout  # the recipe asks for it, and there is no network
+    assert "HellaSwag is not scored" in done.stdout  # the recipe enables it, but there is no network
     logged = events(run)
     assert logged[0]["step"] == 0 and logged[0]["eval_loss"] == pytest.approx(10.98, abs=0.1)
     rates = {event["step"]: event["learning_rate"] for event in logged if "loss" in event}

@@ -1,4 +1,7 @@
-"""python -m gpt2_repro.export: folders, llm.c's files and the Hub, which is a stand-in here, and the model card."""
+"""The command `python -m gpt2_repro.export`, and the model card.
+
+It exports to folders, llm.c's files and the Hub, which is replaced by a fake.
+"""
 
 import dataclasses
 import json
@@ -39,7 +42,7 @@ def test_a_checkpoint_becomes_a_plain_folder(run: Path, tmp_path: Path) -> None:
     assert config["vocab_size"] == len(AutoTokenizer.from_pretrained(folder)) and "true_vocab_size" not in config
     assert "| tokens | 1,024 |" in (folder / "README.md").read_text()
     assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
-    assert [path.name for path in folder.parent.iterdir()] == ["step4"], "nothing half-written is left"
+    assert [path.name for path in folder.parent.iterdir()] == ["step4"], "no partly written files remain"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -99,7 +102,7 @@ def test_a_folder_is_pushed_to_the_hub_without_the_token(run: Path, tmp_path: Pa
     with pytest.raises(UserError, match="somebody/tiny") as refused:
         main([str(run), str(tmp_path / "kept"), "--push_to_hub", "somebody/tiny"])
     assert "hf_secret" not in str(refused.value) and "\n" not in str(refused.value)
-    assert (tmp_path / "kept" / "model.safetensors").is_file(), "what was written stays, whatever the Hub does"
+    assert (tmp_path / "kept" / "model.safetensors").is_file(), "the exported folder is kept if the upload fails"
 
 
 OPENAI = "openai-community/gpt2"

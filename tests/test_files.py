@@ -1,4 +1,4 @@
-"""A file is there whole or not at all."""
+"""Files are written completely or not at all, and damaged files can be read."""
 
 import multiprocessing
 from pathlib import Path

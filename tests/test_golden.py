@@ -1,7 +1,8 @@
-"""Numbers that no refactoring may change: hashes of prepared folders exactly, losses and scores to 1e-5.
+"""A refactoring must not change the numbers in tests/golden/.
 
-CPUs differ in the last bits; `dev/compare_commits.py` compares two commits on one machine bit for bit. After a deliberate
-change, `pytest tests/test_golden.py --update_golden` writes the numbers again.
+Hashes of prepared folders must be equal, and losses must agree to 1e-5, because CPUs differ in the last bits.
+`dev/compare_commits.py` compares two commits bit for bit on one machine. After a deliberate change, update the numbers
+with `pytest tests/test_golden.py --update_golden`.
 """
 
 import json
@@ -37,7 +38,7 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
-    """Compares a value with the one that is kept under a name of a file, or keeps it."""
+    """Return a function that reads a stored value, or updates it (--update_golden)."""
 
     def check(file: str, name: str, value: Any) -> Any:
         path = GOLDEN / f"{file}.json"

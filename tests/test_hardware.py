@@ -1,4 +1,4 @@
-"""Devices as they are reported, and the words for those that cannot be used."""
+"""Peak FLOP/s, number of processes, and torch.compile on different devices."""
 
 from types import SimpleNamespace
 

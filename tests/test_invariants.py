@@ -1,4 +1,4 @@
-"""What must not change a run does not: layout, launcher, interruption, a second start."""
+"""The launcher, the micro-batch and interruptions do not change losses or weights."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from tests.faults.runs import losses
 pytestmark = pytest.mark.slow
 
 
-# Launcher, rows of a pass, and what the engine is.
+# Launcher, rows per pass, class of the engine, and ZeRO stage.
 LAYOUTS = {
     "8x1": (("python",), 8, "GPT2LMHeadModel", None),
     "4x2": (("python",), 4, "GPT2LMHeadModel", None),
@@ -30,7 +30,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def reference(train, tmp_path_factory) -> Path:
-    """The run of one process in fp32, its 8 rows a step in one pass."""
+    """Train with one process in fp32, with all 8 rows of a step in one pass."""
     return train(tmp_path_factory.mktemp("reference") / "run")
 
 
@@ -55,7 +55,7 @@ def test_the_layout_changes_neither_losses_nor_weights(name: str, reference: Pat
     assert texts[0] == texts[1]
     if name == "8x1":
         assert losses(run) == losses(reference) and len(losses(run)) == 8 + 3
-        assert all(torch.equal(weight, expected[key]) for key, weight in final.items())  # two runs are bit-identical
+        assert all(torch.equal(weight, expected[key]) for key, weight in final.items())  # the runs are bit-identical
 
     environment = json.loads((run / "environment.json").read_text())
     processes = launcher[1] if len(launcher) == 2 else 1
@@ -81,11 +81,11 @@ def test_a_resumed_run_is_the_straight_one(launcher, bf16: str, train, tmp_path:
     assert (status["state"], status["step"], status["tokens"]) == ("stopped", 3, 3 * 256)
     assert not (run / "final").exists() and (run / "checkpoint-3" / "manifest.json").exists()
     saved = load_file(run / "checkpoint-3" / "model.safetensors")
-    assert saved["transformer.wte.weight"].shape == (320, 32)  # whole, whatever is sharded
+    assert saved["transformer.wte.weight"].shape == (320, 32)  # the complete weight, even if it is sharded
     train(run, *options, launcher=launcher)
     finals = [weights(each) for each in (run, straight)]
     ours, theirs = (set(losses(each)) for each in (run, straight))
-    assert len(theirs) == 8 + 3 and len(ours - theirs) == 1 and theirs < ours  # where it stopped it validated too
+    assert len(theirs) == 8 + 3 and len(ours - theirs) == 1 and theirs < ours  # it was also validated at the stop
     assert all(torch.equal(weight, finals[1][name]) for name, weight in finals[0].items())
 
 

@@ -22,7 +22,7 @@ GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("runs.json").rea
     "launcher", [(name, 2) for name in ("torchrun", "launch", "zero2", "zero3", "fsdp2")], ids=lambda its: its[0]
 )
 def test_two_processes_are_one(launcher, type_command, type_warm, tiny_recipe: Path, events, tmp_path: Path) -> None:
-    """The losses and the final weights of one process, which tests/golden/ keeps."""
+    """Two processes give the losses of one process in tests/golden/."""
     words = ("train.py", tiny_recipe, "--per_device_train_batch_size", 4, "--output_dir", tmp_path / "run")
     done = (type_command if launcher[0] == "launch" else type_warm)(*launcher, *words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -37,7 +37,7 @@ def test_two_processes_are_one(launcher, type_command, type_warm, tiny_recipe: P
 
 ACCELERATE = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 DEEPSPEED = sorted((ROOT / "ds_configs").glob("*.json"))
-# What these would say belongs to the recipe or to the DeepSpeed JSON; accelerate refuses some of them beside a JSON.
+# The recipe or the DeepSpeed JSON sets these. accelerate refuses some of them together with a JSON.
 FORBIDDEN = {"mixed_precision", "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "use_cpu"}
 
 
@@ -48,7 +48,7 @@ def test_accelerate_config_holds_launcher_facts_only(path: Path) -> None:
     flat = config.keys() | config.get("deepspeed_config", {}).keys()
     assert not flat & FORBIDDEN and not any(key.startswith("offload") for key in flat)
     assert isinstance(config["num_processes"], int)
-    # accelerate refuses an unknown key at the top and passes over one in here.
+    # accelerate refuses unknown keys at the top level, but ignores them in deepspeed_config.
     assert config.get("deepspeed_config", {}).keys() <= {"deepspeed_config_file", "deepspeed_multinode_launcher"}
     named = Path(config.get("deepspeed_config", {}).get("deepspeed_config_file", ""))
     assert named.name == LAUNCHERS[path.stem].deepspeed_json and (not named.name or ROOT / named in DEEPSPEED)
@@ -61,7 +61,10 @@ def test_the_table_of_launchers_has_every_file() -> None:
 
 @pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
 def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: Path) -> None:
-    """tests/training/test_launcher.py checks what has to be "auto"."""
+    """The numbers of every recipe reach DeepSpeed.
+
+    tests/training/test_launcher.py checks which values must be "auto".
+    """
     written = json.loads(path.read_text())
     assert written["data_types"]["grad_accum_dtype"] == "fp32"
     assert isinstance(written["zero_optimization"]["reduce_bucket_size"], int)

@@ -1,4 +1,7 @@
-"""Training on one's own text: names, split, sizes that follow from the text and the machine."""
+"""Training on a user's text: folder names, split, and sizes of model and batch.
+
+The sizes depend on the text and the machine.
+"""
 
 import dataclasses
 import json
@@ -72,7 +75,7 @@ def test_one_document_is_enough(here: Path, capsys, caplog) -> None:
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert command[-4:] == ["--dataset_dir", "data/hamlet", "--sequence_length", "32"]
 
-    # The two splits follow each other and are the text.
+    # The validation split is the start of the text, and the training split is the rest.
     splits = [open_rows(Path("data/hamlet", split)).joined()[0].reshape(-1, 33) for split in ("validation", "train")]
     ids = Encoder(Path("data/hamlet/tokenizer"), separator="before").encode([PLAY])[0].tolist()
     validation, train = ([*rows[:, :-1].ravel().tolist(), int(rows[-1, -1])] for rows in splits)

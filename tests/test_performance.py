@@ -1,4 +1,7 @@
-"""What makes a step fast and small, counted without a GPU: operations, waits, saved bytes, collectives. Never a time."""
+"""Operations, host syncs, saved bytes and collectives of a step do not increase.
+
+They are counted without a GPU. No test measures time.
+"""
 
 import itertools
 import json
@@ -22,13 +25,13 @@ from tests.commands import ROOT
 
 LAYERS, WIDTH, LENGTH = 3, 128, 64
 Call = Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]
-# They move no data, so they are no kernels.
+# Operations that move no data and launch no kernel.
 VIEWS = {"view", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand", "slice", "split"}
 VIEWS |= {"select", "detach", "alias", "as_strided", "unbind"}
 
 
 class Counter(TorchDispatchMode):
-    """Counts operations that move data, and those that hand a number to the host and so wait for the device."""
+    """Count the operations that move data, and those that cause a host sync."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class Counter(TorchDispatchMode):
 
 @pytest.fixture
 def stock() -> tuple[PreTrainedModel, Call]:
-    """Return transformers' GPT-2 with its defaults."""
+    """Return the GPT-2 of transformers with its defaults, and a function for its loss."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=512, n_positions=LENGTH, n_layer=LAYERS, n_head=2, n_embd=WIDTH, use_cache=False)
     return GPT2LMHeadModel(config).train(), lambda model, rows: model(input_ids=rows, labels=rows).loss
@@ -69,19 +72,19 @@ def count(model: PreTrainedModel, call: Call) -> Counter:
 
 def test_fewer_operations_than_stock_and_no_wait(stock, ours) -> None:
     theirs, mine = count(*stock), count(*ours)
-    # 206 against 385 with three layers: an activation of one kernel, no dropout, no mask.
+    # 206 compared with 385 for three layers: the activation is one kernel, and there is no dropout and no mask.
     assert mine.operations < 0.55 * theirs.operations
     assert (mine.syncs, theirs.syncs > 0) == (0, True)
 
 
 def test_memory_of_a_token(stock, ours) -> None:
-    unit = LAYERS * WIDTH  # one byte of each activation as wide as the model, in each block
+    unit = LAYERS * WIDTH  # one byte for each channel of each block
     model, call = ours
     kept = saved_bytes_per_token(model, call, length=LENGTH)
-    # 12 blocks of 768: 0.33 MB a token, 22 GB for 64 x 1024. Stock GPT-2 keeps more than twice that, and its logits.
+    # 12 blocks of width 768: 0.33 MB per token, 22 GB for 64 x 1024. Stock GPT-2: over twice that, and its logits.
     assert kept < 42 * unit
     assert saved_bytes_per_token(*stock, length=LENGTH) > 2.2 * kept
-    # All layers share one mask of documents, in bf16, and it causes no wait.
+    # All layers share one bf16 document mask, which causes no host sync.
     model.documents = Documents(separator=0)
     assert saved_bytes_per_token(model, call, length=LENGTH) - kept == 2 * LENGTH
     assert count(model, call).syncs == 0
@@ -89,7 +92,7 @@ def test_memory_of_a_token(stock, ours) -> None:
     assert saved_bytes_per_token(model, call, length=LENGTH) < 8 * unit
 
 
-# Writes how often the first process waits for the device, and how many collectives it starts, after each pass.
+# Writes the numbers of host syncs and collectives of rank 0 before each forward pass.
 COUNTED_RUN = """
 import json, os, sys
 import torch.distributed as dist
@@ -124,7 +127,7 @@ def test_accumulation_adds_no_wait_and_no_collective(type_command, tiny_recipe, 
     done = type_command("launch", 2, script, out, tiny_recipe, *options, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-3000:]
     passes = json.loads(out.read_text())
-    # Four passes a step. Only after the last one there is anything to wait for and to exchange.
+    # Four passes per step. Only the last one is followed by host syncs and collectives.
     assert len(passes) == 16
     added = [[now - before for before, now in zip(*pair, strict=True)] for pair in itertools.pairwise(passes)]
     assert [counts for number, counts in enumerate(added, start=1) if number % 4] == [[0, 0]] * 12

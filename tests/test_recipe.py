@@ -1,4 +1,7 @@
-"""A recipe and a command line are one text: same validation, the command line wins, mistakes name the nearest word."""
+"""Recipes and command lines get the same validation, and the command line wins.
+
+Errors name the nearest valid word.
+"""
 
 import dataclasses
 import re

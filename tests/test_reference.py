@@ -1,4 +1,7 @@
-"""`train.py` beside an independent loop in plain PyTorch: same weights, same rows, same losses."""
+"""train.py has the same losses as an independent loop in plain PyTorch.
+
+Both start from the same weights and train on the same rows.
+"""
 
 from pathlib import Path
 
@@ -20,7 +23,7 @@ STEPS, WARMUP, PEAK, CLIP = 20, 5, 1e-2, 0.6
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain checkpoint whose every weight, gain and bias is far from a fresh one."""
+    """Return a checkpoint whose weights, gains and biases are far from their defaults."""
     torch.manual_seed(5)
     config = GPT2Config(vocab_size=300, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
@@ -47,7 +50,7 @@ def by_hand(start: Path, rows: torch.Tensor, **changes) -> tuple[GPT2, list[dict
 
 def test_every_step_equals_a_plain_loop(start: Path, rows, train, events, tmp_path: Path) -> None:
     model, expected = by_hand(start, rows)
-    # Clipping is at work in some steps and not in others.
+    # Some steps are clipped and others are not.
     norms = [step["grad_norm"] for step in expected]
     assert min(norms) < CLIP < max(norms)
     options = ("--init_from", start, "--train_sampling_strategy", "sequential", "--max_steps", STEPS)
@@ -59,14 +62,14 @@ def test_every_step_equals_a_plain_loop(start: Path, rows, train, events, tmp_pa
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4), ours["step"]
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3), ours["step"]
         assert ours["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=1e-9), ours["step"]
-    # Matrices decay; gains and biases do not.
+    # Matrices have weight decay. Gains and biases do not.
     optimizer = torch.load(run / f"checkpoint-{STEPS}" / "optimizer.pt")
     for group, decay, dimensions in zip(optimizer["param_groups"], (0.1, 0.0), (2, 1), strict=True):
         assert group["weight_decay"] == decay
         assert {optimizer["state"][number]["exp_avg"].dim() for number in group["params"]} == {dimensions}
     final = GPT2(**SHAPE)
     final.load(load_file(run / "final" / "model.safetensors"))
-    # Outputs, not weights: the gradient of a key's bias is zero but for rounding, and Adam makes full steps of that.
+    # Compare outputs, not weights: the gradient of a key bias is only rounding error, but Adam makes full steps of it.
     with torch.no_grad():
         assert torch.allclose(final(rows[:4, :-1]), model(rows[:4, :-1]), atol=1e-3)
 

@@ -1,4 +1,4 @@
-"""The band holds the three published runs at every validation, and a run outside of it is told so."""
+"""The band contains the three published runs at every validation, but not GPT-2."""
 
 import csv
 import itertools

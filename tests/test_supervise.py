@@ -1,4 +1,4 @@
-"""A crashed command is started again, within bounds; everything else is not."""
+"""A crashed command is restarted within limits. Other commands are not restarted."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.supervise import main
 
 
-# What train.py tells its supervisor, with a plan of what happens at each attempt: WHAT or WHAT:CHECKPOINT.
+# Writes the same notes as train.py. The plan lists the event of each attempt: EVENT or EVENT:CHECKPOINT.
 FAKE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
@@ -32,7 +32,7 @@ if what == "mistake":
     supervision.note(supervision.MISTAKE, "there is no recipe")
     raise RuntimeError("as a launcher does")
 if what == "nothing":
-    sys.exit(0)  # as --dry_run does, and the command of a run that is complete
+    sys.exit(0)  # like --dry_run, or the command of a complete run
 supervision.note(supervision.RUN, str(run))
 status("running")
 if number:
@@ -80,7 +80,7 @@ def handlers():
     ("plan", "failure", "attempts"),
     [
         ("complete", None, 1),
-        ("kill:1,kill:2,kill:3,kill:4,failed:5,complete", None, 6),  # as long as there is progress
+        ("kill:1,kill:2,kill:3,kill:4,failed:5,complete", None, 6),  # unlimited, because each attempt makes progress
         ("stopped", None, 1),
         ("nothing", None, 1),
         ("quiet:3,complete", None, 2),  # an exit code of 0 does not make a run complete
@@ -92,7 +92,7 @@ def test_what_would_happen_again_is_not_started_again(command, plan: str, failur
     with pytest.raises(RunFailed, match=failure) if failure else contextlib.nullcontext():
         main(command(plan))
     told = command.attempts()
-    # What one attempt has told, the next one knows: it does not go back to --resume_from once more.
+    # Later attempts read the notes of earlier ones, so they do not resume from --resume_from again.
     assert len(told) == attempts and (attempts < 6 or told == ["None", "1", "2", "3", "4", "5"])
 
 

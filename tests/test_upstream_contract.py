@@ -1,6 +1,7 @@
-"""Private attributes of upstream libraries that the package uses. An incompatible upgrade fails here first.
+"""Private attributes of upstream libraries that the package uses.
 
-`make upgrade-check` runs this file against the newest transformers, accelerate and DeepSpeed.
+An incompatible upgrade fails these tests first. `make upgrade-check` runs this file against the newest transformers,
+accelerate and DeepSpeed.
 """
 
 import ast
@@ -14,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "gpt2_repro"
 TRAINER = "transformers.trainer"
-# Name -> the modules whose source has it.
+# Name -> the modules whose source contains it.
 CONTRACT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -53,7 +54,7 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
     "_model_states": ("deepspeed.runtime.engine",),
     "found_inf": ("torch.optim.adamw",),
 }  # fmt: skip
-# What the methods that we override or call are passed.
+# The parameters of the methods that we override or call.
 PARAMETERS = {
     "_get_output_dir": ["self", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
@@ -73,7 +74,10 @@ def source_of(module: str) -> str:
 
 
 def private_names() -> set[str]:
-    """The private names that the package takes from other objects or overrides, without those that it defines itself."""
+    """Return the private names that the package uses from other objects or overrides.
+
+    Names that the package defines itself are not included.
+    """
     used, own = set(), set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

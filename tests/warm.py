@@ -1,6 +1,7 @@
-"""Runs as `start_command` starts them, launcher and all, but forked from a process that has imported the stack.
+"""Start commands faster than start_command, by forking a process with all imports.
 
-Importing takes seconds, a tiny run takes one. What a command imports, and from where, is for the tests that start it cold.
+Importing takes seconds, but a tiny run takes only one. Launchers are supported. Tests of the imports of a command must
+use start_command.
 """
 
 import importlib
@@ -21,15 +22,18 @@ from tests.commands import ENVIRONMENT, ROOT, words_of
 def start_warm(
     words: tuple[object, ...], environment: dict[str, str], output: Path, errors: Path | None = None
 ) -> "Forked":
-    """As start_command; stdout goes to the file `output`, and stderr too where there is no other for it."""
+    """Start a command like start_command, with stdout and stderr written to files.
+
+    Without a file for `errors`, stderr is also written to `output`.
+    """
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["tests.stack"])
-    with mock.patch.dict(os.environ, ENVIRONMENT):  # the server keeps it: torch counts its threads when it is imported
+    with mock.patch.dict(os.environ, ENVIRONMENT):  # torch reads the number of threads when the server imports it
         return Forked(server, _begin, words_of(words), os.environ | environment, output, errors)
 
 
 class Forked:
-    """A process of multiprocessing with the methods of subprocess.Popen that a launcher and a test call."""
+    """A multiprocessing process with the methods of subprocess.Popen that are needed."""
 
     def __init__(self, context: BaseContext, *target_and_args: Any) -> None:
         target, *args = target_and_args
@@ -56,7 +60,7 @@ class Forked:
 
 
 def _begin(words: list[str], environment: dict[str, str], output: Path, errors: Path | None) -> None:
-    assert "tests.stack" in sys.modules, "the server has not imported the stack: run pytest in the project's root"
+    assert "tests.stack" in sys.modules, "The server has not imported the stack. Run pytest in the root folder."
     for stream, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else 1, stream)
     if words[0] != "-m":
@@ -65,7 +69,7 @@ def _begin(words: list[str], environment: dict[str, str], output: Path, errors: 
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
     fork = multiprocessing.get_context("fork")
-    SubprocessHandler._popen = lambda self, args, env: Forked(fork, _run_script, args[2:], env)  # of python -u …
+    SubprocessHandler._popen = lambda self, args, env: Forked(fork, _run_script, args[2:], env)  # without python -u
     _become(words[1:], environment)
     return importlib.import_module(words[1]).main()
 

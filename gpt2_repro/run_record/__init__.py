@@ -1,4 +1,4 @@
-"""The record of a run: its lock, recipe, environment, status, events and checkpoints."""
+"""The record of a run: lock, recipe, environment, status, events and checkpoints."""
 
 import fcntl
 import json
@@ -24,14 +24,16 @@ from gpt2_repro.typed_json import from_json
 
 logger = logging.getLogger(__name__)
 
-FRESH = 30.0  # seconds between two writes of the status of a running run
+FRESH = 30.0  # seconds between two status updates while a run is running
 
 
 class RunRecord:
-    """The files of `runs/<name>/`. Reading never fails on damaged files. Only rank 0 writes; `lock` keeps a second job out.
+    """The files of a run directory, `runs/<name>/`.
+
+    Reading never fails on damaged files. Only rank 0 writes. `lock` prevents two jobs from writing at the same time.
 
     Attributes:
-        measured: returns the seconds of this process by the keys of `time_breakdown.PARTS`; the trainer replaces it.
+        measured: returns the seconds of this process by the keys of `time_breakdown.PARTS`. The trainer replaces it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -46,12 +48,12 @@ class RunRecord:
     # Reading
 
     def recipe_text(self) -> str:
-        """Return the resolved recipe as YAML, "" if it is missing or damaged."""
+        """Return the resolved recipe as YAML text, or "" if the file is missing."""
         path = self.path / layout.RECIPE
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     def recipe(self) -> dict[str, Any]:
-        """Return the sections of the resolved recipe, {} if it is missing or damaged."""
+        """Return the sections of the resolved recipe, or {} if it is missing or damaged."""
         try:
             sections = yaml.safe_load(self.recipe_text())
         except (yaml.YAMLError, ValueError, RecursionError):
@@ -59,15 +61,18 @@ class RunRecord:
         return sections if isinstance(sections, dict) else {}
 
     def environment(self) -> Environment:
-        """Return versions, device, data, batch plan and run identity. Missing and damaged values are empty."""
+        """Return the content of environment.json. Missing and damaged values are empty."""
         return from_json(Environment, read_object(self.path / layout.ENVIRONMENT), tolerant=True)
 
     def status(self) -> RunStatus:
-        """Return the last written status."""
+        """Return the content of run_status.json. Missing and damaged values are None."""
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
-        """Return the losses by name of the last validation, or of the one at `step`; {} if there was none."""
+        """Return the validation losses by name, or {} without a validation.
+
+        They are from the validation at `step`, or from the last one if `step` is None.
+        """
         losses: dict[str, float] = {}
         for event in events.read(self.metrics)[0]:
             if "eval_loss" in event and step in (None, event.get("step")):
@@ -75,17 +80,20 @@ class RunRecord:
         return losses
 
     def final_defect(self) -> str | None:
-        """Return why `final/` is not complete, by its manifest and the sizes of its files, or None."""
+        """Return why `final/` is not complete, or None if it is.
+
+        The manifest and the sizes of the files are checked.
+        """
         return checkpoints.defect(self.final, read_files=False)
 
     def newest_step(self) -> int:
-        """Return the step of the newest complete checkpoint, -1 if there is none."""
+        """Return the step of the newest complete checkpoint, or -1 without a checkpoint."""
         return max(map(layout.step_of, checkpoints.complete_checkpoints(self.path)), default=-1)
 
     def is_finished(self, steps: int) -> bool:
-        """Return whether the run is complete, `final/` has all its files, and it was planned for this many steps.
+        """Return whether the run is complete and was planned for this number of steps.
 
-        An extended run counts by its first plan, too.
+        `final/` must have all its files. For an extended run, the number of steps of its first plan is accepted, too.
         """
         if self.status().state != "complete" or self.final_defect() is not None:
             return False
@@ -93,9 +101,10 @@ class RunRecord:
         return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
-        """Raise UserError if the directory has files, but none that proves that train.py made it.
+        """Raise UserError if the directory has files but is not a run of train.py.
 
-        Any one proof is enough: a power cut may have emptied the others. Hidden files do not count.
+        One intact file of a run is enough proof, because a power cut may have emptied the others. Hidden files do not
+        count as files.
         """
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
@@ -106,7 +115,7 @@ class RunRecord:
             )
 
     def damaged(self) -> Path | None:
-        """Return the first of recipe, environment and status that cannot be read, or None."""
+        """Return the first unreadable file of recipe, environment and status, or None."""
         parsers: dict[str, Callable[[str], Any]]
         parsers = {layout.RECIPE: yaml.safe_load, layout.ENVIRONMENT: json.loads, layout.STATUS: json.loads}
         for path in [self.path / name for name in parsers if (self.path / name).is_file()]:
@@ -119,20 +128,23 @@ class RunRecord:
     # Writing
 
     def lock(self) -> None:
-        """Hold the directory until this process ends. Raises UserError if another job holds it."""
+        """Lock the run directory until this process ends.
+
+        Raises UserError if another job has locked the directory, or if it is not writable.
+        """
         if self._lock is not None:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / layout.LOCK).open("a+")
         except OSError as error:
-            raise UserError(f"cannot write into {self.path} ({error.strerror}): pass another --output_dir") from None
+            raise UserError(f"Cannot write into {self.path} ({error.strerror}). Pass another --output_dir.") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
-            raise UserError(f"{self.path} is being written by {holder}: end it or pass another --output_dir") from None
+            raise UserError(f"{self.path} is being written by {holder}. End it or set another --output_dir.") from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
@@ -140,17 +152,20 @@ class RunRecord:
         self._earlier = time_of_earlier_attempts(self.status())
 
     def claim(self, recipe: str) -> None:
-        """Lock the directory and write the recipe that is run in it."""
+        """Lock the run directory, write the resolved recipe and set the state to running."""
         self.lock()
         write_whole(self.path / layout.RECIPE, recipe)
         self.write_status("running", reason=None)
 
     def write_environment(self, environment: Environment) -> None:
-        """Write environment.json, whole or not at all."""
+        """Write environment.json atomically."""
         write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment.to_json(), indent=2) + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
-        """Write the state, see RunStatus. Values of earlier calls stay. If the disk is full, only a warning is logged."""
+        """Write run_status.json with the state and further fields of RunStatus.
+
+        Values of earlier calls are kept. If the disk is full, only a warning is logged.
+        """
         parts = self.time_breakdown()
         written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts, "updated": now()}
         path = self.path / layout.STATUS
@@ -158,19 +173,19 @@ class RunRecord:
         try:
             write_whole(path, json.dumps(read_object(path) | values | written, indent=2) + "\n")
         except OSError as error:
-            logger.warning("%s is not up to date (%s)", path, error.strerror)
+            logger.warning("Could not update %s (%s).", path, error.strerror)
 
     def is_stale(self) -> bool:
-        """Return whether the status of a running run is due to be written again."""
+        """Return whether the status was last written more than FRESH seconds ago."""
         return time.monotonic() - self._written > FRESH
 
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
-        """Drop the events after `step`, and the validation at `step` if it is repeated."""
+        """Delete the events after `step`, and the validation at `step` if it is repeated."""
         for path in (self.metrics, self.samples):
             events.rewind(path, step, validates_again=validates_again)
 
     def sync(self) -> None:
-        """Wait until all events are on the disk."""
+        """Wait until all events are on disk."""
         for path in (self.metrics, self.samples):
             if path.is_file():
                 sync(path)
@@ -178,20 +193,23 @@ class RunRecord:
     # Time
 
     def seconds(self) -> float:
-        """Return the seconds of all attempts, from the start of each process: all of them are paid."""
+        """Return the seconds of all attempts, each from the start of its process.
+
+        On a rented machine, all of this time has to be paid for.
+        """
         return sum(self._earlier.values()) + process_seconds()
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return the same seconds by the keys of `time_breakdown.PARTS`."""
+        """Return the seconds of all attempts by the keys of `time_breakdown.PARTS`."""
         measured = self.measured()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Count the time of steps that will be repeated as redone.
+        """Move the time of steps that will be repeated to the part "redone".
 
         Args:
-            step: where this attempt starts.
-            at_checkpoint: the time breakdown when its checkpoint was saved, {} at step 0.
+            step: the step at which this attempt starts.
+            at_checkpoint: the time breakdown when the checkpoint of this step was saved, or {} at step 0.
         """
         if (self.status().step or 0) > step:
             for name in STEPS:

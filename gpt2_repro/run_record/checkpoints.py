@@ -1,4 +1,4 @@
-"""Checkpoints on disk: seal and publish one, check that it is complete, find the newest, delete old ones."""
+"""Checkpoints on disk: seal, publish, check, find and delete them."""
 
 import hashlib
 import json
@@ -18,11 +18,13 @@ SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a proces
 
 
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
-    """Write the manifest of a staged folder, after all other files are on disk. (The card of final/ comes later.)
+    """Write the manifest of a staging folder after all other files are on disk.
+
+    The model card of final/ is written later.
 
     Args:
-        files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder. The
-            other files are read.
+        files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder. All
+            other files are read and hashed here.
         facts: further entries of the manifest.
     """
     files = dict(files)
@@ -41,14 +43,17 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Rename a sealed folder to `target`, replacing any folder of that name."""
+    """Rename a sealed staging folder to `target`, and replace an existing folder."""
     discard(target)
     staged.rename(target)
     sync(target.parent)
 
 
 def discard(path: Path) -> None:
-    """Delete a folder if it exists. It is renamed first, so that a kill cannot leave part of it under its name."""
+    """Delete a folder if it exists.
+
+    The folder is renamed first, so that a kill cannot leave a partly deleted folder under the old name.
+    """
     if path.exists():
         trash = path.with_name(f"{TRASH}-{path.name}")
         shutil.rmtree(trash, ignore_errors=True)
@@ -57,13 +62,16 @@ def discard(path: Path) -> None:
 
 
 def sweep(run: Path) -> None:
-    """Delete leftovers of kills: the staging folder and half-deleted checkpoints."""
+    """Delete leftovers of kills: the staging folder and partly deleted checkpoints."""
     for path in (run / STAGING, *run.glob(f"{TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
-    """Return why a checkpoint or final/ is not complete, or None. `read_files` also compares the hashes."""
+    """Return why a checkpoint or final/ is not complete, or None if it is.
+
+    With `read_files`, the hashes of all files are compared, too.
+    """
     manifest = read_manifest(checkpoint)
     if not manifest:
         return "its manifest is missing or damaged"
@@ -77,12 +85,18 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Return checkpoints whose manifest and file sizes are right, newest step first. Hashes are not checked."""
+    """Return the complete checkpoints of a run, newest step first.
+
+    The manifest and the sizes of the files are checked, but not the hashes.
+    """
     return [path for path in checkpoints(run) if defect(path, read_files=False) is None]
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint whose hashes are right, and a line for each newer one that was skipped."""
+    """Return the newest complete checkpoint, and why newer ones were skipped.
+
+    The hashes of its files are checked. The reasons are one line per skipped checkpoint.
+    """
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
         reason = defect(checkpoint, read_files=True)
@@ -93,13 +107,16 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def named(run: Path, name: str) -> Path:
-    """Return the checkpoint of this name or path. Raises UserError if the run has no complete one."""
+    """Return the checkpoint of a run that has this name or path.
+
+    Raises UserError if the run has no such checkpoint, or if it is not complete.
+    """
     chosen = run / Path(name).name
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
     if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
         names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
         raise UserError(
-            f"{run} has no checkpoint {name}. Pass one of {names}; to start from the weights of another run, pass "
+            f"{run} has no checkpoint {name}. Pass one of {names}. To start from the weights of another run, pass "
             "--init_from."
         )
     if reason := defect(chosen, read_files=True):
@@ -108,7 +125,10 @@ def named(run: Path, name: str) -> Path:
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename the checkpoints after this step, so that none of them is the newest. Returns the new paths."""
+    """Rename the checkpoints after the step `after` to abandoned-checkpoint-N.
+
+    Later searches for the newest checkpoint then ignore them. Returns the new paths.
+    """
     aside = []
     for path in checkpoints(run):
         if step_of(path) > after:
@@ -120,26 +140,29 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint or final/: its files, tokens, losses and identity.
+    """Return the manifest of a checkpoint or final/, or {} if missing or damaged.
 
-    {} if it is missing, or if its own hash shows that it is damaged.
+    It contains the files, tokens, losses and identity. Its own hash shows whether it is damaged.
     """
     manifest = read_object(checkpoint / MANIFEST)
     return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
-    """Return the sha256 of a manifest without its own `sha256`."""
+    """Return the sha256 of a manifest without its entry `sha256`."""
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def training_record(checkpoint: Path) -> TrainingRecord | None:
-    """Return what a `final/` or `checkpoint-N` records of its own training, None if it has no intact manifest."""
+    """Return the training record of a `final/` or `checkpoint-N`.
+
+    None if the folder has no intact manifest of a training.
+    """
     manifest = read_manifest(checkpoint)
     if not manifest:
         return None
-    if "environment" not in manifest:  # a checkpoint-N has that of its run
+    if "environment" not in manifest:  # a checkpoint-N uses the environment of its run
         run, known = read_object(checkpoint.parent / ENVIRONMENT), "run_identity" in manifest
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
         manifest |= {"step": step_of(checkpoint), "losses": {"eval_loss": manifest.get("eval_loss")}}
@@ -147,15 +170,19 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
 
 
 def size(checkpoint: Path) -> int:
-    """Return the bytes of all files of a complete checkpoint."""
+    """Return the total size of a complete checkpoint's files in bytes."""
     return sum(file["bytes"] for file in read_manifest(checkpoint)["files"].values())
 
 
 def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False) -> None:
-    """Delete complete checkpoints, except the newest `keep` (0: all), those of every `keep_every` steps, and the best one.
+    """Delete old complete checkpoints of a run.
 
-    The best one has the lowest validation loss among those saved right after a validation. Incomplete ones are left
-    alone.
+    Incomplete checkpoints are not deleted.
+
+    Args:
+        keep: the number of newest checkpoints to keep. 0 keeps all.
+        keep_every: also keep the checkpoints whose step is a multiple of this number. 0 keeps no further ones.
+        keep_best: also keep the one with the lowest validation loss, among those saved right after a validation.
     """
     complete = complete_checkpoints(run)
     kept = set(complete[:keep] if keep else complete)

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, device, data, batch plan, engine. The training record of a checkpoint."""
+"""The environment of a run, and the training record of a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,17 +10,20 @@ from gpt2_repro.hardware import Accelerator
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """The content of environment.json. None, 0 or empty: not recorded, or damaged.
+    """The content of environment.json.
+
+    A value is None, 0 or empty if it was not recorded or is damaged.
 
     Args:
-        parameters: with the vocabulary before padding. `active_parameters` leaves out idle experts.
-        attention: its name and, in parentheses, why it was chosen.
-        data: the manifest of the prepared folder.
+        parameters: number of parameters, without the padding of the vocabulary.
+        active_parameters: number of these parameters that each token uses, without idle experts.
+        attention: name of the attention implementation and, in parentheses, the reason for the choice.
+        data: manifest of the prepared folder.
         deviations: the fields that differ from the default recipe and change the training, with the values of the run
             and of the recipe. Earlier versions did not record them.
-        reference: the published runs whose loss curve the run should follow.
-        run_identity: the settings that a resumed run must share.
-        engine: wrapper, optimizer, dtypes and compilation.
+        reference: name of the published runs whose loss curve the run should follow.
+        run_identity: the settings that must not change when the run is resumed.
+        engine: wrapper class, optimizer, dtypes and compilation.
     """
 
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -44,7 +47,7 @@ class Environment:
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that environment.json holds."""
+        """Return the object to write to environment.json."""
         document = dataclasses.asdict(self)
         document["plan"]["total_tokens"] = self.plan.total_tokens
         return document
@@ -54,11 +57,11 @@ class Environment:
 class TrainingRecord:
     """The record of the training up to a final/ or checkpoint-N.
 
-    The run's other files may describe a later state, after --extend_to or --resume_from.
+    The other files of the run may describe a later state, because of --extend_to or --resume_from.
 
     Args:
-        losses: of the validation at its step in nats per token, by name.
-        sha256: identifies the record.
+        losses: validation losses at this step in nats per token, by name.
+        sha256: the hash that identifies the record.
     """
 
     step: int = 0

@@ -1,4 +1,4 @@
-"""Events of a run, one JSON object per line: metrics and samples."""
+"""Events of a run (metrics and samples), one JSON object per line."""
 
 import json
 import logging
@@ -14,24 +14,27 @@ Event = dict[str, Any]
 
 
 def append(path: Path, event: Event) -> None:
-    """Append one event. If the disk is full, the event is lost and the run continues."""
+    """Append an event to a file. If the disk is full, log a warning and continue."""
     try:
         append_line(path, json.dumps(event, ensure_ascii=False))
     except OSError as error:
-        logger.warning("%s: an event of step %s is lost (%s)", path, event.get("step"), error.strerror)
+        logger.warning("%s: the event of step %s was lost (%s).", path, event.get("step"), error.strerror)
 
 
 def read(path: Path) -> tuple[list[Event], int]:
-    """Return the events of a file, and how many lines before the last are damaged.
+    """Return the events of a file, and the number of damaged lines before the last.
 
-    A killed run leaves a torn last line. A run resumed from it may have continued that line.
+    The last line is not counted, because a killed run leaves it incomplete. A resumed run may have added to that line.
     """
     events = [event for _, event in _read(path)]
     return [event for event in events if event is not None], events[:-1].count(None)
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
-    """Drop the events after `step`, and the validation at `step` if it is repeated. Damaged lines are dropped too."""
+    """Delete the events after `step` from a file.
+
+    Damaged lines are deleted, too. If `validates_again` is set, so are the validation and the samples at `step`.
+    """
 
     def stays(event: Event) -> bool:
         again = validates_again and ("eval_loss" in event or "text" in event)
@@ -43,7 +46,10 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
-    """Return each line that is not empty and its object, None if it is damaged. Only "\\n" ends a line."""
+    """Return each non-empty line with its object, or with None if it is damaged.
+
+    Only "\\n" ends a line.
+    """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [(line, _parse(line)) for line in text.split("\n") if line]
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 
-RECIPE = "recipe.yaml"  # as it was resolved
+RECIPE = "recipe.yaml"  # the resolved recipe
 ENVIRONMENT = "environment.json"  # versions, device, data, batch plan, run identity
 STATUS = "run_status.json"  # state and progress
 METRICS = "metrics.jsonl"  # one event per line
@@ -13,28 +13,28 @@ LOCK = ".lock"
 COMPARISON = "evaluation/comparison.json"
 DIAGNOSIS = "evaluation/diagnosis/diagnosis.json"
 FINAL = "final"
-MANIFEST = "manifest.json"  # of a checkpoint or final/; the last file that is written
-# Must not begin with `checkpoint-`: transformers' own tools take such folders for checkpoints.
+MANIFEST = "manifest.json"  # of a checkpoint or final/; written after all other files
+# Must not begin with `checkpoint-`, because transformers treats such folders as checkpoints.
 STAGING = "staging"
 TRASH = "trash"
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of `step`."""
+    """Return the folder of the checkpoint at a step."""
     return run / f"checkpoint-{step}"
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return N of checkpoint-N, -1 for a folder of another name."""
+    """Return N of checkpoint-N, or -1 for a folder with another name."""
     match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
     return int(match[1]) if match else -1
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Return the folders named checkpoint-N, newest step first, complete or not."""
+    """Return the checkpoint-N folders, complete or not, newest step first."""
     return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
 
 
 def is_run(path: Path) -> bool:
-    """Return whether `path` is a run directory."""
+    """Return whether a folder is a run directory."""
     return any((path / name).is_file() for name in (METRICS, STATUS, ENVIRONMENT, RECIPE))

@@ -20,14 +20,17 @@ from gpt2_repro.typed_json import from_json
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """What run_status.json holds. None: not recorded, or damaged.
+    """The content of run_status.json.
+
+    A value is None if it was not recorded or is damaged.
 
     Args:
         state: running, complete, stopped, failed or diverged; None if no run has started.
-        seconds: of all attempts; time_breakdown: the same by the keys of `time_breakdown.PARTS`.
-        updated: time of the last write in ISO form, UTC.
-        losses: of the last validation in nats per token, by name: eval_loss, eval_<set>_loss.
-        save_seconds: of the last checkpoint.
+        seconds: time of all attempts.
+        time_breakdown: seconds of all attempts by the keys of `time_breakdown.PARTS`.
+        updated: UTC time of the last write in ISO format.
+        losses: losses of the last validation in nats per token, by name: eval_loss, eval_<set>_loss.
+        save_seconds: duration of the last save of a checkpoint.
     """
 
     state: str | None = None
@@ -43,7 +46,7 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
-        """Read a document. Values of another type are left out."""
+        """Return the status in a JSON object. Values of a wrong type are skipped."""
         losses = {key: value for key, value in document.items() if key.endswith("_loss")}
         return from_json(cls, {**document, "losses": losses}, tolerant=True)
 
@@ -51,8 +54,8 @@ class RunStatus:
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
     """Return the seconds of earlier attempts by the keys of `time_breakdown.PARTS`.
 
-    Seconds that no part has are counted as redone. The wait since the last status is idle time if the supervisor was
-    already running then.
+    Seconds that belong to no part are counted as redone. The time since the last status update is counted as idle if
+    the supervisor was already running then.
     """
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
@@ -65,7 +68,10 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
 
 
 def process_seconds() -> float:
-    """Return the age of this process. Setting the system's clock does not change it on Linux."""
+    """Return the age of this process in seconds.
+
+    On Linux, changes of the system clock do not affect it.
+    """
     if sys.platform == "linux":
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # ticks since boot
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
