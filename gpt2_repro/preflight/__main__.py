@@ -68,9 +68,9 @@ def main(argv: list[str]) -> None:
     recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
     if options.n is not None and options.n < 1:
         raise UserError(f"--n {options.n} is less than 1. Pass the number of GPUs.")
-    of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
-    if options.gpu is not None and of_a_machine:
-        raise UserError(f"--{of_a_machine[0]} checks this machine, but --gpu plans for another. Remove one of them.")
+    machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
+    if options.gpu is not None and machine_only:
+        raise UserError(f"--{machine_only[0]} checks this machine, but --gpu plans for another. Remove one of them.")
     findings, planned = _look(recipe, packages)
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))

@@ -42,25 +42,25 @@ def check_python(requirements: Path) -> list[Finding]:
     words = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
     found = [Finding("✓" if supported else "✗", "python", words)]
     lines = requirements.read_text().splitlines() if requirements.is_file() else []
-    asked = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
-    checked = [_check_package(one) for one in asked if one.marker is None or one.marker.evaluate()]
+    needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
     # Packages that are not in PACKAGES are listed only if their check fails.
     return found + [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
 
 
-def _check_package(asked: "Requirement") -> Finding:
+def _check_package(needed: "Requirement") -> Finding:
     from packaging.specifiers import SpecifierSet
 
     try:
-        installed = version(asked.name)
+        installed = version(needed.name)
     except PackageNotFoundError:
-        return Finding("✗", asked.name, "is not installed: run pip install -r requirements.txt")
-    if asked.specifier.contains(installed, prereleases=True):
-        return Finding("✓", asked.name, installed)
-    least = SpecifierSet(",".join(str(its) for its in asked.specifier if its.operator == ">="))
+        return Finding("✗", needed.name, "is not installed: run pip install -r requirements.txt")
+    if needed.specifier.contains(installed, prereleases=True):
+        return Finding("✓", needed.name, installed)
+    least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
     if not least.contains(installed, prereleases=True):
-        return Finding("✗", asked.name, f"{installed}, needs {asked.specifier}: run pip install -r requirements.txt")
-    return Finding("!", asked.name, f"{installed}, tested with {str(asked.specifier).removeprefix('==')}")
+        return Finding("✗", needed.name, f"{installed}, needs {needed.specifier}: run pip install -r requirements.txt")
+    return Finding("!", needed.name, f"{installed}, tested with {str(needed.specifier).removeprefix('==')}")
 
 
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:

@@ -47,8 +47,8 @@ def last_words(said: str) -> str:
     A launcher prints a traceback after that line. Without an error line, the last line is returned.
     """
     lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
-    telling = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]
-    return (telling or lines[-1:] or ["no output"])[0]
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]
+    return (errors or lines[-1:] or ["no output"])[0]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

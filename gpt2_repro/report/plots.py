@@ -56,7 +56,7 @@ def run_figures(run: Run) -> dict[str, Picture]:
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
         "loss": (_draw_loss, losses),
-        "reference": (_draw_reference, _beside_reference(run)),
+        "reference": (_draw_reference, _reference_differences(run)),
         "hellaswag": (lambda figure, run: _draw_hellaswag(figure, [run], [run.name]), run.hellaswag),
         "learning_rate": (_draw_learning_rate, points(run.training, "learning_rate")[0]),
         "throughput": (_draw_throughput, points(run.training, "tokens_per_second")[0]),
@@ -214,7 +214,7 @@ def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None
         axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
 
 
-def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
+def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
     """Return the run's validation losses relative to the range of the published runs.
 
     Each item is (tokens, validation loss minus the middle of the range, half of the width of the range).
@@ -226,7 +226,7 @@ def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
 def _draw_reference(figure: Figure, run: Run) -> str:
     """Draw the validation losses relative to the published runs."""
     axes = figure.subplots()
-    tokens, differences, halves = zip(*_beside_reference(run), strict=True)
+    tokens, differences, halves = zip(*_reference_differences(run), strict=True)
     lows = [-half for half in halves]
     axes.fill_between(tokens, lows, halves, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
     axes.plot(tokens, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")

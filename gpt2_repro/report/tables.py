@@ -49,7 +49,7 @@ def key_numbers(run: Run) -> list[KeyNumber]:
     last, best = next(reversed(losses), None), min(losses, default=None)
     further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
     hellaswag = run.hellaswag[-1] if run.hellaswag else {}
-    beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
+    compared = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
     items = f"of {count(hellaswag.get('hellaswag_items'))} items"
     seconds, price = run.status.seconds, run.environment.usd_per_hour or 0.0
     usd = seconds / 3600 * price if seconds is not None and price else None
@@ -58,7 +58,7 @@ def key_numbers(run: Run) -> list[KeyNumber]:
         ("validation loss (nats/token)", last, "{:.3f}".format, ""),
         ("best validation loss", None if best == last else best, "{:.3f}".format, ""),
         *((f"loss of {name}", next(reversed(found), None), "{:.3f}".format, "") for name, found in further.items()),
-        ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, beside or items),
+        ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, compared or items),
         ("parameters", run.environment.parameters or None, count, ""),
         ("tokens", run.status.tokens, count, planned),
         ("tokens/s (median)", _median(run, "tokens_per_second"), "{:,.0f}".format, ""),
