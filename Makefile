@@ -1,17 +1,19 @@
-# make demo           fresh machine -> environment -> data -> training -> evaluation -> report   (FRESH=1 trains anew)
-# make test           fresh machine -> environment -> linters, types, tests on all cores
-# make test-all       make test, then every layout and launcher, notebooks, test-faults and test-chaos
-# make test-faults    inject every fault that a CPU can show into real runs
-# make test-chaos     kill a run again and again, and compare it with an undisturbed one
-# make upgrade-check  test the private attributes that we use against the newest transformers, accelerate and DeepSpeed
+# make demo           create the environment, prepare data, train, evaluate, write the report (FRESH=1: train again)
+# make test           create the environment, run linters, type checks and tests on all cores
+# make test-all       make test, then all layouts and launchers, notebooks, test-faults and test-chaos
+# make test-faults    inject all faults that a CPU can simulate into real runs
+# make test-chaos     kill a run repeatedly, and compare the result with that of an uninterrupted run
+# make upgrade-check  test the private APIs we use with the newest transformers, accelerate and DeepSpeed
 
 SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-# One thread per worker: tests must not depend on how many cores the machine has. A file's tests share its runs.
+# One thread per worker, so that tests do not depend on the number of cores. All tests of a file run in the same worker
+# (--dist loadfile), because they share runs.
 PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTHON) -m pytest --numprocesses auto --dist loadfile
 LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.yaml
-# An installed torch (a pod image's, for this driver) is kept: the environment then sees the system's packages.
+# If torch is already installed (for example in a pod image, built for its driver), use it: let the environment see the
+# system's packages.
 SYSTEM_TORCH := $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
 .PHONY: help demo test test-all test-faults test-chaos upgrade-check style quality
@@ -29,25 +31,25 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-# A demo that is there is only reported again; an interrupted one is taken up where it stopped.
+# A finished demo is only reported again. An interrupted demo is resumed.
 demo: $(VENV)/.installed
 	@if [[ -n "$(FRESH)" ]]; then rm -rf runs/demo; fi
 	@if [[ ! -f runs/demo/evaluation/comparison.json ]]; then $(MAKE) --no-print-directory runs/demo/evaluation/comparison.json; fi
 	@$(PYTHON) -m gpt2_repro.report runs/demo
-	@echo "next:"
+	@echo "Next steps:"
 	@echo "  train on your own text:  $(PYTHON) prepare_data.py recipes/own_text.yaml --data_files YOUR_FILE_OR_FOLDER"
-	@echo "  reproduce GPT-2:         $(PYTHON) -m gpt2_repro.preflight    # hours and dollars; then see README.md"
+	@echo "  reproduce GPT-2:         $(PYTHON) -m gpt2_repro.preflight    # estimates hours and dollars; see README.md"
 
 runs/demo/evaluation/comparison.json:
 	$(PYTHON) prepare_data.py recipes/demo.yaml
 	@read -r kind processes < <($(PYTHON) -c "from gpt2_repro import hardware as h; print(h.find_accelerator().kind, h.demo_processes())"); \
 	command=($(LAUNCH) --num_processes $$processes); \
-	if [[ "$$(uname)" != Linux ]]; then echo "DeepSpeed needs Linux: one process without it"; command=($(PYTHON)); fi; \
+	if [[ "$$(uname)" != Linux ]]; then echo "DeepSpeed needs Linux. Training with one process without DeepSpeed."; command=($(PYTHON)); fi; \
 	if [[ $$kind == cpu ]]; then export DS_ACCELERATOR=cpu OMP_NUM_THREADS=$$(( ($$(getconf _NPROCESSORS_ONLN) + processes - 1) / processes )); fi; \
 	command+=(train.py recipes/demo.yaml); \
 	if (( processes > 2 )); then command+=(--per_device_train_batch_size $$((8 / processes))); fi; \
 	echo "$${command[@]}"; "$${command[@]}"
-	PYTHON=$(PYTHON) bash evaluate.sh runs/demo/final --local_data data/demo > /dev/null  # the report prints the scores
+	PYTHON=$(PYTHON) bash evaluate.sh runs/demo/final --local_data data/demo > /dev/null  # the scores are printed by the report
 
 style: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix .
@@ -66,7 +68,7 @@ test-all: test
 	$(PYTEST) -m "slow and not faults and not chaos"
 	$(MAKE) --no-print-directory test-faults test-chaos
 
-# One at a time: what is killed and starved here must not slow a neighbour into a timeout.
+# One test at a time: these tests kill processes and use up resources, which could make parallel tests time out.
 test-faults test-chaos: $(VENV)/.installed-dev
 	$(PYTEST) --numprocesses 0 -m $(@:test-%=%)
 

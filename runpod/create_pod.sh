@@ -1,29 +1,30 @@
 #!/usr/bin/env bash
-# Print the command that rents a pod, and its cost. With --yes, run it.
+# Print the command that rents a pod, and the cost. With --yes, run the command.
 #   bash runpod/create_pod.sh --gpu "NVIDIA A100-SXM4-80GB" --n 8 --volume VOLUME_ID --hours 4
 #   bash runpod/create_pod.sh --cpu --volume VOLUME_ID --hours 8    a machine without a GPU, to prepare the data
 #
 #   --gpu NAME          RunPod's id of the GPU, such as "NVIDIA H100 80GB HBM3"
-#   --n N               number of GPUs (1)
-#   --cpu               a pod without a GPU
-#   --volume ID         a network volume, which remains when the pod is terminated; only in its data centre of the secure cloud
-#   --volume_gb N       instead: a disk of the pod, on a community machine. It remains when the pod is stopped. It is LOST
-#                       when the pod is terminated
-#   --hours H           the deadline: so many hours after every start the pod is stopped. At most 720
+#   --n N               number of GPUs (default: 1)
+#   --cpu               rent a pod without a GPU
+#   --volume ID         attach this network volume. It is kept when the pod is terminated. Works only in the data
+#                       centre of the volume, in the secure cloud
+#   --volume_gb N       instead of --volume: rent a community machine with a disk of N GB. The disk is kept when the
+#                       pod is stopped. It is LOST when the pod is terminated
+#   --hours H           deadline: stop the pod H hours after each start. At most 720
 #   --allow_long        accept more than 720 hours
-#   --auto_run COMMAND  runs when the pod is set up; the repository must be on the volume
-#   --image IMAGE       (runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404)
-#   --name NAME         (gpt2)
-#   --yes               rent the pod now: this costs money
+#   --auto_run COMMAND  run this command when the pod is set up. The volume must contain the repository
+#   --image IMAGE       container image (default: runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404)
+#   --name NAME         name of the pod (default: gpt2)
+#   --yes               rent the pod now. This costs money
 #
-# HF_TOKEN and WANDB_API_KEY come from RunPod's secrets of these names. If the volume has no repository at /workspace/gpt2 yet,
-# the start command enforces the deadline itself.
+# HF_TOKEN and WANDB_API_KEY are taken from the RunPod secrets with these names. If the volume does not contain the
+# repository at /workspace/gpt2 yet, the pod's start command enforces the deadline.
 set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
 repository=$(dirname "${BASH_SOURCE[0]}")/..
 
-json() { # TEXT: as a JSON string
+json() { # TEXT: print it as a JSON string
   local text=${1//\\/\\\\}
   text=${text//\"/\\\"} text=${text//$'\n'/\\n}
   printf '"%s"' "${text//$'\t'/\\t}"
@@ -44,27 +45,27 @@ while (($#)); do
     --cpu) cpu=1 ;;
     --allow_long) long=1 ;;
     --yes) yes=1 ;;
-    *) mistake "there is no option $1" ;;
+    *) mistake "Unknown option $1." ;;
   esac
-  shift || mistake "an option needs its value"
+  shift || mistake "An option has no value."
 done
-if ((cpu)); then [[ -z $gpu ]] || mistake "--gpu or --cpu, not both"; else [[ -n $gpu ]] || mistake "--gpu CARD or --cpu is needed"; fi
-[[ $n =~ ^[1-9][0-9]?$ ]] || mistake "--n is a number of GPUs such as 8, not '$n'"
-is_positive "$hours" || mistake "--hours is '$hours'. Pass a positive number such as 4: then the pod is stopped"
+if ((cpu)); then [[ -z $gpu ]] || mistake "Pass --gpu or --cpu, not both."; else [[ -n $gpu ]] || mistake "Pass --gpu NAME or --cpu."; fi
+[[ $n =~ ^[1-9][0-9]?$ ]] || mistake "--n is '$n'. Pass a number of GPUs such as 8."
+is_positive "$hours" || mistake "--hours is '$hours'. Pass the number of hours after which the pod is stopped."
 ((long || $(seconds "$hours" 3600) <= 720 * 3600)) ||
-  mistake "--hours $hours is more than 720 hours (30 days). Pass fewer, or --allow_long"
+  mistake "--hours $hours is more than 720 hours (30 days). Pass fewer hours, or --allow_long."
 if [[ -n $volume_gb ]]; then
-  [[ -z $volume ]] || mistake "--volume or --volume_gb, not both"
-  [[ $volume_gb =~ ^[1-9][0-9]*$ ]] || mistake "--volume_gb is a number of GB such as 50, not '$volume_gb'"
-  ((!cpu)) || mistake "the disk of a CPU pod is lost when it stops. Pass --volume ID"
+  [[ -z $volume ]] || mistake "Pass --volume or --volume_gb, not both."
+  [[ $volume_gb =~ ^[1-9][0-9]*$ ]] || mistake "--volume_gb is '$volume_gb'. Pass a number of GB such as 50."
+  ((!cpu)) || mistake "The disk of a CPU pod is lost when the pod stops. Pass --volume ID."
   cloud=community storage="a disk of $volume_gb GB"
 elif [[ -n $volume ]]; then
   cloud=secure storage="the network volume $volume"
 else
-  mistake "--volume ID or --volume_gb N is needed: without a volume the run is lost when the pod stops"
+  mistake "Pass --volume ID or --volume_gb N. Without a volume the run is lost when the pod stops."
 fi
 
-# Print the list price of $gpu per hour and its date, if gpu_prices.yaml has one.
+# Print the list price of $gpu per hour and the date of the price, if gpu_prices.yaml contains them.
 list_price() {
   local line card=""
   local tables=$repository/gpt2_repro/preflight
@@ -81,7 +82,7 @@ list_price() {
 
 command=(runpodctl pod create --name "$name" --image "$image" --container-disk-in-gb 60 --volume-mount-path /workspace)
 if ((cpu)); then command+=(--compute-type cpu); else command+=(--gpu-id "$gpu" --gpu-count "$n" --min-cuda-version 12.8); fi
-ways='"pod stop" "stop pod"' # both grammars of runpodctl
+ways='"pod stop" "stop pod"' # the new and the old syntax of runpodctl
 if [[ -n $volume ]]; then
   command+=(--network-volume-id "$volume")
   ways+=' "pod delete" "remove pod"'
@@ -90,7 +91,7 @@ else
 fi
 settings="{\"HF_TOKEN\":\"{{ RUNPOD_SECRET_HF_TOKEN }}\",\"WANDB_API_KEY\":\"{{ RUNPOD_SECRET_WANDB_API_KEY }}\",\"POD_HOURS\":\"$hours\""
 [[ -n $auto_run ]] && settings+=",\"AUTO_RUN\":$(json "$auto_run")"
-# In the single quotes of the start command; what is escaped is for the pod's shell.
+# This text is inside the single quotes of the start command. Escaped variables are expanded by the pod's shell.
 sleeper="sleep $(seconds "$hours" 3600) && while :; do for way in $ways; do timeout 60 runpodctl \$way \$RUNPOD_POD_ID; sleep 60; done; done"
 start="script=/workspace/gpt2/runpod/on_start.sh; if [ -f \$script ]; then bash \$script; else $sleeper; fi & exec /start.sh"
 command+=(--env "$settings}" --docker-args "bash -c '$start'")
@@ -99,20 +100,20 @@ command+=(--env "$settings}" --docker-args "bash -c '$start'")
   if ((cpu)); then machine="CPU only"; else machine="$n x $gpu"; fi
   echo "Machine:  $machine, $cloud cloud, $storage"
   echo "Image:    $image"
-  echo "Deadline: $hours hours after every start"
+  echo "Deadline: $hours hours after each start"
   [[ -z $auto_run ]] || echo "Runs:     $auto_run"
-  read -r price date < <(list_price) || price="" # a pod without a GPU has none
+  read -r price date < <(list_price) || price="" # no price, for example for a pod without a GPU
   if [[ -n $price ]]; then
     cents=$(seconds "$hours" "$((n * $(seconds "$price" 100)))")
     printf 'Cost:     at most $%d.%02d = %s hours x $%s x %d GPUs, without storage (list price of %s)\n' \
       "$((cents / 100))" "$((cents % 100))" "$hours" "$price" "$n" "$date"
   else
-    echo "Cost:     unknown: gpu_prices.yaml has no price of this machine. See https://www.runpod.io/pricing"
+    echo "Cost:     unknown, because gpu_prices.yaml has no price for this machine. See https://www.runpod.io/pricing"
   fi
 } >&2
 show_command "${command[@]}"
 if ((yes)); then
   "${command[@]}"
 else
-  echo "Nothing was rented. Pass --yes to rent it." >&2
+  echo "Nothing was rented. Pass --yes to rent this pod." >&2
 fi

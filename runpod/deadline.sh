@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Start a timer that stops this pod after so many hours, and return. RunPod has no timer of its own.
-#   bash runpod/deadline.sh HOURS          for the pod; a deadline of the pod that exists is kept
-#   bash runpod/deadline.sh HOURS PROCESS  for a run_and_stop.sh; it replaces the deadline of an earlier run
+# Start a timer in the background that stops this pod after a number of hours.
+#   bash runpod/deadline.sh HOURS          deadline of the pod; an existing deadline of the pod is kept
+#   bash runpod/deadline.sh HOURS PROCESS  deadline of a run_and_stop.sh; it replaces the deadline of an earlier run
 #
-# Five minutes before the deadline (a tenth of the time if that is less) the run_and_stop.sh of this pod gets SIGTERM, so that
-# the training ends with a checkpoint: PROCESS, or the one that runs then. The pod is stopped first, because a run that was not
-# copied may lie outside of the volume. If no way to stop it works and a network volume keeps the data, it is terminated.
-# The timer is a process in its own session. Its log is $WORKSPACE/logs/deadline.log, or in /tmp if that cannot be written.
-set -uo pipefail # no -e: a timer that ends early does not stop the pod
+# RunPod has no timer that works. Five minutes before the deadline (or a tenth of the time if that is less), the timer
+# sends SIGTERM to a run_and_stop.sh, so that the training ends with a checkpoint. That is PROCESS if it was passed,
+# otherwise the run_and_stop.sh that is running at that time.
+# At the deadline the timer tries to stop the pod. It does not terminate the pod first, because a run that was not
+# copied may be outside the volume. If no request to stop works and the pod has a network volume, it is terminated.
+# The timer is a process in a separate session. Its log is $WORKSPACE/logs/deadline.log, or /tmp/deadline.log.
+set -uo pipefail # no -e: a timer that exits early would not stop the pod
 # shellcheck source=runpod/stop_pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
 
-# The deadline itself. Everything it needs is in memory: the files may be others by then.
+# The timer process. All its code is in memory before it waits, because the files may have changed by then.
 if [[ ${1:-} == --armed ]]; then
   wait_and_stop() {
     local whole=$1 pid=$2 last verbs=(stop)
@@ -20,11 +22,11 @@ if [[ ${1:-} == --armed ]]; then
     rest "$((whole - last))"
     [[ -n $pid ]] || { read -r pid <"$run_lock"; } 2>/dev/null
     if is_running "${pid:-none}" run_and_stop.sh; then
-      say "the deadline is near: the training is told to end"
+      say "the deadline is near: sent SIGTERM to the training"
       kill -TERM "$pid"
     fi
     rest "$last"
-    say "the deadline: stopping the pod"
+    say "the deadline was reached: stopping the pod"
     stop_pod "${verbs[@]}"
     exit
   }
@@ -32,9 +34,9 @@ if [[ ${1:-} == --armed ]]; then
 fi
 
 hours=${1:-} pid=${2:-}
-is_positive "$hours" || mistake "'$hours' is not a number of hours. Pass a positive number such as 4 or 0.5"
-[[ -z $pid || $pid =~ ^[0-9]+$ ]] || mistake "'$pid' is not the number of a process"
-[[ -n ${RUNPOD_POD_ID:-} ]] || mistake "this is not a RunPod pod (RUNPOD_POD_ID is not set), so it could not be stopped"
+is_positive "$hours" || mistake "'$hours' is not a number of hours. Pass a positive number such as 4 or 0.5."
+[[ -z $pid || $pid =~ ^[0-9]+$ ]] || mistake "'$pid' is not a process id. Pass the id of a run_and_stop.sh."
+[[ -n ${RUNPOD_POD_ID:-} ]] || mistake "RUNPOD_POD_ID is not set. This machine is not a RunPod pod."
 purpose=start
 [[ -n $pid ]] && purpose=run
 marker=$temporary/deadline-$purpose-$RUNPOD_POD_ID
@@ -43,22 +45,22 @@ before=""
 { read -r before <"$marker"; } 2>/dev/null
 if is_running "${before:-none}" "$armed"; then
   if [[ $purpose == start ]]; then
-    say "a deadline of the pod's start is armed already (process $before)"
+    say "the pod already has a deadline (process $before), which is kept"
     exit 0
   fi
   kill -- "-$before"
-  say "the deadline of an earlier run (process $before) is replaced"
+  say "replaced the deadline of an earlier run (process $before)"
 fi
 log=$(log_file deadline.log)
 setsid bash "${BASH_SOURCE[0]}" --armed "$purpose" "$(seconds "$hours" 3600)" "$pid" </dev/null >>"$log" 2>&1 &
 process=$!
-{ echo "$process" >"$marker"; } 2>/dev/null || say "$marker cannot be written: a second deadline would not know this one"
+{ echo "$process" >"$marker"; } 2>/dev/null || say "cannot write $marker: a later deadline cannot find this one"
 for _ in {1..20}; do
   if is_running "$process" "$armed"; then
-    say "the pod is stopped in $hours hours at the latest (process $process, $log)"
+    say "the pod will be stopped in $hours hours at the latest (process $process, log $log)"
     exit 0
   fi
   read -rt 0.1 <> <(:) || :
 done
-say "error: THE DEADLINE COULD NOT BE ARMED, see $log"
+say "error: THE DEADLINE COULD NOT BE ARMED. See $log."
 exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Functions that create the Python environment on the volume, in $venv; on_start.sh sources this file. Pods of one image share
-# the environment, and one pod at a time creates it. It does nothing by itself.
+# Functions that create the Python environment in $venv on the volume. Only to be sourced by on_start.sh.
+# Pods with the same image share the environment. A lock ensures that one pod at a time creates it.
 
 # shellcheck disable=SC2154  # $repository is set by on_start.sh
 # shellcheck source=runpod/pod.sh
@@ -10,8 +10,8 @@ set_up() {
   local code
   venv=$workspace/venvs/$(fingerprint)
   mkdir -p "$workspace/venvs"
-  # Without the lock where there can be none, as on some network file systems.
-  if ! { { exec 8>>"$workspace/venvs/.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "$workspace/venvs could not be locked"; fi
+  # Continue without a lock if the file system does not support locks, as some network file systems.
+  if ! { { exec 8>>"$workspace/venvs/.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "could not lock $workspace/venvs"; fi
   set_up_environment
   code=$?
   ((code)) || set_up_flash_attn
@@ -19,7 +19,8 @@ set_up() {
   return "$code"
 }
 
-# Of an installed torch: its version, which names its CUDA; nothing where there is none. Importing it takes seconds.
+# Print the version of the installed torch, which includes the CUDA version. Fail if torch is not installed. torch is
+# not imported, because the import takes seconds.
 torch_version() { "$1" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null; }
 
 fingerprint() {
@@ -32,14 +33,14 @@ fingerprint() {
 set_up_environment() {
   local torch
   [[ -e $venv/.ok ]] && return 0
-  say "installing the environment $venv"
+  say "installing the Python environment $venv"
   rm -rf "$venv"
   python -m venv --system-site-packages "$venv" || return 1
-  # An installed torch is kept, whatever the requirements allow.
+  # Keep an installed torch, even if requirements.txt does not allow its version.
   torch=$(torch_version "$venv/bin/python") && echo "torch==$torch" >"$venv/constraints.txt" || : >"$venv/constraints.txt"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$venv/constraints.txt" \
     --requirement "$repository/requirements.txt" || return 1
-  touch "$venv/.ok" # written last: an interrupted installation is made anew
+  touch "$venv/.ok" # written last, so that an interrupted installation is repeated from the start
 }
 
 set_up_flash_attn() {
@@ -49,17 +50,17 @@ set_up_flash_attn() {
   while [[ -z $found ]] && read -r wheel; do
     if "$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check "$wheel" 2>/dev/null; then
       if "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then found=$wheel; continue; fi
-      "$venv/bin/python" -m pip uninstall --quiet --yes flash-attn # loads into another torch
+      "$venv/bin/python" -m pip uninstall --quiet --yes flash-attn # the wheel does not work with this torch
     else
       curl --silent --fail --location --head --max-time 20 --output /dev/null "$wheel"
-      [[ $? == 22 ]] || answered=0 # 22: there is no such wheel; else the network is to blame, and the next start tries again
+      [[ $? == 22 ]] || answered=0 # 22: no such wheel. Other codes: network error, so the next start tries again
     fi
   done < <(cd "$repository" && "$venv/bin/python" -m gpt2_repro.preflight.flash_attn_wheel)
   if [[ -z $found && -n ${BUILD_FLASH_ATTN:-} ]]; then
-    say "compiling flash-attn: minutes on many cores, hours on few"
+    say "compiling flash-attn: this takes minutes on many cores, hours on few"
     MAX_JOBS=${MAX_JOBS:-4} "$venv/bin/python" -m pip install --quiet --no-build-isolation --disable-pip-version-check \
       --requirement "$repository/requirements-gpu.txt" && found="was compiled"
   fi
-  say "flash-attn: ${found:-no wheel fits, attention is SDPA of torch}"
+  say "flash-attn: ${found:-no wheel works, so attention uses SDPA of torch}"
   if [[ -n $found ]] || ((answered)); then touch "$venv/.flash-attn"; fi
 }

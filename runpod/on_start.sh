@@ -1,35 +1,38 @@
 #!/usr/bin/env bash
-# Set up a pod from its volume. create_pod.sh makes this the pod's start command, and it can be run by hand.
+# Set up a pod from its volume. create_pod.sh makes this script the pod's start command. You can also run it by hand.
 #   [POD_HOURS=H] [AUTO_RUN="COMMAND"] bash runpod/on_start.sh
 #
-# In this order; a part that is done already is skipped:
-#   1. The deadline: the pod is stopped after POD_HOURS hours; after 24 if that is not a number.
-#   2. The Python environment on the volume, one for each Python, torch, CUDA and requirements.txt. The image's torch is kept.
-#   3. flash-attn, if there is a wheel that fits. BUILD_FLASH_ATTN=1 compiles it otherwise. Without it attention is torch's SDPA.
-#   4. Caches: large ones on the volume, many small files in the container.
-#   5. python -m gpt2_repro.preflight, in the background.
-#   6. AUTO_RUN, best a runpod/run_and_stop.sh …: in a tmux session named run, or in the background if tmux fails. If the
-#      environment could not be installed, the pod is stopped after START_GRACE (15) minutes instead.
+# It runs these steps in order, and skips steps that are already done:
+#   1. Set the deadline: stop the pod after POD_HOURS hours (after 24 if POD_HOURS is not a number).
+#   2. Create a Python environment on the volume for this Python, torch, CUDA and requirements.txt. The torch of the
+#      image is kept.
+#   3. Install flash-attn if a prebuilt wheel works. Otherwise BUILD_FLASH_ATTN=1 compiles flash-attn. Without
+#      flash-attn, attention uses SDPA of torch.
+#   4. Set the cache folders: large files on the volume, many small files in the container.
+#   5. Start python -m gpt2_repro.preflight in the background.
+#   6. Run the command AUTO_RUN, preferably runpod/run_and_stop.sh …, in a tmux session named run, or in the background
+#      if tmux fails. If step 2 failed, the pod is stopped after START_GRACE minutes (default: 15) instead.
 #
-# The log is $WORKSPACE/logs/on_start.log, or /tmp/on_start.log. `. ~/gpt2.env` gives a shell the same environment.
-# Failures are logged and the exit code is 0: RunPod restarts a container whose start command fails, which costs money.
-set -uo pipefail # no -e: see above
+# The log is $WORKSPACE/logs/on_start.log, or /tmp/on_start.log. `. ~/gpt2.env` activates the environment in a shell.
+# Failures are logged and the exit code is always 0: RunPod restarts a container whose start command fails, and the
+# restarts cost money.
+set -uo pipefail # no -e: the exit code must be 0
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=runpod/environment.sh
 . "$repository/runpod/environment.sh"
-(($# == 0)) || mistake "there is no option $1"
+(($# == 0)) || mistake "Unknown option $1."
 export HOME=${HOME:-/root}
-settings=$HOME/gpt2.env # in the container: the next pod on this volume may have another image
+settings=$HOME/gpt2.env # in the container, because the next pod with this volume may have another image
 
 arm_deadline() {
   local hours=${POD_HOURS:-${AUTO_RUN:+not set}}
   [[ -n $hours ]] || return
-  is_positive "$hours" || { say "POD_HOURS IS '$hours', WHICH IS NO NUMBER OF HOURS: 24 are taken"; hours=24; }
+  is_positive "$hours" || { say "POD_HOURS IS '$hours', NOT A NUMBER OF HOURS: using 24"; hours=24; }
   bash "$repository/runpod/deadline.sh" "$hours"
 }
 
-# shellcheck disable=SC2016  # the variables are for the shell that reads the file
+# shellcheck disable=SC2016  # the variables are expanded by the shell that sources the file
 write_settings() {
   printf 'export HF_HOME=${HF_HOME:-%q}\nexport HF_DATASETS_CACHE=${HF_DATASETS_CACHE:-%q}\n' \
     "$workspace/.cache/huggingface" "$HOME/.cache/huggingface/datasets"
@@ -39,31 +42,31 @@ write_settings() {
 
 run_by_itself() {
   local script=$HOME/auto_run.sh command
-  (umask 077; rm -f "$script"; printf '. %q\n%s\n' "$settings" "$AUTO_RUN" >"$script") # it may hold keys: into no log
-  printf -v command 'flock -n %q bash %q' "$HOME/auto_run.lock" "$script" # once, also where this script runs twice
+  (umask 077; rm -f "$script"; printf '. %q\n%s\n' "$settings" "$AUTO_RUN" >"$script") # AUTO_RUN may contain keys: never log it
+  printf -v command 'flock -n %q bash %q' "$HOME/auto_run.lock" "$script" # only once, even if this script runs twice
   if tmux has-session -t run 2>/dev/null; then
-    say "the tmux session run is there already: AUTO_RUN is not started again"
+    say "the tmux session run already exists: AUTO_RUN was not started again"
   elif tmux new-session -d -s run "$command; echo \"AUTO_RUN ended with exit code \$?\"; exec bash"; then
-    say "AUTO_RUN was started in tmux (tmux attach -t run)"
+    say "started AUTO_RUN in tmux (to look: tmux attach -t run)"
   else
     setsid bash -c "$command" </dev/null >>"$(log_file auto_run.log)" 2>&1 &
-    say "TMUX FAILED: AUTO_RUN was started without a terminal, its log is $(log_file auto_run.log)"
+    say "TMUX FAILED: started AUTO_RUN without a terminal; its log is $(log_file auto_run.log)"
   fi
 }
 
 start() {
   # shellcheck source=/dev/null
   if ! { set_up && write_settings >"$settings" && . "$settings"; }; then
-    say "THE ENVIRONMENT COULD NOT BE INSTALLED: see above; the pod is up and paid"
+    say "THE ENVIRONMENT COULD NOT BE INSTALLED: see the errors above. The pod is running and costs money."
     [[ -n ${AUTO_RUN:-} ]] || return
-    say "AUTO_RUN cannot start: the pod is stopped in ${START_GRACE:-15} minutes (kill -KILL $$ keeps it)"
+    say "AUTO_RUN cannot start: the pod will be stopped in ${START_GRACE:-15} minutes (to keep it: kill -KILL $$)"
     rest "$(seconds "${START_GRACE:-15}" 60)"
     bash "$repository/runpod/stop_pod.sh"
     return
   fi
   setsid python -m gpt2_repro.preflight </dev/null &
   [[ -n ${AUTO_RUN:-} ]] && run_by_itself
-  say "ready: . $settings"
+  say "the pod is ready: . $settings"
 }
 
 log=$(log_file on_start.log)

@@ -1,42 +1,42 @@
 #!/usr/bin/env bash
-# Functions and variables of the other scripts, which source this file. It does nothing by itself.
-# A shell without the variables of the container's start (RunPod's own, HF_TOKEN, WANDB_API_KEY, POD_HOURS), such as a shell
-# of ssh, gets them from process 1.
+# Functions and variables for the other scripts. Only to be sourced.
+# A shell opened by ssh lacks the environment variables of the container (RUNPOD_*, HF_TOKEN, WANDB_API_KEY,
+# POD_HOURS). They are copied from process 1.
 
-# shellcheck disable=SC2034  # the names are for the scripts that source this file
-usage() { # print the comment at the top of the script
+# shellcheck disable=SC2034  # the variables are used by the scripts that source this file
+usage() { # print the comment at the top of the script as help text
   local line
   while IFS= read -r line && [[ $line == "#"* ]]; do
     line=${line#\#}
     [[ $line == "!"* ]] || echo "${line# }"
   done <"$0"
 }
-mistake() { echo "error: $1; see bash $0 --help" >&2; exit 2; }
+mistake() { echo "error: $1 See bash $0 --help." >&2; exit 2; }
 
 for word in "$@"; do
-  [[ $word != -- ]] || break # the options of a command follow
+  [[ $word != -- ]] || break # the words after -- are a command with its own options
   case $word in -h | --help) usage; exit 0 ;; esac
 done
-case ${0##*/} in pod.sh | environment.sh) mistake "$0 is only sourced by the other scripts" ;; esac
-trap '' PIPE # a reader of the output may end first
+case ${0##*/} in pod.sh | environment.sh) mistake "$0 is not a command. It is sourced by the other scripts." ;; esac
+trap '' PIPE # continue if the reader of the output ends first
 
 workspace=${WORKSPACE:-${RP_WORKSPACE:-/workspace}}
 temporary=${TMPDIR:-/tmp}
-run_lock=$temporary/run_and_stop.lock # holds the number of the run_and_stop.sh that runs
+run_lock=$temporary/run_and_stop.lock # contains the process id of the running run_and_stop.sh
 
-# A full disk or a terminal that has gone must not end what says something.
+# Print a line with the time. A full disk or a closed terminal must not end the script.
 say() { { echo "$(date -u +%FT%TZ) $*"; } 2>/dev/null || :; }
 
 is_positive() { [[ $1 =~ ^([0-9]{1,6}\.?[0-9]*|\.[0-9]+)$ && $1 =~ [1-9] ]]; }
 
-# NUMBER UNIT: their product, rounded; bash counts in integers, and awk may be missing.
+# NUMBER UNIT: print their rounded product. bash has only integers, and awk may be missing.
 seconds() {
   local whole=${1%%.*} part=000000
   [[ $1 == *.* ]] && part=${1#*.}000000
   echo "$((((10#${whole:-0} * 1000000 + 10#${part:0:6}) * $2 + 500000) / 1000000))"
 }
 
-# COMMAND…: print it with an option on each line, to be copied into a shell.
+# COMMAND…: print the command with one option per line, ready to be copied into a shell.
 show_command() {
   local word quote="'\\''"
   for word in "$@"; do
@@ -47,21 +47,22 @@ show_command() {
   echo
 }
 
-# SECONDS: no less where `sleep` is missing or was killed.
+# SECONDS: wait for at least this long, even if `sleep` is missing or was killed.
 rest() {
   local end=$((SECONDS + $1))
   sleep "$1" 2>/dev/null && return
   while ((SECONDS < end)); do read -rt 1 <> <(:) 2>/dev/null || :; done
 }
 
-# PROCESS WORDS: whether that process was started with these words. Its number alone may be another's by now.
+# PROCESS WORDS: succeed if the command line of the process contains these words. A process id alone is not enough,
+# because another process may have the same id by now.
 is_running() {
   local words=()
   [[ $1 =~ ^[0-9]+$ ]] && { mapfile -d '' words <"/proc/$1/cmdline"; } 2>/dev/null
   [[ ${words[*]-} == *"$2"* ]]
 }
 
-# NAME: where a log of this name can be written, on the volume if it may be.
+# NAME: print the path for a log file with this name, on the volume if that is writable.
 log_file() {
   local folder
   for folder in "$workspace/logs" "$temporary"; do

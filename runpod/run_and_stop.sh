@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Train, evaluate, copy the run to another place and stop the pod, without supervision and within a deadline.
+# Train, evaluate, copy the run to another place and stop the pod, unattended and within a deadline.
 #   bash runpod/run_and_stop.sh --hours 4 --sync hf://buckets/USER/BUCKET -- \
 #       accelerate launch --config_file accelerate_configs/zero1.yaml train.py
 #
-#   --hours H          the deadline: the pod is stopped after so many hours. Required. Five minutes before it (a tenth of the
-#                      time if that is less) the training ends with a checkpoint.
-#   --sync TARGET      copy the run to this target of sync.sh, which is tried before the training. Without it the run stays on
-#                      the volume
+#   --hours H          deadline: stop the pod after H hours. Required unless --keep is passed. Five minutes before the
+#                      deadline (or a tenth of H if that is less) the training ends with a checkpoint
+#   --sync TARGET      copy the run to this target (see sync.sh). The target is checked before the training. Without
+#                      --sync the run stays on the volume
 #   --no_evaluation    do not run evaluate.sh
-#   --grace MINUTES    (15) after a failure or an early end, wait so long before the pod is stopped
-#   --keep             never stop the machine: for a machine that is not a pod; without --hours
+#   --grace MINUTES    after a failure or an early end, wait this long before stopping the pod (default: 15)
+#   --keep             never stop the machine. For machines that are not RunPod pods; without --hours
 #
-# Ctrl-C or SIGTERM ends the training with a complete checkpoint, and the rest follows as after a failure. Closing the terminal
-# has no effect: the output is written to $WORKSPACE/logs/run-<UTC time>.log (or /tmp), which the terminal follows, and
-# it is copied as console.log into the run. Only one can run on a pod.
+# Ctrl-C or SIGTERM ends the training with a complete checkpoint. The script then continues as after a failure.
+# Closing the terminal has no effect. All output is written to $WORKSPACE/logs/run-<UTC time>.log (or to /tmp), which
+# the terminal shows. The log is copied to console.log in the run directory. A pod can have only one run_and_stop.sh.
 set -euo pipefail
 # shellcheck source=runpod/stop_pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
@@ -26,48 +26,48 @@ while (($#)); do
     --grace) grace=${2:-}; shift ;;
     --keep) stops=0 ;;
     --) shift; break ;;
-    -*) mistake "There is no option $1. Pass the training command last, after --" ;;
-    *) mistake "Pass -- before the command: -- $*" ;;
+    -*) mistake "Unknown option $1. Pass the training command last, after --." ;;
+    *) mistake "Pass -- before the training command, as in: -- $*." ;;
   esac
-  shift || mistake "an option needs its value"
+  shift || mistake "An option has no value."
 done
 if ((stops)); then
-  [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "this is not a RunPod pod. Pass --keep"
-  is_positive "$hours" || mistake "--hours is '$hours'. Pass a positive number such as 4: then the pod is stopped"
+  [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "This machine is not a RunPod pod. Pass --keep."
+  is_positive "$hours" || mistake "--hours is '$hours'. Pass the number of hours after which the pod is stopped."
 else
-  [[ -z $hours ]] || mistake "--keep never stops the machine. Remove --hours"
+  [[ -z $hours ]] || mistake "--keep never stops the machine. Remove --hours."
 fi
-[[ $grace == 0 ]] || is_positive "$grace" || mistake "--grace is a number of minutes such as 15, not '$grace'"
-(($#)) || mistake "there is no command. Pass it last: -- accelerate launch … train.py"
+[[ $grace == 0 ]] || is_positive "$grace" || mistake "--grace is '$grace'. Pass a number of minutes such as 15."
+(($#)) || mistake "The training command is missing. Pass it last: -- accelerate launch … train.py."
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-{ exec 9>>"$run_lock"; } 2>/dev/null || say "$run_lock cannot be written: nothing keeps a second run away"
+{ exec 9>>"$run_lock"; } 2>/dev/null || say "cannot write $run_lock: a second run_and_stop.sh would not be refused"
 held=0
 flock -n -E 75 9 2>/dev/null || held=$?
-((held != 75)) || mistake "another run_and_stop.sh runs on this pod: end it first"
+((held != 75)) || mistake "Another run_and_stop.sh is running on this pod. End it first."
 { echo $$ >"$run_lock"; } 2>/dev/null || :
-export RSYNC_RSH=${RSYNC_RSH:-ssh -o BatchMode=yes} # nobody is there to type a password
-if [[ -n $target ]]; then bash runpod/sync.sh --check "$target" || mistake "--sync $target would fail after the training"; fi
+export RSYNC_RSH=${RSYNC_RSH:-ssh -o BatchMode=yes} # the script is unattended: never prompt for a password
+if [[ -n $target ]]; then bash runpod/sync.sh --check "$target" || mistake "--sync $target would fail after the training."; fi
 
 log=$(log_file "run-$(date -u +%Y%m%dT%H%M%SZ).log")
-note=$temporary/run_and_stop.$$ # where the supervisor says which folder the run is in
+note=$temporary/run_and_stop.$$ # the supervisor writes the path of the run directory to this file
 rm -f "$note" 2>/dev/null || :
-say "everything is written to $log"
+say "log: $log"
 if [[ -t 1 ]]; then tail -n +1 -f -s 0.2 --pid=$$ "$log" 2>/dev/null 9>&- & fi
 exec >>"$log" 2>&1 </dev/null
 trap '' HUP
 if ((stops)); then bash runpod/deadline.sh "$hours" $$ 9>&- || exit 1; fi
 
-set +eu # from here on nothing may end this script before it has stopped the pod: what fails is told
-# shellcheck disable=SC2329  # the trap calls it
-tell() { # once: a launcher that is told twice dies before it has saved
-  ((told)) || { told=1; say "the training is told to end"; [[ -z $training ]] || kill -TERM "$training"; }
+set +eu # from here on the script must not end before it has stopped the pod: failures are logged instead
+# shellcheck disable=SC2329  # called by the trap
+tell() { # send SIGTERM only once: a launcher that gets it twice dies before it has saved
+  ((told)) || { told=1; say "ending the training with SIGTERM"; [[ -z $training ]] || kill -TERM "$training"; }
 }
-main() { # read whole before it starts: the file may change while hours go by
+main() { # a function is read completely before it runs: the file may change during the hours of training
   local code complete=0 run="" folder copied=0 safe=0 pause
   told=0 training=""
   trap tell INT TERM
-  # In a session of its own: what a terminal sends, it sends to all of its session.
+  # A new session: the signals of a terminal (Ctrl-C, hang-up) go to all processes of its session.
   GPT2_REPRO_RUN_NOTE=$note setsid "${PYTHON:-python}" -m gpt2_repro.supervise -- "$@" &
   training=$!
   ((told)) && kill -TERM "$training"
@@ -76,18 +76,18 @@ main() { # read whole before it starts: the file may change while hours go by
   code=$?
   training=""
   { read -r run <"$note"; } 2>/dev/null
-  say "the training ended with exit code $code: ${run:-it has named no run folder}"
+  say "the training ended with exit code $code, run directory: ${run:-unknown}"
 
   if [[ -n $run ]]; then
     ((code == 0)) && grep -qs '"state": "complete"' "$run/run_status.json" && complete=1
     if ((complete && evaluates)); then
       bash evaluate.sh "$run" || { code=$?; say "the evaluation failed with exit code $code"; }
     fi
-    "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "there is no report"
+    "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "the report failed"
     folder=$run
     cp "$log" "$run/console.log"
   else
-    folder=${log%.log} # a copy of the logs: one that grows never compares equal
+    folder=${log%.log} # copy the logs first: a log that still grows never equals its copy
     mkdir -p "$folder" && cp "$(dirname "$log")"/*.log "$folder"
   fi
   if [[ -n $target ]]; then
@@ -96,7 +96,7 @@ main() { # read whole before it starts: the file may change while hours go by
       bash runpod/sync.sh "$folder" "$target" && copied=1 && break
     done
     if ((!copied)); then
-      say "THE COPY FAILED: $folder is not in $target"
+      say "THE COPY FAILED: $folder is not completely in $target"
       ((code)) || code=1
     fi
   fi
@@ -105,10 +105,10 @@ main() { # read whole before it starts: the file may change while hours go by
   fi
   ((stops)) || exit "$code"
   if ((code || !complete)); then
-    say "waiting $grace minutes for somebody to look; the pod is stopped then (kill -KILL $$ keeps it until the deadline)"
+    say "the pod will be stopped in $grace minutes (to keep it until the deadline: kill -KILL $$)"
     rest "$(seconds "$grace" 60)" 9>&-
   fi
-  if ((safe)); then stop_pod; else stop_pod stop; fi # what was not copied must not go with the pod
+  if ((safe)); then stop_pod; else stop_pod stop; fi # terminating the pod would delete a run that was not copied
   exit
 }
 main "$@"

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Stop this pod, or terminate it with its disks.
+# Stop this pod, or terminate it together with its disks.
 #   bash runpod/stop_pod.sh [stop|terminate …]
 #
-# Without an argument: terminate if a network volume keeps the data ($RUNPOD_VOLUME_ID), else stop, which keeps the volume
-# disk. Several arguments are tried one after the other. RunPod's interfaces change (REST v1 was removed in November 2026), so
-# four are tried in turn, without end, until the pod and this script with it are gone. None needs Python.
-#   STOP_WAIT (120)    seconds to wait after a request was accepted
-#   STOP_ROUNDS (0)    fail after so many rounds; 0: never
+# Without an argument the pod is terminated if it has a network volume ($RUNPOD_VOLUME_ID), which keeps the data.
+# Otherwise it is stopped, which keeps its volume disk. Several arguments are tried one after the other.
+# RunPod's interfaces change (REST v1 was removed in November 2026), so four interfaces are tried in turn. The attempts
+# are repeated until the pod, and with it this script, ends. No interface needs Python.
+# Environment variables:
+#   STOP_WAIT      seconds to wait after a request was accepted (default: 120)
+#   STOP_ROUNDS    fail after this many rounds (default: 0, never)
 
-# shellcheck disable=SC2329  # the ways are called by their names
-set -uo pipefail # no -e: whatever fails here, the next way is tried
+# shellcheck disable=SC2329  # the functions by_* are called by name
+set -uo pipefail # no -e: after a failure the next interface is tried
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
 
-# The key goes through a pipe: what stands in a command line is seen by everyone.
+# The API key is passed through a pipe, because all users of a machine can see command lines.
 request() {
   printf 'header = "Authorization: Bearer %s"\n' "${RUNPOD_API_KEY:-}" |
     curl --config - --fail --silent --show-error --max-time 60 --request POST --header 'Content-Type: application/json' "$@"
@@ -29,7 +31,7 @@ by_old_command() {
   timeout -k 5 60 runpodctl "$word" pod "$RUNPOD_POD_ID"
 }
 by_rest() { request --data "{\"action\":\"$1\"}" "https://api.runpod.io/v2/pods/$RUNPOD_POD_ID/action"; }
-by_graphql() { # its errors come with code 200; podTerminate returns nothing that could be selected
+by_graphql() { # errors are returned with HTTP status 200; podTerminate has no return value that could be selected
   local answer mutation="podStop(input: {podId: \\\"$RUNPOD_POD_ID\\\"}) { id }"
   [[ $1 == terminate ]] && mutation="podTerminate(input: {podId: \\\"$RUNPOD_POD_ID\\\"})"
   answer=$(request --data "{\"query\":\"mutation { $mutation }\"}" https://api.runpod.io/graphql)
@@ -41,36 +43,36 @@ stop_pod() {
   if ((!$#)); then set -- "$([[ -n ${RUNPOD_VOLUME_ID:-} ]] && echo terminate || echo stop)"; fi
   for verb in "$@"; do
     [[ $verb == stop || $verb == terminate ]] && continue
-    echo "error: there is no '$verb'. Pass stop or terminate to stop_pod.sh" >&2
+    echo "error: Unknown argument '$verb'. Pass stop or terminate to stop_pod.sh." >&2
     return 2
   done
   if [[ -z ${RUNPOD_POD_ID:-} ]]; then
-    echo "error: this is not a RunPod pod (RUNPOD_POD_ID is not set). Stop the machine at its provider" >&2
+    echo "error: RUNPOD_POD_ID is not set, so this machine is not a RunPod pod. Stop it at its provider." >&2
     return 2
   fi
   for ((round = 1; ; round++)); do
     for verb in "$@"; do
       for way in by_command by_old_command by_rest by_graphql; do
         if "$way" "$verb" >/dev/null; then
-          say "pod $RUNPOD_POD_ID: $verb asked for, $way"
+          say "pod $RUNPOD_POD_ID: $verb was accepted ($way)"
           rest "$wait"
-          say "pod $RUNPOD_POD_ID still runs: the next way"
+          say "pod $RUNPOD_POD_ID is still running: trying the next interface"
         else
-          say "pod $RUNPOD_POD_ID: $way failed to $verb"
+          say "pod $RUNPOD_POD_ID: $verb failed ($way)"
         fi
       done
     done
     pause=$((round < 10 ? 60 * round : 600))
-    say "error: POD $RUNPOD_POD_ID STILL RUNS AND IS PAID: end it by hand at https://console.runpod.io/pods;" \
-      "all is tried again in $pause s"
+    say "error: POD $RUNPOD_POD_ID IS STILL RUNNING AND COSTS MONEY. End it at https://console.runpod.io/pods." \
+      "The next attempt is in $pause s."
     ((round == ${STOP_ROUNDS:-0})) && return 1
     rest "$((pause * wait / 120))"
   done
 }
 
-# deadline.sh sources this file, so as not to need it any more hours later.
+# Only if this file is executed. deadline.sh sources it, to have its functions in memory even if the file is deleted.
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
-  trap '' HUP # a stop that was asked for outlives the terminal
+  trap '' HUP # continue after the terminal was closed
   stop_pod "$@"
   exit
 fi

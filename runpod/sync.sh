@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
-# Copy a run to another place and compare the copy. Exit code 0 means that every file is there.
-#   bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET      a bucket of the Hub, with HF_TOKEN
-#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             by rsync; user@host: is the home directory
+# Copy a run directory to another place and compare the copy. Exit code 0: all files were copied and are equal.
+#   bash runpod/sync.sh runs/gpt2_124m hf://buckets/USER/BUCKET      to a bucket of the Hub; needs HF_TOKEN
+#   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             with rsync; user@host: is the home directory
 #   bash runpod/sync.sh --check TARGET                               only check that TARGET can be reached
 #
-# All bytes are compared: by the hashes of the Hub, or by rsync's checksums.
+# The complete contents are compared, with the hashes of the Hub or with rsync's checksums.
 set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
 
 run=${1:-} target=${2:-}
 for word in "$@"; do
-  [[ $word != -* || $word == --check ]] || mistake "there is no option $word"
+  [[ $word != -* || $word == --check ]] || mistake "Unknown option $word."
 done
-[[ $# == 2 && -n $run && -n $target ]] || mistake "pass a run and a target, such as runs/gpt2_124m hf://buckets/USER/BUCKET"
+[[ $# == 2 && -n $run && -n $target ]] || mistake "Pass a run and a target: runs/gpt2_124m hf://buckets/USER/BUCKET."
 if [[ $target == hf://* ]]; then
-  [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]] || mistake "a bucket is written hf://buckets/USER/BUCKET, not $target"
+  [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]] || mistake "$target is not a bucket. Use hf://buckets/USER/BUCKET."
   bucket=${BASH_REMATCH[1]}
 fi
 if [[ $run == --check ]]; then
   if [[ -n ${bucket:-} ]]; then
-    hf buckets info "$bucket" >/dev/null || mistake "the bucket $bucket cannot be reached: hf buckets create $bucket"
+    hf buckets info "$bucket" >/dev/null || mistake "Cannot reach $bucket. Run hf buckets create $bucket."
   else
-    rsync --archive --dry-run "$(dirname "${BASH_SOURCE[0]}")" "$target" >/dev/null || mistake "$target cannot be reached"
+    rsync --archive --dry-run "$(dirname "${BASH_SOURCE[0]}")" "$target" >/dev/null || mistake "Cannot reach $target with rsync."
   fi
   exit 0
 fi
-[[ -d $run ]] || mistake "there is no folder $run to copy"
+[[ -d $run ]] || mistake "The folder $run does not exist. Pass a run directory."
 run=$(cd "$run" && pwd)
 copy=${target%/}/$(basename "$run")
 if [[ -n ${bucket:-} ]]; then
@@ -50,12 +50,12 @@ print(sum(there.get(f"{prefix}/{path.relative_to(run)}") != hash for path, hash 
 END
   )
 else
-  rsync --archive --partial --exclude .lock "$run" "$target" # rsync adds the folder's name itself, also after a colon
+  rsync --archive --partial --exclude .lock "$run" "$target" # rsync appends the folder's name, even after a colon
   plan=$(rsync --archive --checksum --dry-run --itemize-changes --exclude .lock "$run" "$target")
   left=$(grep -c '^[<>]' <<<"$plan" || true)
 fi
 if ((left)); then
-  echo "error: $left files of $run are not in $copy as they are here: type the same command again" >&2
+  echo "error: $left files of $run are missing or different in $copy. Run the same command again." >&2
   exit 1
 fi
-say "$run is in $copy, compared"
+say "copied $run to $copy; all files are equal"

@@ -1,7 +1,4 @@
-"""Every recipe parses in all scripts and fits the numbers of GPUs in its header.
-
-Recipes also agree with the published runs they reproduce, and no field is in two sections.
-"""
+"""Every recipe parses for every script, divides on the GPU counts it is for, and no field has two owners."""
 
 import dataclasses
 import json
@@ -25,17 +22,17 @@ from gpt2_repro.training.workload import plan_run
 from tests.sections import RECIPES, ROOT, SECTIONS, parse_for_training, values_of
 
 
-# The recipes for rented machines. The other recipes have only a short header.
+# The recipes of a rented machine, by their names; the others say what they are in a line or two.
 GPT2 = [path for path in RECIPES if not path.stem.startswith(("demo", "own_text", "shakespeare", "finetune"))]
 OTHER_ARCHITECTURES = [path for path in GPT2 if path.stem in ("llama_124m", "moe_124m")]
-# llm.c's scripts/run_gpt2_*.sh: steps (-x), tokens per step (-d), learning rate (-l), final fraction (-q), text (-i).
+# llm.c's scripts/run_gpt2_*.sh: steps (-x), tokens a step (-d), learning rate (-l), its final fraction (-q), and the text (-i).
 LLMC = {
     "gpt2_124m": (18_865, 524_288, 6e-4, 0.0, "fineweb-10bt"),
     "gpt2_350m": (60_000, 524_288, 3e-4, 0.0, "HuggingFaceFW/fineweb:sample-100BT"),
     "gpt2_774m": (286_102, 524_288, 2.5e-4, 0.0, "HuggingFaceFW/fineweb:sample-100BT"),
     "gpt2_1558m": (32_000, 1_048_576, 6e-4, 0.1, "fineweb-edu-100bt"),
 }
-# nanoGPT: config/train_shakespeare_char.py, the CPU command in its readme, and config/finetune_shakespeare.py.
+# nanoGPT's config/train_shakespeare_char.py, the command of its readme for a CPU, and its config/finetune_shakespeare.py.
 BY_CHARACTER = {"warmup_steps": 100, "final_learning_rate_fraction": 0.1, "adam_beta2": 0.99, "weight_decay": 0.1}
 NANOGPT = {
     "shakespeare_char": BY_CHARACTER
@@ -46,8 +43,7 @@ NANOGPT = {
     | {"tokens_per_step": 12 * 64, "total_tokens": 2000 * 12 * 64},
     "finetune_shakespeare": {"tokens_per_step": 32_768, "learning_rate": 3e-5, "lr_scheduler_type": "constant"},
 }
-# The recipe of the blog post: one epoch by its count, which includes padding, without the validation split. The betas
-# are the defaults of transformers.
+# The post's recipe: one epoch of its own count, which has its padding in it, less its validation split; transformers' betas.
 BLOG = {"source": "fineweb-edu-10bt", "packing": "wrap", "sequence_length": 512, "min_length": 256, "max_length": 512}
 BLOG |= {"separator": "none", "split": "hash", "validation_fraction": 0.001, "dropout": 0.1, "learning_rate": 6e-4}
 BLOG |= {"total_tokens": 20_974 * 524_288, "tokens_per_step": 524_288, "warmup_steps": 700, "weight_decay": 0.1}
@@ -55,7 +51,7 @@ BLOG |= {"final_learning_rate_fraction": 0.0, "adam_beta2": 0.999, "max_grad_nor
 
 
 def header_of(path: Path) -> str:
-    """Return the comment at the top of a recipe on one line."""
+    """The comment that opens a recipe, in one line."""
     lines = path.read_text().split("\n\n")[0].splitlines()
     return " ".join(" ".join(line.lstrip("#") for line in lines).split())
 
@@ -69,7 +65,7 @@ def changed(values: dict[str, dict], default: dict[str, dict]) -> set[str]:
 
 
 def processes_of(path: Path) -> list[int]:
-    """Return the numbers of GPUs or processes in the header of a recipe."""
+    """The numbers of GPUs or processes that the header says the recipe is for as it stands."""
     found = re.search(r"((?:\d+(?:, | or | and ))*\d+) (?:GPUs|processes)", header_of(path))
     return [int(number) for number in re.findall(r"\d+", found[1])] if found else [1]
 
@@ -109,9 +105,9 @@ def test_the_text_suffices_and_validates_on_enough(path: Path) -> None:
     held_out = data["validation_tokens"] if data["split"] == "head" else data["validation_fraction"] * tokens
     assert held_out >= training["eval_tokens"]
     trained = (training["stop_at_step"] * training["tokens_per_step"]) or training["total_tokens"]
-    epochs = round(trained / (tokens - held_out), 2)  # FineWeb-Edu 10BT lacks the tokens of 70 of 18,865 steps
+    epochs = round(trained / (tokens - held_out), 2)  # FineWeb-Edu 10BT is 70 of 18,865 steps short
     repeated = {"gpt2_774m": 1.50, "gpt2_124m_openwebtext": 1.10}
-    if data["packing"] == "concat":  # with windows, positions are counted, and text is padded or dropped
+    if data["packing"] == "concat":  # windows pad and drop: their recipe counts positions
         assert epochs == repeated[path.stem] if path.stem in repeated else epochs <= 1.0
 
 
@@ -136,7 +132,7 @@ def test_each_size_is_llmc_s_script(size: str) -> None:
     published = {124_439_808: "", 354_823_168: "-medium", 774_030_080: "-large", 1_557_611_200: "-xl"}
     assert values["evaluation"]["baseline"] == f"openai-community/gpt2{published[parameters]}"
     assert model["n_embd"] == 64 * model["n_head"]
-    # All other fields have the values of the default recipe, except those for measuring, saving and memory.
+    # All else is the default's, but for how often something is measured or saved and what fits in the memory.
     default = values_of(ROOT / "recipes" / "gpt2_124m.yaml")
     free = {"n_layer", "n_head", "n_embd", "source", "dataset_dir", "max_tokens", "tokens_per_step", "total_tokens"}
     free |= {"learning_rate", "final_learning_rate_fraction", "per_device_train_batch_size", "baseline"}
@@ -165,20 +161,18 @@ def test_the_hours_and_bytes_of_a_header_are_those_of_preflight(
 ) -> None:
     header = header_of(path)
     monkeypatch.chdir(ROOT)
-    dollars = re.search(r"\$([\d,]+) and \$([\d,]+) at list prices", header)
-    assert dollars
-    if path.stem == "gpt2_124m":  # the README contains the same numbers
-        readme = " ".join((ROOT / "README.md").read_text().split())
-        assert re.search(r"[\d.]+ hours on 8 x A100 .*? at list prices", header)[0] in readme  # type: ignore[index]
-    for card, usd in zip(("A100 SXM 80 GB", "H100 SXM"), dollars.groups(), strict=True):
+    for card in ("A100 SXM 80 GB", "H100 SXM"):
         with pytest.raises(SystemExit) as ended:
             preflight([str(path), "--gpu", card, "--n", "8", "--json", "--dataset_dir", str(tmp_path / "none")])
         planned = json.loads(capsys.readouterr().out)
         assert not ended.value.code
-        said = re.search(rf"([\d.]+) hours on 8 x {card}", header)
-        assert said and float(said[1]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
-        assert float(usd.replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
-    disk = re.search(r"Disk (\d+) GB of data \((\d+) GB while they are made\) and ([\d.]+) GB for the run", header)
+        said = re.search(rf"\$([\d,]+) all-in for ([\d.]+) hours on 8 x {card}", header)
+        assert said and float(said[2]) == pytest.approx(planned["minutes"] / 60, rel=0.03)
+        assert float(said[1].replace(",", "")) == pytest.approx(planned["usd"], rel=0.03)
+        if path.stem == "gpt2_124m":  # README makes the same claims
+            readme = " ".join((ROOT / "README.md").read_text().split())
+            assert f"{said[2]} hours on 8 x {card}" in readme and f"${said[1]} " in readme
+    disk = re.search(r"Disk (\d+) GB of data \((\d+) GB during preparation\) and ([\d.]+) GB for the run", header)
     run, size = planned["work"]["run_bytes"], planned["work"]["data_bytes"]
     preset = PRESETS.get(values_of(path)["data"]["source"], PRESETS["fineweb-10bt"])
     peak = peak_bytes(staged=size, rows=size, downloads=preset.downloads)
@@ -198,10 +192,7 @@ def test_another_published_run(name: str, wanted: dict[str, Any]) -> None:
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
-    """All defaults are those of the default recipe, except for HellaSwag.
-
-    Most runs would have to download HellaSwag.
-    """
+    """But for HellaSwag, which most runs would have to fetch."""
     for section in parse_for_training().sections.values():
         for name in set(own_fields(type(section))) - {"hellaswag_steps"}:
             assert getattr(section, name) == getattr(type(section)(), name), name

@@ -1,1 +1,1 @@
-"""Before the meter runs: the machine, its links, its memory, and what a run costs on it and elsewhere."""
+"""Checks and cost estimates before a run: machine, GPU links, memory and prices."""

@@ -1,10 +1,10 @@
 """Check a machine before a run, and estimate the hours and dollars of the run.
 
-    python -m gpt2_repro.preflight                                    this machine, and the default recipe on it
-    python -m gpt2_repro.preflight recipes/gpt2_124m.yaml --dist --memory
-    python -m gpt2_repro.preflight --gpu "A100 SXM" --n 8 --usd_per_hour 14       a machine that you have not rented yet
+    python -m gpt2_repro.preflight                                           check this machine for the default recipe
+    python -m gpt2_repro.preflight recipes/gpt2_124m.yaml --dist --memory    also test the GPU links and the memory
+    python -m gpt2_repro.preflight --gpu "A100 SXM" --n 8 --usd_per_hour 14  plan for a machine you have not rented yet
 
-One line per check: ✓ good, ! a note, ✗ the run would fail. The exit code is 1 if there is a ✗.
+Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit code is 1 if any line has a ✗.
 """
 
 import argparse
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 def _positive(text: str) -> float:
     if not 0 < (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be more than 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {"metavar": "H100", "help": "Plan for this card (words of its name) without checking this machine."},
-    "n": {"type": int, "metavar": "N", "help": "Number of cards. (default: those of this machine)"},
-    "tokens_per_second": {"type": _positive, "help": "Measured speed of all cards. (default: published speeds)"},
-    "dist": {"action": "store_true", "help": "Time and check a sum over all cards; ends a hang after 30 s."},
+    "gpu": {"metavar": "H100", "help": "Plan for this card (part of its name); do not check this machine."},
+    "n": {"type": int, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
+    "tokens_per_second": {"type": _positive, "help": "Measured speed of all GPUs. (default: published speed)"},
+    "dist": {"action": "store_true", "help": "Time and verify an all-reduce over all GPUs; fails after 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits; minutes per attempt."},
-    "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from a file."},
+    "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from this file."},
     "volume_gb": {"type": _positive, "help": "Rented size of the network volume with the data, in GB."},
-    "json": {"action": "store_true", "help": "Print everything as one JSON object."},
+    "json": {"action": "store_true", "help": "Print the results as one JSON object."},
 }
 
 
-# What --help lists, of all options.
+# The options and recipe fields that --help lists, by group.
 HELP = {
     "Machine": ("gpu", "n", "tokens_per_second", "usd_per_hour", "volume_gb"),
     "Checks": ("dist", "memory", "topology", "json"),
@@ -52,7 +52,7 @@ HELP = {
 
 
 def main(argv: list[str]) -> None:
-    """Check the machine, plan the run, print both."""
+    """Check the machine, estimate the cost of the run, and print both."""
     packages = environment.check_python(Path(__file__).parents[2] / "requirements.txt")
     if any(finding.words.startswith("is not installed") for finding in packages):
         _print(packages)
@@ -67,10 +67,10 @@ def main(argv: list[str]) -> None:
     options = recipe.options
     recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
     if options.n is not None and options.n < 1:
-        raise UserError(f"--n {options.n} must be at least 1")
-    of_a_machine = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
-    if options.gpu is not None and of_a_machine:
-        raise UserError(f"--{of_a_machine[0]} checks this machine, but --gpu plans for another: leave out one")
+        raise UserError(f"--n {options.n} is less than 1. Pass the number of GPUs.")
+    machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
+    if options.gpu is not None and machine_only:
+        raise UserError(f"--{machine_only[0]} checks this machine, but --gpu plans for another. Remove one of them.")
     findings, planned = _look(recipe, packages)
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
 
 
 def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
-    """Return what is found on this machine, or about the card of --gpu, and the plan of the run on it."""
+    """Return the findings and the cost plan of a run, for this machine or for --gpu."""
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
     from gpt2_repro.training.workload import workload_of
@@ -130,14 +130,17 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
-    """Check that the name means one card. Raises UserError for an unknown card without a measured speed."""
+    """Return a note if a card name is ambiguous.
+
+    Raises UserError for an unknown card without a measured speed.
+    """
     from gpt2_repro.preflight.cost import card_table, cards_named
 
     meant = [card.card for card in cards_named(name)]
     if not meant and not typed_speed:
         known = ", ".join(card.card for card in card_table())
-        raise UserError(f"Unknown card {name!r}. Pass its speed with --tokens_per_second, or one of {known}.")
-    return [Finding("!", "card", f"{name} may be {' or '.join(meant)}: planned for the first")] if meant[1:] else []
+        raise UserError(f"Unknown card {name!r}. Pass its speed with --tokens_per_second, or use one of {known}.")
+    return [Finding("!", "card", f"{name} can be {' or '.join(meant)}; using the first")] if meant[1:] else []
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Estimate the minutes and dollars of a run on a machine, and of 10B tokens on every card of the price table.
+"""Estimate the minutes and dollars of a run on a machine.
 
-Prices and speeds of cards are tables in YAML, each row with its source.
+Also rank all cards by the cost of training GPT-2 124M on 10B tokens. Prices and speeds come from two YAML tables
+(gpu_prices.yaml, cards.yaml) in which each row names its source.
 """
 
 import dataclasses
@@ -16,16 +17,18 @@ from gpt2_repro.formatting import size, tokens
 from gpt2_repro.hardware import is_named
 
 
-GPT2_FLOPS_PER_TOKEN = 855e6  # of the 124M model in rows of 1,024 tokens (6N + 12LCT), measured in the table of cards
-# Assumed minutes of a rented machine around the training; a first start installs and compiles.
+# FLOPs per token of the model that the speeds in cards.yaml belong to: 124M, rows of 1,024 tokens (6N + 12LCT).
+GPT2_FLOPS_PER_TOKEN = 855e6
+# Assumed minutes that a rented machine needs before and after training. The first start installs and compiles.
 BOOT, ENVIRONMENT, COMPILING, EVALUATION = 3.0, 4.0, 1.5, 5.0
+# Items of the budget that do not apply to a run on this computer's CPU.
 NOT_ON_CPU = ("boot", "environment", "compiling", "evaluation", "sync")
 SAVE_SECONDS, SAMPLE_SECONDS = 2.0, 0.6
 SYNC_BYTES_PER_SECOND = 50e6
 
 
 class Price(NamedTuple):
-    """A list price of one card of the table of cards."""
+    """The list price of one card at one provider."""
 
     card: str
     provider: str
@@ -38,12 +41,13 @@ class Price(NamedTuple):
 
 
 class Card(NamedTuple):
-    """The performance of one card with GPT-2 124M.
+    """A GPU model and its training speed with GPT-2 124M.
 
     Args:
-        name: a part of its name in the driver.
-        tokens_per_second: of training, rows of 1,024 tokens.
-        speed: the source of that measurement, or how it is estimated.
+        card: the name in the tables, such as `A100 SXM 80 GB`.
+        name: a part of the name that the driver reports.
+        tokens_per_second: training speed with rows of 1,024 tokens.
+        speed: the source of this speed, or how it was estimated.
     """
 
     card: str
@@ -55,29 +59,33 @@ class Card(NamedTuple):
 
 @functools.cache
 def price_table() -> tuple[Price, ...]:
-    """Return all prices; the first of a card counts."""
+    """Return all rows of gpu_prices.yaml. The first row of a card is used."""
     return tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
 @functools.cache
 def card_table() -> tuple[Card, ...]:
-    """Return all cards; the first that fits a name counts."""
+    """Return all rows of cards.yaml. The first row that matches a name is used."""
     return tuple(Card(**row) for row in _rows("cards.yaml"))
 
 
 def price_of(name: str) -> Price | None:
-    """Return the price of a card by its name in the driver or the table, or None."""
+    """Return the price of a card, given its driver name or table name, or None."""
     card = card_of(name)
     return next((row for row in price_table() if card and row.card == card.card), None)
 
 
 def card_of(name: str) -> Card | None:
-    """Return a card by its name in the driver or the table, or None."""
+    """Return a card, given its driver name or table name, or None if unknown."""
     return next(iter(cards_named(name)), None)
 
 
 def cards_named(name: str) -> list[Card]:
-    """Return the cards that a name can mean: the driver's name, or words of the table's name in order."""
+    """Return the cards that match a name.
+
+    Args:
+        name: the name that the driver reports, or consecutive words of the name in the table.
+    """
     if found := [row for row in card_table() if is_named(row.name, name)]:
         return found[:1]
     asked = _words(name)
@@ -85,7 +93,7 @@ def cards_named(name: str) -> list[Card]:
 
 
 def _words(name: str) -> str:
-    """Return `A100 SXM 40GB` as ` a100 sxm 40 gb `, to find whole words only."""
+    """Return `A100 SXM 40GB` as ` a100 sxm 40 gb `, so that only full words match."""
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
     return f" {' '.join(words)} " if words else ""
 
@@ -96,17 +104,26 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a run has to do.
+    """The amount of computation, storage and memory that a run needs.
 
     Args:
-        tokens, steps: of the training; flops: of all its tokens.
-        parameters, vocab_size: while training, with the padding of the vocabulary.
-        eval_tokens, hellaswag_tokens: of all validations and all passes over HellaSwag; samples: how many.
-        saves: checkpoints by steps; save_minutes: at most between two of them, 0 for no limit.
-        checkpoint_bytes, final_bytes: of a checkpoint, and of the model in fp32.
-        run_bytes: disk space at most: kept checkpoints, the best one, the one being written, and the final model.
-        data_bytes: of the prepared data; missing_bytes: at most, while the data is prepared; 0 if it is there.
-        is_reference: whether the published speeds apply: a compiled GPT-2 in bf16 without activation checkpointing.
+        tokens: number of training tokens.
+        steps: number of optimizer steps.
+        flops: FLOPs of all training tokens.
+        parameters: number of parameters during training, including the vocabulary padding.
+        vocab_size: vocabulary size during training, including the padding.
+        eval_tokens: number of tokens in all validations together.
+        hellaswag_tokens: number of tokens in all HellaSwag scorings together.
+        samples: number of generated samples.
+        saves: number of checkpoints due to `save_steps`.
+        save_minutes: longest time between two checkpoints, 0 for no limit.
+        checkpoint_bytes: size of one checkpoint.
+        final_bytes: size of the final model in fp32.
+        run_bytes: largest disk space of the run directory: the kept checkpoints, the best checkpoint, the checkpoint
+            being written, and the final model.
+        data_bytes: size of the prepared folder.
+        missing_bytes: largest disk space needed while the data is prepared, 0 if the data is already prepared.
+        is_reference: whether the published speeds apply (a compiled GPT-2 in bf16 without activation checkpointing).
     """
 
     tokens: int
@@ -128,11 +145,16 @@ class Workload:
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
-    """Return name, minutes and basis of everything that is paid from boot to stop, in order.
+    """Return the time budget of a rented machine from boot to stop.
 
     Args:
-        tokens_per_second: of all cards in a training step; a forward pass takes a third of a step.
-        basis: of that speed: published, estimated, typed, or measured on this CPU, which is not rented.
+        tokens_per_second: training speed of all GPUs together. A forward pass takes a third of the time of a training
+            pass.
+        basis: origin of that speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
+            CPU, which is not rented).
+
+    Returns:
+        One mapping per item, in chronological order, with the keys `name`, `minutes` and `basis`.
     """
     training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
@@ -154,7 +176,10 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
 
 
 def ranking() -> list[dict[str, Any]]:
-    """Return the cost of 10B tokens of GPT-2 124M, training steps alone, for every listed price; cheapest first."""
+    """Return the cost of training GPT-2 124M on 10B tokens for each list price.
+
+    Only the training steps are counted, without start-up, validation, saving and evaluation. The cheapest comes first.
+    """
     offers = []
     for price in price_table():
         if card := card_of(price.card):
@@ -173,25 +198,26 @@ def plan_on(
     tokens_per_second: float | None = None,
     measured: bool = False,
 ) -> dict[str, Any]:
-    """Return minutes and dollars of the work on a machine, and the ranking of all cards.
+    """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
-    The speeds of the table are those of a compiled GPT-2 124M in bf16 without activation checkpointing. Other sizes are
-    scaled by their FLOPs per token; anything else needs `tokens_per_second`.
+    The speeds in cards.yaml are those of a compiled GPT-2 124M in bf16 without activation checkpointing. They are scaled
+    by the FLOPs per token for other sizes. All other models and settings need `tokens_per_second`.
 
     Args:
-        name: of the card, as in the driver or the table.
-        usd_per_hour: of the whole machine, 0 for the list price.
-        tokens_per_second: of all cards, None for the table's.
-        measured: whether that is this CPU's measured speed, not a typed one.
+        name: name of the card as reported by the driver or as written in cards.yaml.
+        cards: number of GPUs.
+        usd_per_hour: price of the complete machine, 0 for the list price.
+        tokens_per_second: speed of all GPUs together, None for the speed in cards.yaml.
+        measured: whether `tokens_per_second` was measured on this CPU (otherwise it was passed as an option).
     """
     card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN
     is_124m = abs(ratio - 1) <= 0.02
     speed, basis = tokens_per_second, "measured" if measured else "typed"
-    source = (f"{speed:,.0f} tokens/s, measured on this CPU" if measured else "as typed") if speed else None
+    source = (f"{speed:,.0f} tokens/s, measured on this CPU" if measured else "passed as an option") if speed else None
     if card and not speed and work.is_reference:
         speed = card.tokens_per_second * cards / (1 if is_124m else ratio)
-        source = card.speed if is_124m else f"{card.speed}, by this model's FLOPs a token"
+        source = card.speed if is_124m else f"{card.speed}, scaled by this model's FLOPs per token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
     paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
     entries = budget(work, speed, basis=basis) if speed else []
@@ -205,7 +231,7 @@ def plan_on(
             "usd_per_hour": paid,
         },
         "speed": source,
-        "price": "as typed" if usd_per_hour else str(price) if price else None,
+        "price": "passed as an option" if usd_per_hour else str(price) if price else None,
         "work": dataclasses.asdict(work),
         "budget": entries,
         "minutes": minutes or None,
@@ -215,22 +241,22 @@ def plan_on(
 
 
 def plan_lines(planned: dict[str, Any]) -> list[str]:
-    """Return the plan as lines for the terminal."""
+    """Return the plan of a run (see `plan_on`) as lines for the terminal."""
     work, machine = planned["work"], planned["machine"]
     lines = ["", f"{work['steps']:,} steps, {tokens(work['tokens'])} tokens on {machine['cards']} x {machine['card']}"]
     lines += [f"  {its['name']:<16} {its['minutes']:>7,.1f} min  {its['basis']}" for its in planned["budget"]]
     if planned["budget"]:
         paid = f"${machine['usd_per_hour']:,.2f} an hour ({planned['price']})" if machine["usd_per_hour"] else ""
         dollars = f", ${planned['usd']:,.2f} at {paid}" if paid else ""
-        lines += [f"  {'in all':<16} {planned['minutes']:>7,.1f} min{dollars}", f"  speed: {planned['speed']}"]
+        lines += [f"  {'total':<16} {planned['minutes']:>7,.1f} min{dollars}", f"  speed: {planned['speed']}"]
     else:
-        lines.append("  The speed is not known. Pass --tokens_per_second, or --gpu CARD for another machine.")
-    sizes = f"a checkpoint {size(work['checkpoint_bytes'])} under DeepSpeed, final {size(work['final_bytes'])}"
+        lines.append("  The speed is unknown. Pass --tokens_per_second, or --gpu CARD to plan for another machine.")
+    sizes = f"checkpoint {size(work['checkpoint_bytes'])} (with DeepSpeed), final model {size(work['final_bytes'])}"
     lines += [
         f"  {work['flops']:.3g} FLOPs; {sizes}",
         f"  disk: {size(work['data_bytes'])} for the data, {size(work['run_bytes'])} for the run",
         "",
-        "10B tokens of GPT-2 124M on one card, training steps alone (* speed estimated):",
+        "Cost of training GPT-2 124M on 10B tokens with one GPU, training steps only (*: estimated speed):",
     ]
     for offer in planned["ranking"]:
         star = "*" if offer["speed"].startswith("estimated") else " "

@@ -1,4 +1,4 @@
-"""Check versions, disks, shared memory and open files of a machine."""
+"""Check a machine's package versions, disks, shared memory and open-file limit."""
 
 import os
 import platform
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
-LEAST_SHARED_MEMORY = 1e9  # for NCCL and data loading; Docker's default is 64 MB
+LEAST_SHARED_MEMORY = 1e9  # bytes, for NCCL and data loading; Docker's default is 64 MB
 LEAST_OPEN_FILES = 4096
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "lm_eval")
 
 
 class Finding(NamedTuple):
-    """One line of a preflight: ✓ good, ! a note, ✗ the run would fail."""
+    """One line of the preflight output: ✓ good, ! a note, ✗ the run would fail."""
 
     mark: Literal["✓", "!", "✗"]
     about: str
@@ -32,36 +32,39 @@ class Finding(NamedTuple):
 
 
 def check_python(requirements: Path) -> list[Finding]:
-    """Check Python and the packages of requirements.txt without importing them."""
+    """Check the versions of Python and of the packages listed in requirements.txt.
+
+    The packages are not imported.
+    """
     from packaging.requirements import Requirement
 
     supported = sys.version_info >= (3, 11)
-    words = platform.python_version() + ("" if supported else ": install 3.11 or newer")
+    words = platform.python_version() + ("" if supported else ": install Python 3.11 or newer")
     found = [Finding("✓" if supported else "✗", "python", words)]
     lines = requirements.read_text().splitlines() if requirements.is_file() else []
-    asked = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
-    checked = [_check_package(one) for one in asked if one.marker is None or one.marker.evaluate()]
-    # Other packages are listed only if something is wrong.
+    needed = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    checked = [_check_package(one) for one in needed if one.marker is None or one.marker.evaluate()]
+    # Packages that are not in PACKAGES are listed only if their check fails.
     return found + [finding for finding in checked if finding.mark != "✓" or finding.about in PACKAGES]
 
 
-def _check_package(asked: "Requirement") -> Finding:
+def _check_package(needed: "Requirement") -> Finding:
     from packaging.specifiers import SpecifierSet
 
     try:
-        installed = version(asked.name)
+        installed = version(needed.name)
     except PackageNotFoundError:
-        return Finding("✗", asked.name, "is not installed: pip install -r requirements.txt")
-    if asked.specifier.contains(installed, prereleases=True):
-        return Finding("✓", asked.name, installed)
-    least = SpecifierSet(",".join(str(its) for its in asked.specifier if its.operator == ">="))
+        return Finding("✗", needed.name, "is not installed: run pip install -r requirements.txt")
+    if needed.specifier.contains(installed, prereleases=True):
+        return Finding("✓", needed.name, installed)
+    least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
     if not least.contains(installed, prereleases=True):
-        return Finding("✗", asked.name, f"{installed}, needs {asked.specifier}: pip install -r requirements.txt")
-    return Finding("!", asked.name, f"{installed}, tested with {str(asked.specifier).removeprefix('==')}")
+        return Finding("✗", needed.name, f"{installed}, needs {needed.specifier}: run pip install -r requirements.txt")
+    return Finding("!", needed.name, f"{installed}, tested with {str(needed.specifier).removeprefix('==')}")
 
 
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
-    """Check shared memory and open files."""
+    """Check the size of the shared memory and the limit of open files."""
     shared = shutil.disk_usage(shared_memory).total if shared_memory.is_dir() else 0
     enough = shared >= LEAST_SHARED_MEMORY
     fix = "" if enough else ": NCCL and data loading need 1 GB; start the container with --shm-size 16g"
@@ -74,7 +77,7 @@ def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
 
 
 class Need(NamedTuple):
-    """Bytes that a folder will receive."""
+    """The number of bytes that a run will write to a folder, and their purpose."""
 
     what: str
     folder: Path
@@ -82,11 +85,12 @@ class Need(NamedTuple):
 
 
 def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> list[Finding]:
-    """Check each file system for the room that its folders need.
+    """Check that each file system has enough free space for its folders.
 
     Args:
-        needs: the data first.
-        volume_bytes: rented size of the volume with the data; a network volume reports the size of the whole cluster.
+        needs: the folders and the bytes they need, starting with the data.
+        volume_bytes: rented size of the volume with the data, None to use the reported free space. A network volume
+            reports the size of the complete cluster.
     """
     places: dict[int, list[Need]] = {}
     for need in needs:
@@ -99,26 +103,26 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
     for need in needs:
         inside = need.folder.resolve()
         if not os.access(_existing(inside), os.W_OK) or any(path.is_file() for path in (inside, *inside.parents)):
-            return Finding("✗", "disk", f"{need.folder} cannot be created or written: pass another folder")
+            return Finding("✗", "disk", f"{need.folder} cannot be created or written to: pass another folder")
     if volume_bytes is None:
         free, how = shutil.disk_usage(there).free, "free"
     else:
-        free, how = volume_bytes - _used_bytes(there), f"left of the volume's {size(volume_bytes)}"
+        free, how = volume_bytes - _used_bytes(there), f"free of the volume's {size(volume_bytes)}"
     to_come = " and ".join(f"{size(need.bytes)} of {need.what} in {need.folder}" for need in needs)
     said = f"{size(max(0, free))} {how}, needed: {to_come}"
     if free >= sum(need.bytes for need in needs):
         return Finding("✓", "disk", said)
-    return Finding("✗", "disk", f"{said}: rent a larger one, or pass another folder")
+    return Finding("✗", "disk", f"{said}: use a larger disk or pass another folder")
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder or its nearest existing parent, with links resolved."""
+    """Return a folder or its nearest existing parent, with symbolic links resolved."""
     resolved = folder.resolve()
     return next(path for path in (resolved, *resolved.parents) if path.is_dir())
 
 
 def _used_bytes(folder: Path) -> int:
-    """Return the bytes used on the file system of a folder, as `du` counts them."""
+    """Return the bytes used on the file system of a folder, as counted by `du`."""
     mount = next(path for path in (folder, *folder.parents) if path.is_mount())
     command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
     return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0])

@@ -1,10 +1,11 @@
-"""Which prebuilt flash-attn wheels may fit this Python and torch: their addresses, the likeliest first.
+"""Print the URLs of prebuilt flash-attn wheels that may work on this machine.
 
     python -m gpt2_repro.preflight.flash_attn_wheel
 
-A wheel is for one minor version of torch, one major of CUDA, one C++ ABI, one Python and one machine; its name says so (flash-attn,
-setup.py). Of torch 2.11 and 2.12 the wheel of 2.10 loads, and none of 2.13 (unslothai/unsloth, pull request 7495): whoever installs one
-imports it before trusting it.
+The most likely URL comes first. A wheel is built for one minor version of torch, one major version of CUDA, one C++
+ABI, one Python version and one machine type. Its file name contains all of them (flash-attn, setup.py). torch 2.11
+and 2.12 can load the wheel for torch 2.10. No wheel works with torch 2.13 (unslothai/unsloth, pull request 7495).
+Import flash_attn after the installation to check that the wheel works.
 """
 
 import platform
@@ -13,18 +14,19 @@ import sys
 
 RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download"
 VERSIONS = ("2.8.3.post2", "2.8.3.post1", "2.8.3")
-BUILT_FOR = ((2, 6), (2, 7), (2, 8), (2, 9), (2, 10))  # minor versions of torch (.github/workflows/publish.yml)
+BUILT_FOR = ((2, 6), (2, 7), (2, 8), (2, 9), (2, 10))  # torch versions (flash-attn, .github/workflows/publish.yml)
 LOADS_WHEEL_OF = {(2, 11): (2, 10), (2, 12): (2, 10)}
 
 
 def wheels(*, torch: str, cuda: str | None, cxx11_abi: bool, python: tuple[int, int], machine: str) -> list[str]:
-    """Addresses of the wheels that may fit, [] where none does.
+    """Return the URLs of the wheels that may work, or an empty list if none can.
 
     Args:
-        torch: its version, `2.9.1+cu128`.
-        cuda: that torch was built for, `12.8`; None for none.
+        torch: version of torch, such as `2.9.1+cu128`.
+        cuda: version of CUDA that torch was built for, such as `12.8`; None for a CPU build.
         cxx11_abi: whether torch was built with the C++11 ABI.
-        machine: x86_64 or aarch64.
+        python: major and minor version of Python.
+        machine: machine type, `x86_64` or `aarch64`.
     """
     major, minor = (int(part) for part in torch.split("+")[0].split(".")[:2])
     built_for = LOADS_WHEEL_OF.get((major, minor), (major, minor))
@@ -37,7 +39,7 @@ def wheels(*, torch: str, cuda: str | None, cxx11_abi: bool, python: tuple[int, 
 
 
 def main() -> None:
-    """Write the addresses for this machine, one a line."""
+    """Print the URLs of the wheels for this machine, one per line."""
     import torch
 
     found = wheels(

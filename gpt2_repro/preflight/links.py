@@ -1,6 +1,9 @@
-"""Check the links between GPUs: read `nvidia-smi topo -m`, and time and check a sum over all processes.
+"""Check the links between GPUs.
 
-torchrun --nproc_per_node 8 -m gpt2_repro.preflight.links 30      the sum that `preflight --dist` starts
+The first check reads the output of `nvidia-smi topo -m`. The second one times and verifies an all-reduce over all
+processes: `python -m gpt2_repro.preflight --dist` starts it with this command (30: time limit in seconds).
+
+    torchrun --nproc_per_node 8 -m gpt2_repro.preflight.links 30
 """
 
 import itertools
@@ -16,26 +19,27 @@ from gpt2_repro.preflight.environment import Finding
 from gpt2_repro.preflight.processes import last_words, run_to_end
 
 
-# From the nearest to the farthest, as in nvidia-smi's legend. NV# is NVLink with # links; SYS crosses between processors.
+# From nearest to farthest, as in the legend of nvidia-smi. NV#: NVLink with # links. SYS: crosses between CPU sockets.
 DISTANCES = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
-Links = dict[tuple[str, str], str]  # the distance of every pair of GPUs, in both orders
+Links = dict[tuple[str, str], str]  # the distance between each pair of GPUs, in both orders
 WORKER = ["-m", "gpt2_repro.preflight.links"]
-NUMBERS = 16 * 2**20  # fp32: 64 MiB
+NUMBERS = 16 * 2**20  # fp32 numbers per process: 64 MiB
 ROUNDS = 20
-STARTING = 120.0  # seconds for all processes to import torch: eight on 2 cores took 20
-# Wrong sums come from peer to peer through an IOMMU (pytorch#84803), hangs from it too (NVIDIA/nccl#631, #2079).
+STARTING = 120.0  # seconds for all processes to import torch; 8 processes on 2 cores took 20 s
+# Peer-to-peer transfers through an IOMMU can cause wrong sums (pytorch#84803) and hangs (NVIDIA/nccl#631, #2079).
 WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
 
 
 def parse_topology(text: str) -> Links:
-    """Parse the output of `nvidia-smi topo -m`; colours, network cards and the legend are skipped.
+    """Return the GPU distances in the output of `nvidia-smi topo -m`.
 
-    One GPU has a link to itself only. Raises UserError if the text is something else.
+    Colour codes, network cards and the legend are ignored. A single GPU has only the distance `X` to itself.
+    Raises UserError if the text is not such an output.
     """
     lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     header = next((line for line in lines if re.match(r"\s*GPU0(\s|$)", line)), "X")
     if "X" in header.split():
-        raise UserError("this is not the output of `nvidia-smi topo -m`: no line of columns begins with GPU0")
+        raise UserError("No header line with GPU0 found. Pass the complete output of `nvidia-smi topo -m`.")
     columns = re.findall(r"\b(?:GPU|NIC)\d+\b|\bmlx\d+_\w+\b", header.partition("CPU Affinity")[0])
     gpus = [name for name in columns if name.startswith("GPU")]
     rows = {line.split()[0]: line.split()[1:] for line in lines[lines.index(header) + 1 :]}
@@ -44,36 +48,37 @@ def parse_topology(text: str) -> Links:
         cells = dict(zip(columns, rows.get(one, []), strict=False))
         distance = re.sub(r"\d+$", "", cells.get(other, "missing"))
         if distance not in (*DISTANCES, "X"):
-            raise UserError(f"the link of {one} and {other} is {distance}, not {', '.join(DISTANCES)}: pass all lines")
+            raise UserError(f"Link of {one} and {other} is {distance}, not {', '.join(DISTANCES)}. Pass all lines.")
         links[one, other] = distance
     return links
 
 
 def advice(links: Links) -> tuple[bool, str]:
-    """Return whether the links are good, and what they mean for NCCL."""
+    """Return whether the GPU links are good, and a sentence with advice for NCCL."""
     found = [name for name in DISTANCES if name in links.values()]
     if not found:
-        return True, "one GPU: nothing to connect"
+        return True, "only one GPU"
     gpus = dict.fromkeys(one for one, _ in links)
-    all_of_them = f"{len(gpus)} GPUs by {' and '.join(found)}"
+    all_of_them = f"{len(gpus)} GPUs connected by {' and '.join(found)}"
     if "SYS" not in found:
-        slower = "" if found == ["NV"] else "; expect less MFU than with NVLink"
-        return True, f"{all_of_them}: set no NCCL variable{slower}"
-    # Groups of GPUs that reach each other without the link between processors, the largest first.
+        slower = "" if found == ["NV"] else "; expect a lower MFU than with NVLink"
+        return True, f"{all_of_them}: no NCCL variables are needed{slower}"
+    # Groups of GPUs that are connected without the link between CPU sockets, largest group first.
     near = dict.fromkeys(tuple(other for other in gpus if links[gpu, other] != "SYS") for gpu in gpus)
     groups = sorted(near, key=len, reverse=True)
     parts = " | ".join(" ".join(group) for group in groups)
-    # The largest power of two divides the tokens of a step.
+    # Use a power of two, because it divides the tokens per step.
     usable = 1 << (len(groups[0]).bit_length() - 1)
     numbers = ",".join(name.removeprefix("GPU") for name in groups[0][:usable])
-    together = f"; close together: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {usable}" if usable > 1 else ""
-    return False, f"{all_of_them} in groups {parts}; if a run or --dist hangs, set NCCL_P2P_DISABLE=1{together}"
+    together = f"; nearest GPUs: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {usable}" if usable > 1 else ""
+    return False, f"{all_of_them}, in groups {parts}; if a run or --dist hangs, set NCCL_P2P_DISABLE=1{together}"
 
 
 def measure(seconds: float) -> None:
-    """Sum numbers that depend on rank and place, compare every result, and let rank 0 print the speed.
+    """Time and verify an all-reduce on this process; rank 0 prints the speed in GB/s.
 
-    Ends the process with an error line if a sum is wrong, or `seconds` after all processes have met.
+    The summed numbers depend on the rank and the position, and each result is compared with the expected sum. The
+    process exits with code 3 and an error line if a sum is wrong or if the sums take longer than `seconds`.
     """
     import torch
     import torch.distributed as dist
@@ -84,13 +89,13 @@ def measure(seconds: float) -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
-    late = f"no sum within {seconds:.0f} s: the processes do not reach each other"
+    late = f"no sum within {seconds:.0f} s: the processes cannot communicate"
     timer = threading.Timer(seconds, _fail, [late])
     timer.daemon = True
     timer.start()
     processes = dist.get_world_size()
     places = torch.arange(NUMBERS, device=device, dtype=torch.float32) % 1024
-    # Small whole numbers: their sums are exact in fp32 in any order.
+    # Sums of small integers are exact in fp32, in any order.
     expected = places * processes + processes * (processes - 1) / 2
     fastest = float("inf")
     for _ in range(ROUNDS):
@@ -102,40 +107,49 @@ def measure(seconds: float) -> None:
             torch.cuda.synchronize()
         fastest = min(fastest, time.perf_counter() - began)
         if wrong := int((numbers != expected).sum()):
-            _fail(f"rank {rank} has {wrong:,} wrong numbers: the links corrupt data")
+            _fail(f"rank {rank} has {wrong:,} wrong numbers: the GPU links corrupt data")
     dist.barrier()
     if rank == 0:
-        moved = 2 * (processes - 1) / processes * NUMBERS * 4  # of each process, in a ring
+        moved = 2 * (processes - 1) / processes * NUMBERS * 4  # bytes per process in a ring all-reduce
         sys.stdout.write(f"{moved / fastest / 1e9:.1f} GB/s\n")
     timer.cancel()
     dist.destroy_process_group()
 
 
 def _fail(reason: str) -> None:
-    """End this process at once; a hanging collective would block a normal exit."""
-    os.write(1, f"error: {reason}\n".encode())  # one write, because all processes share the output
+    """Print an error line and exit immediately with code 3.
+
+    A normal exit would wait for the hanging collective.
+    """
+    os.write(1, f"error: {reason}\n".encode())  # a single write: all processes share the output
     os._exit(3)
 
 
 def check_all_reduce(processes: int, *, seconds: float) -> Finding:
-    """Sum over so many processes. If GPUs fail, try again without peer to peer."""
+    """Run the all-reduce check on `processes` processes.
+
+    If it fails on GPUs, it is repeated with NCCL_P2P_DISABLE=1 to find the cause.
+
+    Args:
+        seconds: time limit of the sums, not counting the start of the processes.
+    """
     about = f"sum over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:
-        return Finding("✓", about, f"{speed}, every number right")
-    fix = "see `nvidia-smi topo -m` and `dmesg`, or rent another machine"
+        return Finding("✓", about, f"{speed}, all results correct")
+    fix = "look at `nvidia-smi topo -m` and `dmesg`, or rent another machine"
     if shutil.which("nvidia-smi") and _attempt(processes, seconds, **WITHOUT_P2P)[0]:
-        fix = "it works with NCCL_P2P_DISABLE=1, more slowly: export that before the run"
+        fix = "it works without peer-to-peer transfers, but slower: set NCCL_P2P_DISABLE=1 for the run"
     return Finding("✗", about, f"{trouble}; {fix}")
 
 
 def _attempt(processes: int, seconds: float, **variables: str) -> tuple[str, str]:
-    """Return the speed, or '' and what went wrong."""
+    """Run the all-reduce once and return (speed, error), one of them an empty string."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     limit = STARTING + seconds
     code, said = run_to_end([*launcher, *WORKER, str(seconds)], seconds=limit, **variables)
     if code is None:
-        return "", f"not done in {limit:.0f} s"
+        return "", f"not finished after {limit:.0f} s"
     speed = re.search(r"^[\d.]+ GB/s$", said, re.MULTILINE)
     return (speed[0], "") if code == 0 and speed else ("", last_words(said))
 

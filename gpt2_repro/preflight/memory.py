@@ -1,7 +1,7 @@
-"""Estimate the memory of a training pass, and find the largest micro-batch that fits.
+"""Estimate GPU memory for training, and find the largest micro-batch that fits.
 
-It is found with the real command in fresh processes (llm.c, discussion 481). The tokens per step do not change:
-accumulation is derived.
+The search runs the real training command in new processes (llm.c, discussion 481). The tokens per step stay the same,
+because the gradient accumulation is derived from the micro-batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,37 +13,39 @@ from gpt2_repro.preflight.processes import last_words, run_to_end
 OUT_OF_MEMORY = (
     *("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
     *("can't allocate memory", "not enough memory", "MemoryError"),
-    "Signal 9 (SIGKILL)",  # a launcher's message if the kernel killed a process
+    "Signal 9 (SIGKILL)",  # message of a launcher after the kernel killed a process
 )
 
 
 class MemoryTrial(NamedTuple):
-    """A setting to attempt: the micro-batch, and whether activation checkpointing is on."""
+    """A memory setting to try: micro-batch, with or without activation checkpointing."""
 
     micro_batch: int
     checkpointing: bool = False
 
     @property
     def options(self) -> list[str]:
-        """The command-line options of the setting."""
+        """The command-line options of this memory setting."""
         words = ["--per_device_train_batch_size", str(self.micro_batch)]
         return [*words, "--activation_checkpointing"] if self.checkpointing else words
 
 
-# Bytes saved for the backward pass, per token, block and unit of width: eager, under bf16 autocast, with the shapes of the
-# recipes (benchmarks/saved_bytes.py, with two and four blocks). Compiled code saves up to a tenth less.
+# Bytes saved for the backward pass, per token, block and unit of width. Measured in eager mode under bf16 autocast
+# with the shapes of the recipes (benchmarks/saved_bytes.py, two and four blocks). Compiled code saves up to 10 % less.
 SAVED_BYTES = {"gpt2": 36, "llama": 56, "mixtral": 92}
-CONTEXT_BYTES = 1.5e9  # CUDA context and buffers of collectives
-USABLE = 0.95  # share of a GPU's memory; the allocator loses the rest to fragmentation
+CONTEXT_BYTES = 1.5e9  # CUDA context and communication buffers
+USABLE = 0.95  # share of a GPU's memory that can be used; the rest is lost to fragmentation in the allocator
 
 
 class MemoryEstimate(NamedTuple):
-    """The memory of one GPU in a training step. With document masks, dropout or eager attention it is more.
+    """An estimate of the memory that one GPU needs in a training step.
+
+    Document masks, dropout and eager attention need more memory than estimated.
 
     Args:
-        saved: see SAVED_BYTES; twice that in fp32.
-        ranks: over which the optimizer is divided.
-        chunk: tokens whose logits are held at a time.
+        ranks: number of processes that the optimizer state is divided over.
+        chunk: number of tokens whose logits are in memory at the same time.
+        saved: bytes saved for the backward pass (SAVED_BYTES; twice that in fp32).
     """
 
     parameters: int
@@ -56,26 +58,31 @@ class MemoryEstimate(NamedTuple):
     saved: int
 
     def bytes_of(self, trial: MemoryTrial) -> float:
-        """Return the bytes that a micro-batch takes."""
+        """Return the memory in bytes that a training step with this setting needs."""
         tokens = trial.micro_batch * self.sequence_length
-        # A weight and its gradient in bf16 and the gradient's fp32 sum, or both in fp32; then master, m and v.
+        # 8 bytes: weight and gradient in bf16 plus the fp32 gradient sum, or weight and gradient in fp32.
+        # 12 bytes, divided over the ranks: fp32 master weight and the two Adam moments.
         states = self.parameters * (8 + 12 / self.ranks)
-        # With checkpointing: an fp32 input per block, and one block that is computed again. 8 for embedding and head.
+        # With checkpointing: the fp32 input of each block, and one block that is recomputed. 8: embedding and head.
         blocks = self.saved + 4 * self.n_layer if trial.checkpointing else self.saved * self.n_layer
         activations = tokens * self.n_embd * (blocks + 8)
-        # Two chunks of logits meet: the old one in fp32 and its bf16 gradient, the new one in bf16 and fp32.
+        # 12 bytes: the old chunk of logits (fp32) and its gradient (bf16), and the new chunk (bf16 and fp32).
         logits = 12 * min(tokens, self.chunk) * self.vocab_size
         return states + activations + logits + CONTEXT_BYTES
 
     def fits(self, trial: MemoryTrial, memory_bytes: float) -> bool:
-        """Whether a micro-batch fits in the memory of a GPU."""
+        """Return whether a memory setting fits in `memory_bytes` of GPU memory."""
         return self.bytes_of(trial) <= USABLE * memory_bytes
 
     def largest(self, most: MemoryTrial, rows: int, memory_bytes: float) -> MemoryTrial | None:
-        """Return the largest trial that fits, up to `most`; with activation checkpointing only if none fits without.
+        """Return the setting with the largest micro-batch that fits, or None.
+
+        Activation checkpointing is added only if no micro-batch fits without it.
 
         Args:
-            rows: of a device and step; a micro-batch divides them.
+            most: the largest micro-batch to consider, and whether activation checkpointing is on already.
+            rows: rows per process and optimizer step. The micro-batch must divide them.
+            memory_bytes: memory of one GPU.
         """
         sizes = [size for size in range(min(most.micro_batch, rows), 0, -1) if rows % size == 0]
         trials = [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
@@ -83,7 +90,11 @@ class MemoryEstimate(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of an attempt. `said`: the error if it failed for another reason than memory."""
+    """The result of trying a memory setting.
+
+    Args:
+        said: the error message if the result is "failed".
+    """
 
     trial: MemoryTrial
     result: Literal["fits", "out of memory", "failed"]
@@ -91,13 +102,17 @@ class Outcome(NamedTuple):
 
 
 def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
-    """Attempt rungs until the largest that fits is known, or one fails for another reason than memory.
+    """Try micro-batches until the largest that fits is known, and return all outcomes.
 
-    From `start` up to `most` by doubling, or down by halving. If none fits, down from `start` with activation checkpointing,
-    which costs a third of the speed.
+    The search starts at `start`. If that fits, the micro-batch is doubled up to `most`. Otherwise it is halved. If not
+    even one row fits, the search starts again with activation checkpointing, which costs a third of the speed. The
+    search stops at an error that is not about memory.
 
     Args:
-        rows: of a device and step; a micro-batch divides them.
+        start: micro-batch of the first attempt.
+        most: largest micro-batch.
+        rows: rows per process and optimizer step. The micro-batch must divide them.
+        attempt: function that tries one setting.
     """
     ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
     while ladder[-1] > 1:
@@ -117,18 +132,24 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
 
 
 def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
-    """Return the last trial that fits; None if none fits."""
+    """Return the last memory setting that fits, or None if no setting fits."""
     return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
 
 
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
-    """Run the command with the options of a trial in a fresh process, which frees all memory at its end."""
+    """Try a memory setting: run `command` with its options in a new process.
+
+    A new process frees all memory when it ends.
+
+    Args:
+        seconds: time limit. A command that takes longer counts as failed.
+    """
     code, said = run_to_end([*command, *trial.options], seconds=seconds)
     if code is None:
-        return Outcome(trial, "failed", f"not done in {seconds:.0f} s")
+        return Outcome(trial, "failed", f"not finished after {seconds:.0f} s")
     if code == 0:
         return Outcome(trial, "fits")
-    # The kernel kills a process that takes all memory of the machine.
+    # Exit codes -9 and 137: the kernel killed the process because the machine ran out of memory.
     if code in (-9, 137) or any(sign in said for sign in OUT_OF_MEMORY):
         return Outcome(trial, "out of memory")
     return Outcome(trial, "failed", last_words(said))

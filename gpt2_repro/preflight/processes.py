@@ -1,4 +1,4 @@
-"""Run commands that never outlive this process."""
+"""Run commands and end all their processes when this process ends."""
 
 import contextlib
 import os
@@ -15,20 +15,21 @@ import psutil
 
 
 def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> tuple[int | None, str]:
-    """Run a command and return its exit code, None if it took longer than `seconds`, and its output.
+    """Run a command and return its exit code and output.
 
-    Every process that it has started is killed at the end, also if this process is interrupted.
+    The exit code is None if the command took longer than `seconds`. At the end all processes that the command started
+    are killed, even if this process is interrupted.
 
     Args:
-        variables: additions to the environment.
+        variables: additional environment variables.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # By an exception, so that everything is cleaned up.
+        # End this process by an exception (SystemExit), so that the `finally` blocks run.
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         log = Path(scratch, "log")
         environment = {**os.environ, **variables, "TMPDIR": scratch}
-        # In a session of its own: Ctrl-C reaches this process only, which then ends the others.
+        # A new session: Ctrl-C reaches only this process, which then ends the command.
         options: dict[str, Any] = {"env": environment, "stderr": subprocess.STDOUT, "start_new_session": True}
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, **options) as process:
             try:
@@ -41,14 +42,17 @@ def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> t
 
 
 def last_words(said: str) -> str:
-    """Return the line with the error. A launcher writes its own traceback after it."""
+    """Return the line of a command's output that contains the error.
+
+    A launcher prints a traceback after that line. Without an error line, the last line is returned.
+    """
     lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
-    telling = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]
-    return (telling or lines[-1:] or ["no output"])[0]
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]
+    return (errors or lines[-1:] or ["no output"])[0]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # The workers of a launcher have their own sessions.
+    # Kill each child: the workers of a launcher run in separate sessions.
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

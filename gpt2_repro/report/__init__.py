@@ -1,1 +1,1 @@
-"""Reads run folders and writes what a person looks at: curves, tables, samples, one page."""
+"""Reports of run directories: curves, tables and samples on one HTML page."""

@@ -1,10 +1,11 @@
-"""Write curves, tables and samples of one or several runs to an HTML file, and print the main numbers.
+"""Write an HTML report of one or more runs and print their main numbers.
 
     python -m gpt2_repro.report runs/demo
     python -m gpt2_repro.report runs/gpt2_124m runs/gpt2_124m_edu -o report.html
-    python -m gpt2_repro.report runs/gpt2_124m --check        is it healthy? exit code 1 if it is not
+    python -m gpt2_repro.report runs/gpt2_124m --check        exit with code 1 if the run is not healthy
 
-It reads only the run folder, so it also works for a run in progress, or for a copy from another machine.
+The report contains curves, tables and samples. Only the files of the run directory are read, so the command also
+works for a run in progress and for a run directory copied from another machine.
 """
 
 import datetime
@@ -20,14 +21,14 @@ from gpt2_repro.report.tables import why_not_comparable
 
 
 def main(argv: list[str]) -> None:
-    """Read the runs, write the page, print the summary."""
+    """Read the runs, write the HTML page and print a summary of each run."""
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder, the --output_dir of train.py")
-    where = (
-        "write this one file (default: RUN/report.html, for several runs report.html here, and the figures as PNGs)"
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="Run directory, the --output_dir of train.py."
     )
+    where = "Write only this HTML file. (default: RUN/report.html, or ./report.html for several runs, and PNG figures)"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
-    parser.add_argument("--check", action="store_true", help="write nothing, say whether the runs are healthy")
+    parser.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
     options = parser.parse(argv)
     runs = [read_run(path) for path in options.runs]
     if options.check:
@@ -36,11 +37,11 @@ def main(argv: list[str]) -> None:
         sys.exit(any(sign.mark == "✗" for sign in found))
     output = options.output or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
     if output.is_dir():
-        raise UserError(f"{output} is a folder. Pass -o {output / 'report.html'}")
+        raise UserError(f"{output} is a folder. Pass -o {output / 'report.html'}.")
     if output.suffix not in (".html", ".htm"):
-        raise UserError(f"{output} is not an .html file. Pass -o {output.with_suffix('.html')}")
+        raise UserError(f"{output} is not an .html file. Pass -o {output.with_suffix('.html')}.")
 
-    # matplotlib takes a second to load; a wrong path is reported first.
+    # Imported here because matplotlib takes a second to load: a wrong path is reported before that.
     from gpt2_repro.report.page import summary, write_page
 
     write_page(runs, output, folder=None if options.output else output.with_suffix(""))

@@ -1,4 +1,4 @@
-"""Check whether a run is healthy, from the files it has written."""
+"""Check whether a run is healthy, based on the files in its run directory."""
 
 import datetime
 import itertools
@@ -15,53 +15,57 @@ from gpt2_repro.run_record.layout import STATUS
 from gpt2_repro.typed_json import is_number
 
 
-SILENT_SECONDS = 900  # without an update of the status of a running run
-RECENT = 20  # lines of the log
-MUCH_WAITING = 0.05  # of the training time, for rows
-RISES = 3  # validations in a row, each worse than the one before it
-ABOVE_BEST = 0.5  # nats that the smoothed training loss may lie above its lowest value
-STEPS = 100  # time constant of the smoothing
+SILENT_SECONDS = 900  # a running run without a status update for this long counts as hung or killed
+RECENT = 20  # number of training events used for the speed and the waiting time
+MUCH_WAITING = 0.05  # share of the training time spent waiting for rows
+RISES = 3  # consecutive validations, each with a higher loss than the previous one
+ABOVE_BEST = 0.5  # nats by which the smoothed training loss may exceed its lowest value
+STEPS = 100  # time constant of the smoothing, in optimizer steps
 
 
 class Sign(NamedTuple):
-    """One line of the check: ✓ good, ! worth a look, ✗ not healthy."""
+    """One line of the health check: ✓ good, ! worth a look, ✗ not healthy."""
 
     mark: Literal["✓", "!", "✗"]
     words: str
 
 
 def signs(run: Run, now: datetime.datetime) -> list[Sign]:
-    """Return the signs of a run's health. `now` has a time zone."""
+    """Return the results of all health checks of a run.
+
+    Args:
+        now: the current time, with a time zone.
+    """
     return [_state(run, now), *_losses(run), *_reference(run), *_speed(run)]
 
 
 def _state(run: Run, now: datetime.datetime) -> Sign:
     said = f"{run.name}: {run.status.state}, {progress(run)}"
     if run.status.state in ("failed", "diverged"):
-        return Sign("✗", f"{said}: {run.status.reason or 'no reason is recorded'}")
+        return Sign("✗", f"{said}: {run.status.reason or 'no reason was recorded'}")
     if run.status.state == "running" and run.status.updated:
         with reading(run.path / STATUS):
             silent = (now - datetime.datetime.fromisoformat(run.status.updated)).total_seconds()
         if silent > SILENT_SECONDS:
-            return Sign("✗", f"{said}, last update {duration(silent)} ago: it hangs or was killed")
+            return Sign("✗", f"{said}, last status update {duration(silent)} ago: the run hangs or was killed")
     return Sign("✓" if run.status.state in ("running", "complete") else "!", said)
 
 
 def _losses(run: Run) -> list[Sign]:
     found = []
     if steps := run.non_finite_steps:
-        found.append(Sign("✗", f"the loss was not finite at {len(steps)} steps, the last one {steps[-1]:,}"))
+        found.append(Sign("✗", f"the loss was not finite at {len(steps)} steps, most recently at step {steps[-1]:,}"))
     validation = [row["eval_loss"] for row in run.validation if isinstance(row.get("eval_loss"), int | float)]
     training = [row for row in run.training if is_number(row["loss"])]
     trends = (rising_validation(validation), risen_training_loss(training))
     found += [Sign("✗", trend) for trend in trends if trend]
     if skipped := values(run.training, "updates_skipped"):
-        found.append(Sign("!", f"{skipped[-1]:,.0f} updates were skipped"))
+        found.append(Sign("!", f"{skipped[-1]:,.0f} optimizer updates were skipped"))
     return found
 
 
 def _reference(run: Run) -> list[Sign]:
-    """Judge the last validation that has a band."""
+    """Compare the newest validation loss with the published range at its step."""
     measured = [row for row in run.validation if run.environment.reference and is_number(row.get("eval_loss"))]
     judged = [(int(row["step"]), row["eval_loss"]) for row in measured if band(int(row["step"]))]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
@@ -73,21 +77,23 @@ def _speed(run: Run) -> list[Sign]:
         return []
     said = f"{statistics.median(speeds):,.0f} tokens/s"
     if waits and (wait := statistics.median(waits)) > MUCH_WAITING:
-        fix = "use more --dataloader_num_workers, or a faster disk"
-        return [Sign("!", f"{said}, {wait:.0%} of the time waiting for rows: {fix}")]
+        fix = "increase --dataloader_num_workers or use a faster disk"
+        return [Sign("!", f"{said}, {wait:.0%} of the time spent waiting for rows: {fix}")]
     return [Sign("✓", said)]
 
 
 def rising_validation(losses: Sequence[float]) -> str | None:
-    """Return a message if each of the last RISES validation losses is worse than the one before it."""
+    """Return a message if the validation loss rose RISES times in a row, else None."""
     last = losses[-RISES - 1 :]
     if len(last) <= RISES or not all(later > earlier for earlier, later in itertools.pairwise(last)):
         return None
-    return f"the validation loss has risen {RISES} times in a row, from {last[0]:.4f} to {last[-1]:.4f}"
+    return f"the validation loss rose {RISES} times in a row, from {last[0]:.4f} to {last[-1]:.4f}"
 
 
 def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return a message if the smoothed training loss is more than ABOVE_BEST above its lowest value.
+    """Return a message if the smoothed training loss is far above its lowest value.
+
+    The limit is ABOVE_BEST nats. The result is None if the loss stays within it.
 
     Args:
         rows: training events with a finite `loss`, ordered by step.
@@ -101,4 +107,4 @@ def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
         best = min(best, smoothed)
     if smoothed - best <= ABOVE_BEST:
         return None
-    return f"the training loss over the last {STEPS} steps is {smoothed:.4f}, {best:.4f} at its best"
+    return f"the training loss, smoothed over {STEPS} steps, is {smoothed:.4f}; its lowest value was {best:.4f}"

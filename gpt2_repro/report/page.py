@@ -1,4 +1,7 @@
-"""Write the report: a self-contained HTML file without scripts or external fonts, and lines for the terminal."""
+"""Write the report as one HTML file, and return a summary for the terminal.
+
+The HTML file is self-contained: it has no scripts and no external fonts.
+"""
 
 import base64
 import datetime
@@ -16,15 +19,16 @@ from gpt2_repro.report.plots import Picture, overlay_figures, run_figures
 from gpt2_repro.report.read import Run
 
 
-# Key numbers that the page has and the terminal does not show.
+# Key numbers that are shown on the page only, not in the terminal.
 ON_THE_PAGE = ("parameters", "tokens", "tokens/s (median)", "padding (median)")
-SAMPLE_CHARACTERS = 300  # in the terminal
+SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
 def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
-    """Write the page to `output`, and its figures also as PNG files to `folder`, if there is one.
+    """Write the HTML page of the runs to `output`.
 
-    With several runs each has a subfolder.
+    Args:
+        folder: write the figures as PNG files to this folder too. With several runs, each run gets a subfolder.
     """
     labels, several = label_runs(runs), len(runs) > 1
     figures = [run_figures(run) for run in runs]
@@ -51,7 +55,11 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
 
 
 def label_runs(runs: Sequence[Run]) -> list[str]:
-    """Return each run's folder name or, if two are equal, the paths below the folder that contains them all."""
+    """Return one distinct label per run.
+
+    The labels are the names of the run directories. If two names are equal, the labels are the paths relative to the
+    nearest folder that contains all runs.
+    """
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
@@ -69,11 +77,15 @@ def _write(path: Path, content: bytes) -> None:
     try:
         write_whole(path, content)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; name another file with -o report.html") from None
+        raise UserError(f"Cannot write {path}: {error.strerror}. Pass another file with -o report.html.") from None
 
 
 def summary(run: Run, page: Path) -> list[str]:
-    """Return state, key numbers, main scores, missing parts and newest sample of a run, and the path of its page."""
+    """Return the summary of a run as lines for the terminal.
+
+    It contains the state, key numbers, main scores, missing parts and newest sample of the run, and the path of its
+    HTML page.
+    """
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
@@ -84,7 +96,7 @@ def summary(run: Run, page: Path) -> list[str]:
     if run.comparison and run.comparison.rows:
         lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run, brief=True))), ""]
     if limit := run.comparison and run.comparison.limit:
-        lines.append(f"  scored on the first {limit} examples of each task: do not compare with published numbers")
+        lines.append(f"  Only the first {limit} examples per task were scored: do not compare with published scores.")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
     if run.samples:
         newest = max(run.samples, key=lambda sample: sample["step"])

@@ -1,4 +1,4 @@
-"""Figures of runs as PNG bytes, each with its caption. The page scales them to its width."""
+"""Figures of runs as PNG bytes with captions. The page scales them to its width."""
 
 import functools
 import io
@@ -19,12 +19,12 @@ from gpt2_repro.report.tables import baseline_losses, hellaswag_lines
 from gpt2_repro.typed_json import is_number
 
 
-# The colour-blind-safe palette of Okabe and Ito without yellow, which is faint on white.
+# The colour-blind-safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#a4262c", "#a0508a", "#56b4e9"
 GREY = "#5a5f66"
 RUN_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 STYLE: dict[Any, Any] = {
-    "figure.figsize": (4.8, 3.1),  # small enough that its text is readable on a phone
+    "figure.figsize": (4.8, 3.1),  # inches; small, so that the text is readable on a phone
     "figure.dpi": 220,
     "figure.constrained_layout.use": True,
     "font.size": 9,
@@ -37,23 +37,26 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "axes.xmargin": 0.02,
 }
-CUT = " The steep beginning lies above the frame."
-End = tuple[float, str, str]  # where a curve ends, its label, its colour
+CUT = " The steep first part of the curve is above the frame and not shown."
+End = tuple[float, str, str]  # a curve's last value, its label and its colour
 
 
 class Picture(NamedTuple):
-    """A figure and its caption, which describes only what the figure shows."""
+    """A figure as PNG bytes, and a caption that describes only the drawn elements."""
 
     png: bytes
     caption: str
 
 
 def run_figures(run: Run) -> dict[str, Picture]:
-    """Return the figures of one run by file name, without those for which nothing is logged."""
+    """Return the figures of one run, by file name without extension.
+
+    Figures without logged data are omitted.
+    """
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
         "loss": (_draw_loss, losses),
-        "reference": (_draw_reference, _beside_reference(run)),
+        "reference": (_draw_reference, _reference_differences(run)),
         "hellaswag": (lambda figure, run: _draw_hellaswag(figure, [run], [run.name]), run.hellaswag),
         "learning_rate": (_draw_learning_rate, points(run.training, "learning_rate")[0]),
         "throughput": (_draw_throughput, points(run.training, "tokens_per_second")[0]),
@@ -62,7 +65,7 @@ def run_figures(run: Run) -> dict[str, Picture]:
 
 
 def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
-    """Return the figures that compare several runs: validation loss and HellaSwag over tokens."""
+    """Return figures that compare the validation loss and HellaSwag of several runs."""
     figures = {}
     if any(run.validation for run in runs):
         figures["loss"] = render(lambda figure: _draw_overlay(figure, runs, labels))
@@ -72,30 +75,40 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Pic
 
 
 def render(draw: Callable[[Figure], str]) -> Picture:
-    """Draw a figure with a function that returns its caption."""
+    """Return a figure and its caption, drawn by a function that returns the caption."""
     with matplotlib.rc_context(STYLE):
         figure, buffer = Figure(facecolor="white"), io.BytesIO()
         caption = draw(figure)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # a name in a script that the font lacks is drawn as boxes
+            warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
             figure.savefig(buffer, format="png")
     return Picture(buffer.getvalue(), caption)
 
 
 def legend(axes: Axes, columns: int = 2) -> None:
-    """Place the legend above the axes."""
+    """Draw the legend of the axes above them."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the centred mean over a fiftieth of the values; the window shrinks at both ends."""
+    """Return the centred moving average of the values.
+
+    The window covers a fiftieth of the values. It shrinks at both ends.
+    """
     half, last = max(1, len(values) // 100), len(values) - 1
     reaches = [min(half, place, last - place) for place in range(len(values))]
     return [statistics.fmean(values[i - reach : i + reach + 1]) for i, reach in enumerate(reaches)]
 
 
 def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> str:
-    """Cut off the steep beginning of long curves, so that the rest is not a flat line, and return a caption for it."""
+    """Exclude the steep first part of long curves from the frame of the axes.
+
+    Otherwise the rest of a curve would look like a flat line. The frame stays unchanged if all curves have fewer than
+    20 points, or if the values after the first 5 % of the tokens span at least a third of the complete range.
+
+    Returns:
+        A sentence for the caption, or an empty string if nothing was excluded.
+    """
     later = [y for xs, ys in curves for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
     every = [y for _, ys in curves for y in ys]
     is_long = max((len(ys) for _, ys in curves), default=0) >= 20
@@ -106,13 +119,16 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
 
 
 def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> list[str]:
-    """Label the axis of tokens, draw horizontal references, and label lines and curve ends at the right edge.
+    """Label the token axis, the references and the ends of the curves.
 
-    Returns the names of the references inside the frame.
+    The references are drawn as dashed horizontal lines. All labels are placed at the right edge.
+
+    Returns:
+        The names of the references inside the frame.
     """
     axes.set_xlabel("tokens trained")
     axes.xaxis.set_major_formatter(_thousands())
-    if axes.dataLim.x1 <= 0:  # validated before the first step only
+    if axes.dataLim.x1 <= 0:  # the only validation was before the first step
         axes.set_xlim(0, 1)
     for name, value in references.items():
         axes.axhline(value, color=GREY, linewidth=1, linestyle=(0, (5, 3)))
@@ -121,23 +137,23 @@ def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: s
     lowest = float("-inf")
     for value, text, colour in sorted(end for end in ends if bottom <= end[0] <= top):
         place = max((value - bottom) / (top - bottom), lowest)
-        lowest = place + 0.06  # the height of a label, as a fraction of the axes
+        lowest = place + 0.06  # height of a label, as a fraction of the axes
         place_text = ("axes fraction", "offset points")
         axes.annotate(text, (1, place), (6, 0), *place_text, va="center", color=colour, fontsize=8)
     return [name for name, value in references.items() if bottom <= value <= top]
 
 
 def _thousands() -> EngFormatter:
-    """Format numbers as `200 M` and `1.5 B`, not `1.5 G`."""
+    """Return a formatter that writes numbers as `200 M` and `1.5 B` (not `1.5 G`)."""
     formatter = EngFormatter(sep=" ")
     formatter.ENG_PREFIXES = {**EngFormatter.ENG_PREFIXES, 3: "K", 9: "B"}
     return formatter
 
 
 def _plot(axes: Axes, run: Run, key: str, colour: str) -> list[float]:
-    """Draw a thin curve of a key of the training events, and return its values."""
+    """Draw a thin curve of one key of the training events, and return its values."""
     tokens, values = points(run.training, key)
-    # A line alone does not show a few points.
+    # With fewer than 10 points a line is hard to see, so markers are added.
     axes.plot(tokens, values, color=colour, linewidth=0.8, marker="." if len(tokens) < 10 else "")
     return values
 
@@ -148,7 +164,7 @@ def _draw_loss(figure: Figure, run: Run) -> str:
     caption = "Nats per token; lower is better."
     if losses := _plot(axes, run, "loss", SKY):
         axes.plot(curves[0][0], smooth(losses), color=BLUE, linewidth=1.8, label="training, smoothed")
-        caption += " Thin line: training loss of each logged step. Bold line: its moving mean."
+        caption += " Thin line: training loss at each logged step. Bold line: its moving average."
     _draw_band(axes, _band_of(run))
     ends: list[End] = []
     sets = {"validation": "eval_loss"} | {name: f"eval_{name}_loss" for name in run.further_sets}
@@ -156,12 +172,12 @@ def _draw_loss(figure: Figure, run: Run) -> str:
         tokens, losses = points(run.validation, key)
         curves.append((tokens, losses))
         if tokens:
-            # The further sets are labelled at the right edge only.
+            # Only the main validation set is in the legend; the other sets are labelled at the right edge.
             label = name if key == "eval_loss" else None
             axes.plot(tokens, losses, "o", color=colour, markersize=4, label=label)
             ends.append((losses[-1], f"{name[:13]} {losses[-1]:.3f}", colour))
     if ends:
-        caption += f" Dots: {'validation sets' if len(ends) > 1 else 'validation'}."
+        caption += f" Dots: loss on the validation {'sets' if len(ends) > 1 else 'split'}."
     axes.set_ylabel("loss (nats per token)")
     caption += leave_out_beginning(axes, [curve for curve in curves if curve[0]])
     shown = _finish(axes, ends, run.reference_losses | baseline_losses(run))
@@ -170,33 +186,39 @@ def _draw_loss(figure: Figure, run: Run) -> str:
 
 
 def _explain(axes: Axes, run: Run, shown: Sequence[str]) -> str:
-    """Return a caption for the references in a figure of losses."""
+    """Return the caption for the reference lines in a figure of losses."""
     counting = [name for name in shown if name in run.reference_losses]
-    caption = f" Dashed, {' and '.join(counting)}: models that count training tokens." if counting else ""
+    caption = f" Dashed, {' and '.join(counting)}: n-gram models built from the training split." if counting else ""
     for name in baseline_losses(run).keys() & {*shown}:
-        measured = f"{run.diagnosis['models'][1]['name']}, from the difference that the diagnosis measured"
-        published = "OpenAI's model on this validation set, as published"
+        measured = f"{run.diagnosis['models'][1]['name']}, based on the difference measured by the diagnosis"
+        published = "published loss of OpenAI's model on this validation set"
         caption += f" Dashed, {name}: {measured if name == 'baseline' else published}."
     bottom, top = axes.get_ylim()
     visible = [low < top and high > bottom for _, low, high in _band_of(run)]
-    return caption + (" Green: the range of three public runs of llm.c." if sum(visible) > 1 else "")
+    return caption + (" Green band: the range of three published runs of llm.c." if sum(visible) > 1 else "")
 
 
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
-    """Return tokens, lowest and highest loss of the reference at each validation, if the run has a reference."""
+    """Return (tokens, lowest loss, highest loss) of the published runs per validation.
+
+    The result is empty if the run's recipe does not follow the published runs.
+    """
     rows = [row for row in run.validation if run.environment.reference and is_number(row.get("tokens"))]
     return [(row["tokens"], *limits) for row in rows if (limits := band(int(row["step"])))]
 
 
 def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None:
-    """Shade the band of a run's reference, if it has one."""
+    """Shade the range of losses of the published runs, if `limits` is not empty."""
     if limits:
         tokens, lows, highs = zip(*limits, strict=True)
         axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
 
 
-def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
-    """Return tokens, validation loss minus the middle of the band, and half of the band's width."""
+def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
+    """Return the run's validation losses relative to the range of the published runs.
+
+    Each item is (tokens, validation loss minus the middle of the range, half of the width of the range).
+    """
     losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))
     return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]
 
@@ -204,25 +226,25 @@ def _beside_reference(run: Run) -> list[tuple[float, float, float]]:
 def _draw_reference(figure: Figure, run: Run) -> str:
     """Draw the validation losses relative to the published runs."""
     axes = figure.subplots()
-    tokens, differences, halves = zip(*_beside_reference(run), strict=True)
+    tokens, differences, halves = zip(*_reference_differences(run), strict=True)
     lows = [-half for half in halves]
     axes.fill_between(tokens, lows, halves, color=GREEN, alpha=0.25, linewidth=0, label=f"{NAME}, three runs")
     axes.plot(tokens, differences, "o-", color=ORANGE, markersize=4, linewidth=1, label="this run")
-    # A single loss far outside must not reduce the band to a line.
+    # Fixed limits: a single loss far outside would make the band look like a line.
     limit = 4 * max(halves)
     axes.set_ylim(-limit, limit)
-    axes.set_ylabel("difference to the band (nats)")
+    axes.set_ylabel("difference (nats)")
     _finish(axes, [], {})
     legend(axes)
     return (
-        "Validation loss minus the middle of the range of three public runs of llm.c, which train the same recipe on "
-        "the same data (gpt2_repro/references.yaml). Shaded: their range."
-        + (" Some points lie outside of the frame." if max(map(abs, differences)) > limit else "")
+        "Validation loss minus the middle of the range of three published llm.c runs, which use the same recipe and "
+        "the same data (gpt2_repro/references.yaml). Shaded: the range of these runs."
+        + (" Some points are outside the frame." if max(map(abs, differences)) > limit else "")
     )
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[str], key: str) -> list[End]:
-    """Draw one curve per run and return its end."""
+    """Draw one curve per run, and return the end of each curve."""
     ends = []
     for number, rows in enumerate(curves):
         tokens, values = points(rows, key)
@@ -236,32 +258,32 @@ def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[s
 def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> str:
     axes = figure.subplots()
     ends = _draw_curves(axes, [run.hellaswag for run in runs], labels, "hellaswag_acc")
-    axes.set_ylabel("HellaSwag, accuracy")
+    axes.set_ylabel("HellaSwag accuracy")
     shown = _finish(axes, ends, _common([hellaswag_lines(run) for run in runs if run.hellaswag]), "{:.4f}")
     if len(runs) > 1:
         legend(axes)
     caption = (
-        "Accuracy during training in llm.c's completion style: the ending with the lowest loss per token. The "
-        "hellaswag of the evaluation rewrites the text and has other values."
+        "Accuracy during training in llm.c's completion style: the ending with the lowest loss per token is chosen. "
+        "The task hellaswag of the evaluation changes the text first, so its scores differ."
     )
-    return caption + (f" Dashed: {' and '.join(shown)} of the nearest size, as llm.c reports them." if shown else "")
+    return caption + (f" Dashed: {' and '.join(shown)} of the nearest size, as reported by llm.c." if shown else "")
 
 
 def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) -> str:
     axes = figure.subplots()
     _draw_curves(axes, [run.validation for run in runs], labels, "eval_loss")
     longest = max(runs, key=lambda run: len(_band_of(run)))
-    _draw_band(axes, _band_of(longest))  # one is enough
+    _draw_band(axes, _band_of(longest))  # the same band for all runs; this run covers most of it
     cut = leave_out_beginning(axes, [points(run.validation, "eval_loss") for run in runs])
     axes.set_ylabel("validation loss (nats per token)")
     shown = _finish(axes, [], _common([run.reference_losses | baseline_losses(run) for run in runs]))
     legend(axes)
-    same = "Runs compare only if they validate on the same text with the same tokenizer."
+    same = "Compare runs only if they validate on the same text with the same tokenizer."
     return f"Nats per token; lower is better. {same}{cut}{_explain(axes, longest, shown)}"
 
 
 def _common(lines: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the horizontal lines that all runs share."""
+    """Return the reference lines that all runs have in common."""
     return dict(set.intersection(*(set(its.items()) for its in lines)))
 
 
@@ -274,7 +296,7 @@ def _draw_learning_rate(figure: Figure, run: Run) -> str:
     upper.set_ylim(bottom=0)
     upper.ticklabel_format(axis="y", scilimits=(0, 0), useMathText=True)
     clip = mapping(run.recipe.get("training")).get("max_grad_norm")
-    caption = "Learning rate of each logged step."
+    caption = "Learning rate at each logged step."
     for axes in lower:
         _plot(axes, run, "grad_norm", PURPLE)
         axes.set_ylabel("gradient norm")
@@ -294,4 +316,4 @@ def _draw_throughput(figure: Figure, run: Run) -> str:
     shares = points(run.training, "mfu")[1]
     ends = [(median, f"MFU {statistics.median(shares):.1%}", GREY)] if shares else []
     _finish(axes, ends, {"median": median}, "{:,.0f}")
-    return f"Tokens per second of all processes together. Dashed: median{', with its model FLOPs utilization' if shares else ''}."
+    return f"Tokens per second of all processes. Dashed: median{', with model FLOPs utilization' if shares else ''}."

@@ -1,4 +1,4 @@
-"""Read a run directory, finished or not."""
+"""Read the files of a run directory, whether the run has finished or not."""
 
 import contextlib
 import dataclasses
@@ -22,19 +22,19 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run has written so far; the fields of missing files are empty."""
+    """The recorded data of one run. Fields whose files are missing are empty."""
 
     path: Path
     recipe_text: str
     recipe: dict[str, Any]
     environment: Environment
-    status: RunStatus  # what it lacks is from the last event and the plan
-    training: list[Row]  # one per step, in order
+    status: RunStatus  # values missing in the status file come from the last training event and the batch plan
+    training: list[Row]  # one row per step, in order
     validation: list[Row]
     samples: list[Row]
     comparison: Comparison | None
     diagnosis: dict[str, Any]
-    broken_lines: int  # of the metrics, without a last one cut short by a kill
+    broken_lines: int  # unreadable lines of the metrics file; a last line cut short by a kill is not counted
 
     @property
     def name(self) -> str:
@@ -42,51 +42,57 @@ class Run:
 
     @property
     def total_tokens(self) -> int:
-        """The planned tokens, 0 if unknown."""
+        """The number of tokens planned for the run, 0 if unknown."""
         return (self.status.max_steps or 0) * self.environment.plan.tokens_per_step
 
     @property
     def reference_losses(self) -> dict[str, float]:
-        """Losses of count models on the validation text, in nats per token, by the model's name."""
+        """Validation losses of n-gram models in nats per token, by the model's name."""
         losses = mapping(self.environment.data.get("reference_losses"))
         return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
 
     @property
     def hellaswag(self) -> list[Row]:
-        """The validations that scored HellaSwag."""
+        """The validation rows that contain a HellaSwag accuracy."""
         return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]
 
     @property
     def non_finite_steps(self) -> list[int]:
-        """The steps whose training loss was not finite."""
+        """The optimizer steps whose training loss was not finite."""
         return [row["step"] for row in self.training if not is_number(row["loss"])]
 
     @property
     def further_sets(self) -> list[str]:
-        """The names of the validation sets besides the main one, from the keys `eval_<set>_loss`."""
+        """The names of all validation sets except the main one.
+
+        They are taken from the keys `eval_<set>_loss` of the validation rows.
+        """
         keys = dict.fromkeys(key for row in self.validation for key in row)
         return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
 
     def missing(self) -> dict[str, str]:
-        """Return a sentence for each part of the report that the run has not written yet."""
+        """Return one sentence for each part of the report whose data is missing."""
         reasons = {
-            "training": (self.training, f"No training step is logged yet ({METRICS})."),
-            "validation": (self.validation, f"No validation loss is logged yet ({METRICS})."),
-            "samples": (self.samples, f"No samples are written yet ({SAMPLES})."),
-            "evaluation": (self.comparison, f"Not evaluated yet: bash evaluate.sh {self.path}"),
-            "recipe": (self.recipe_text, f"There is no {RECIPE}."),
-            "environment": (self.environment != Environment(), f"There is no {ENVIRONMENT}."),
+            "training": (self.training, f"No training step has been logged yet ({METRICS})."),
+            "validation": (self.validation, f"No validation loss has been logged yet ({METRICS})."),
+            "samples": (self.samples, f"No samples have been written yet ({SAMPLES})."),
+            "evaluation": (self.comparison, f"Not evaluated yet. Run: bash evaluate.sh {self.path}"),
+            "recipe": (self.recipe_text, f"The file {RECIPE} is missing."),
+            "environment": (self.environment != Environment(), f"The file {ENVIRONMENT} is missing."),
         }
         return {part: sentence for part, (value, sentence) in reasons.items() if not value}
 
 
 def read_run(path: Path) -> Run:
-    """Read the run directory `path`. Raises UserError if it is not one, or if a file in it is damaged."""
+    """Return the recorded data of the run directory `path`.
+
+    Raises UserError if `path` is not a run directory, or if one of its files is damaged.
+    """
     if not is_run(path):
         raise UserError(f"{path} is not a run directory. Pass the --output_dir of a train.py run, such as runs/demo.")
     record = RunRecord(path)
     if damaged := record.damaged():
-        raise UserError(f"{damaged} is damaged: repair it, or delete it")
+        raise UserError(f"{damaged} is damaged. Repair or delete the file.")
     metrics, broken_lines = events.read(record.metrics)
     training = _last_per_step(row for row in metrics if "loss" in row)
     environment = record.environment()
@@ -109,28 +115,31 @@ def read_run(path: Path) -> Run:
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return `value` if it is a mapping, else {}."""
+    """Return `value` as a dict if it is a mapping, else an empty dict."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
-    """Return the finite values of `key`."""
+    """Return the finite values of `key` in the rows, in order."""
     return [row[key] for row in rows if is_number(row.get(key))]
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
-    """Return the tokens at which `key` was measured, and its values, where both are finite."""
+    """Return the token counts and the values of `key`, as two lists of equal length.
+
+    Rows in which one of the two numbers is missing or not finite are skipped.
+    """
     placed = [row for row in rows if is_number(row.get("tokens")) and is_number(row.get(key))]
     return values(placed, "tokens"), values(placed, key)
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise UserError if the block cannot read the file or misses something in it."""
+    """Raise UserError if the code in the `with` block cannot parse the file `path`."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({in_a_line(error)}). Delete it, and write it again.") from None
+        raise UserError(f"{path} is damaged ({in_a_line(error)}). Delete the file and create it again.") from None
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
@@ -139,7 +148,10 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
 
 
 def _samples(rows: Iterable[Row]) -> list[Row]:
-    """Return the samples with a step and a text, the last one for each step and prompt."""
+    """Return one sample per step and prompt; a later sample replaces an earlier one.
+
+    Rows without a step or a text are skipped.
+    """
     texts: dict[tuple[float, str], Row] = {}
     for row in rows:
         if is_number(row.get("step")) and isinstance(row.get("text"), str):
@@ -150,7 +162,10 @@ def _samples(rows: Iterable[Row]) -> list[Row]:
 
 
 def _last_per_step(rows: Iterable[Row]) -> list[Row]:
-    """Return one row per step in order. A resumed run repeats steps; the later values win."""
+    """Return one row per step, ordered by step.
+
+    A resumed run logs some steps twice. Later values replace earlier ones.
+    """
     merged: dict[int, Row] = {}
     for row in rows:
         if is_number(row.get("step")):

@@ -1,4 +1,4 @@
-"""Key numbers and tables of the report, formatted with their units, for the page and the terminal."""
+"""Key numbers and tables of a report, formatted for the page and the terminal."""
 
 import dataclasses
 import json
@@ -17,11 +17,11 @@ from gpt2_repro.time_breakdown import breakdown
 from gpt2_repro.typed_json import is_number
 
 
-OWN_TEXT = "validation text"  # what a diagnosis calls the main validation set
+OWN_TEXT = "validation text"  # label of the main validation set in a diagnosis
 
 
 class KeyNumber(NamedTuple):
-    """A number with its label, formatted, and notes to compare it with."""
+    """A label, a formatted number, and notes that compare it with other numbers."""
 
     label: str
     text: str
@@ -29,7 +29,10 @@ class KeyNumber(NamedTuple):
 
 
 def progress(run: Run) -> str:
-    """Return `step 200 of 300, 1.6 M tokens, 45 s left`; the time is at the median speed, while the run is running."""
+    """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`.
+
+    The time left is estimated from the median speed. It is omitted unless the run is running.
+    """
     step, tokens = run.status.step, run.status.tokens
     if step is None:
         return "no step logged"
@@ -41,12 +44,12 @@ def progress(run: Run) -> str:
 
 
 def key_numbers(run: Run) -> list[KeyNumber]:
-    """Return the numbers at the head of a report, without those that are unknown."""
+    """Return the numbers shown at the top of a report, without the unknown ones."""
     losses = values([dict(run.status.losses), *run.validation], "eval_loss")
     last, best = next(reversed(losses), None), min(losses, default=None)
     further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
     hellaswag = run.hellaswag[-1] if run.hellaswag else {}
-    beside = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
+    compared = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
     items = f"of {count(hellaswag.get('hellaswag_items'))} items"
     seconds, price = run.status.seconds, run.environment.usd_per_hour or 0.0
     usd = seconds / 3600 * price if seconds is not None and price else None
@@ -55,7 +58,7 @@ def key_numbers(run: Run) -> list[KeyNumber]:
         ("validation loss (nats/token)", last, "{:.3f}".format, ""),
         ("best validation loss", None if best == last else best, "{:.3f}".format, ""),
         *((f"loss of {name}", next(reversed(found), None), "{:.3f}".format, "") for name, found in further.items()),
-        ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, beside or items),
+        ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, compared or items),
         ("parameters", run.environment.parameters or None, count, ""),
         ("tokens", run.status.tokens, count, planned),
         ("tokens/s (median)", _median(run, "tokens_per_second"), "{:,.0f}".format, ""),
@@ -69,7 +72,7 @@ def key_numbers(run: Run) -> list[KeyNumber]:
 
 
 def _against(loss: float, references: Mapping[str, float]) -> list[Cell]:
-    """Return one note per reference: whether a loss is better or worse, and by how much."""
+    """Return one note per reference loss: better or worse, and by how many nats."""
     kinds = {name: "worse" if loss > reference else "better" for name, reference in references.items()}
     return [
         Cell(f"{name} {references[name]:.3f}: {kind} by {abs(loss - references[name]):.3f}", kind)
@@ -83,9 +86,11 @@ def _median(run: Run, key: str) -> float | None:
 
 
 def baseline_losses(run: Run) -> dict[str, float]:
-    """Return the baseline's loss on the run's validation set: measured if there is a diagnosis, else as published.
+    """Return the baseline's loss on the run's validation set, by the baseline's name.
 
-    A diagnosis scores both models on the same tokens of the set. Its difference is added to the run's own loss.
+    With a diagnosis the loss is measured: the run's last validation loss minus the difference between the two models,
+    which the diagnosis scores on the same tokens of the validation set. Without a diagnosis it is the published loss.
+    The result is empty if neither is available.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:
@@ -100,12 +105,15 @@ def baseline_losses(run: Run) -> dict[str, float]:
 
 
 def _baseline(run: Run) -> Baseline:
-    """Return the GPT-2 with the nearest number of parameters that work on a token."""
+    """Return the GPT-2 model whose size is closest to the run's active parameters."""
     return baseline_of(run.environment.active_parameters or run.environment.parameters)
 
 
 def hellaswag_lines(run: Run) -> dict[str, float]:
-    """Return the scores of GPT-2 and GPT-3 of the nearest size, if the run scored the whole validation split."""
+    """Return the HellaSwag accuracies of the GPT-2 and GPT-3 of the nearest size.
+
+    The result is empty unless the run scored the complete HellaSwag validation split.
+    """
     baseline = _baseline(run)
     whole = run.hellaswag and run.hellaswag[-1].get("hellaswag_items") == HELLASWAG_ITEMS
     of_gpt3 = baseline.name.replace("GPT-2", "GPT-3")
@@ -113,22 +121,22 @@ def hellaswag_lines(run: Run) -> dict[str, float]:
 
 
 def why_not_comparable(runs: Sequence[Run]) -> list[str]:
-    """Return sentences on recorded differences that make the numbers of the runs incomparable."""
+    """Return the reasons why the numbers of the runs cannot be compared."""
     data = [run.environment.data for run in runs]
     reasons = []
     if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
         reasons.append(
-            "The runs have different tokenizers: only bits per byte compare. Run bash evaluate.sh with all of them."
+            "The runs use different tokenizers: compare only bits per byte. Run bash evaluate.sh with all the runs."
         )
     elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
-        reasons.append("The runs validate on different rows: their losses do not compare, but scores of tasks do.")
+        reasons.append("The runs validate on different rows: compare their task scores, not their losses.")
     if len({items for run in runs for items in values(run.hellaswag[-1:], "hellaswag_items")}) > 1:
-        reasons.append("The runs were scored on different items of HellaSwag: their accuracies do not compare.")
+        reasons.append("The runs were scored on different HellaSwag items: do not compare their accuracies.")
     return reasons
 
 
 def count(number: object) -> str:
-    """Return `9.89 B`, `124.4 M` or `16,384`; a dash if unknown."""
+    """Return a number as `9.89 B`, `124.4 M` or `16,384`, or a dash if unknown."""
     if not is_number(number):
         return "–"
     if abs(number) >= 1e9:
@@ -139,16 +147,18 @@ def count(number: object) -> str:
 
 
 def count_table(manifest: Mapping[str, Any]) -> Table:
-    """Return documents, tokens and rows of each split."""
+    """Return a table of the documents, tokens and rows of each split."""
     splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
     return _records("split", {name: counts for name, counts in splits.items() if counts})
 
 
 def evaluation_table(run: Run, *, brief: bool = False) -> Table:
-    """Return the scores of the evaluation. Raises UserError if comparison.json is damaged.
+    """Return the table of evaluation scores.
+
+    Raises UserError if comparison.json is damaged.
 
     Args:
-        brief: leave out perplexities and nats per token, if there are other metrics.
+        brief: omit perplexities and nats per token if there are other metrics.
     """
     with reading(run.path / COMPARISON):
         if not run.comparison:
@@ -159,47 +169,58 @@ def evaluation_table(run: Run, *, brief: bool = False) -> Table:
 
 
 def sample_text(sample: Row) -> str:
-    """Return what the model wrote after the prompt, with at most one blank line in a row."""
+    """Return the text generated after the prompt, without consecutive blank lines."""
     return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", sample["text"].removeprefix(sample["prompt"])).rstrip()
 
 
 def diagnosis_tables(run: Run) -> dict[str, Table]:
-    """Return the tables of the diagnosis by title. Raises UserError if diagnosis.json is damaged."""
+    """Return the tables of the diagnosis, by title.
+
+    Raises UserError if diagnosis.json is damaged.
+    """
     with reading(run.path / DIAGNOSIS):
         return comparison.diagnosis_tables(run.diagnosis)
 
 
 def validation_table(run: Run) -> Table:
-    """Return every validation with its losses and scores."""
+    """Return a table of all validations with their losses and scores."""
     units = {key: f"{key} (nats/token)" for row in run.validation for key in row if key.endswith("loss")}
     rows = {row["step"]: {units.get(key, key): row[key] for key in row} for row in run.validation}
     return _records("step", rows, without=("step", "time"))
 
 
 def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ()) -> Table:
-    """Return one row per record, with a column for each key of any of them."""
+    """Return a table with one row per record and one column per key.
+
+    Args:
+        name: header of the first column, which contains the keys of `records`.
+        without: keys that get no column.
+    """
     columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
     rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]
     return Table([name, *columns], rows)
 
 
 def time_table(run: Run) -> Table:
-    """Return the time breakdown: times, shares and, if the price is known, dollars."""
+    """Return the time breakdown with times, shares and, if a price is known, costs."""
     price = run.environment.usd_per_hour
     rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
-    headers = ["what for", "minutes", "share", *(["cost"] if price else [])]
+    headers = ["activity", "time", "share", *(["cost"] if price else [])]
     return Table(headers, [[Cell(row[0]), *(Cell(text, "number") for text in row[1:])] for row in rows])
 
 
 def deviation_table(run: Run) -> Table:
-    """Return the fields that differ from the default recipe and change what is learned."""
+    """Return a table of the fields that differ from recipes/gpt2_124m.yaml.
+
+    Only fields that change what the model learns are listed.
+    """
     deviations = run.environment.deviations or []
     rows = [[Cell(its.get(key, "–")) for key in ("field", "run", "recipe")] for its in deviations]
-    return Table(["field", "here", "gpt2_124m"], rows)
+    return Table(["field", "this run", "gpt2_124m"], rows)
 
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """Return the key numbers of several runs, one run per row."""
+    """Return a table of the key numbers of several runs, one run per row."""
     texts = [{number.label: number.text for number in key_numbers(run)} for run in runs]
     columns = list(dict.fromkeys(name for row in texts for name in row))
     rows = [
@@ -210,15 +231,15 @@ def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 
 
 def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """Return the recipe keys whose values differ between the runs."""
+    """Return a table of the recipe fields whose values differ between the runs."""
     recipes = [{key: json.dumps(value, default=str) for key, value in flatten(run.recipe).items()} for run in runs]
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
     rows = [[key, *(recipe.get(key, "–") for recipe in recipes)] for key in keys]
-    return Table(["key", *labels], [[Cell(text) for text in row] for row in rows if len(set(row[1:])) > 1])
+    return Table(["field", *labels], [[Cell(text) for text in row] for row in rows if len(set(row[1:])) > 1])
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping with dotted keys."""
+    """Return a nested mapping as a flat mapping with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -226,7 +247,11 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def entries(tree: Row, without: Sequence[str] = ()) -> dict[str, str]:
-    """Return a nested mapping as texts with dotted keys, without those that the page shows elsewhere."""
+    """Return a nested mapping as a flat mapping of dotted keys to formatted values.
+
+    Args:
+        without: top-level keys to omit, because the page shows them elsewhere.
+    """
     flat = flatten({key: value for key, value in tree.items() if key not in without})
     return {key: _text(value) for key, value in flat.items() if value is not None}
 
@@ -238,7 +263,7 @@ def _text(value: object) -> str:
 
 
 def aligned(table: Table) -> list[str]:
-    """Return the table as lines of text, with numbers on the right."""
+    """Return a table as lines of text in aligned columns; numbers are right-aligned."""
     lines = [[Cell(header, row.kind) for header, row in zip(table.headers, table.rows[0], strict=True)], *table.rows]
     columns = []
     for column in zip(*lines, strict=True):

@@ -1,4 +1,4 @@
-"""Packages, limits and disks of a machine."""
+"""Checks of a machine's packages, limits and disks."""
 
 import shutil
 from pathlib import Path
@@ -53,7 +53,8 @@ def test_the_room_of_a_rented_volume_is_what_its_files_leave(tmp_path: Path, mon
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
     linked = tmp_path.with_name(tmp_path.name + "-link")
     linked.symlink_to(tmp_path)
-    # The disk has room; the volume as it was rented does not. Another disk is judged by itself.
+    # The data's disk has enough free space, but the rented volume has not. The size of the volume does not apply to
+    # the run, which is on another disk.
     here, there = Need("data", linked, 8e6), Need("the run", Path("/dev/shm"), 8e6)
     assert [found.mark for found in check_room([here, there], volume_bytes=10_000_000)] == ["✗", "✓"]
     assert check_room([here._replace(bytes=6e6)], volume_bytes=10_000_000)[0].mark == "✓"

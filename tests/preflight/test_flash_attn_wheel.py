@@ -1,4 +1,4 @@
-"""The addresses of flash-attn's wheels, by the names of its releases."""
+"""URLs of flash-attn wheels match the file names of its releases."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def wheels_of(torch: str, **changed: Any) -> list[str]:
 
 
 def test_names_follow_the_machine() -> None:
-    # RunPod's image of torch 2.9.1: three independent logs have this file.
+    # For RunPod's image with torch 2.9.1; this file name is in three independent logs.
     name = "v2.8.3/flash_attn-2.8.3%2Bcu12torch2.9cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"
     assert f"{RELEASES}/{name}" in wheels_of("2.9.1+cu128")
     for found, part in (

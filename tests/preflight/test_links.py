@@ -1,4 +1,4 @@
-"""Links between GPUs: what nvidia-smi prints, and a sum over processes (gloo) that is right, wrong or hangs."""
+"""GPU links: output of nvidia-smi, and all-reduces (gloo) that work, fail or hang."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from gpt2_repro.preflight import links
 from gpt2_repro.preflight.links import advice, check_all_reduce, parse_topology
 
 
-# The reference blog's machine, as its screenshot has it.
+# The machine of the reference blog, copied from its screenshot.
 BLOG = """\
         GPU0  GPU1  GPU2  GPU3  CPU Affinity  NUMA Affinity  GPU NUMA ID
 GPU0     X    PIX   PXB   SYS   0-23,48-71    0              N/A
@@ -18,7 +18,7 @@ GPU1    PIX    X    PXB   SYS   0-23,48-71    0              N/A
 GPU2    PXB   PXB    X    SYS   0-23,48-71    0              N/A
 GPU3    SYS   SYS   SYS    X    24-47,72-95   1              N/A
 """
-# Tabs, an underlined header, network cards with rows of their own, and the legend.
+# Output with tabs, an underlined header, rows for network cards, and a legend.
 NVLINK = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tmlx5_1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
     "GPU0\t X \tNV18\tPXB\tSYS\t0-47\t0\t\tN/A\n"
@@ -28,7 +28,7 @@ NVLINK = (
     "\nLegend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe\n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
 )
 ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\tN/A\t\tN/A\n"
-# The largest group comes first.
+# The largest group of near GPUs is GPU1 and GPU2, so the advice names it first.
 LAST_TWO_TOGETHER = "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU1 SYS X PIX\nGPU2 SYS PIX X\n"
 
 
@@ -37,7 +37,7 @@ def test_advice() -> None:
         (BLOG, False, ["GPU0 GPU1 GPU2 | GPU3", "CUDA_VISIBLE_DEVICES=0,1", "NCCL_P2P_DISABLE=1"]),
         (BLOG.replace("SYS", "NODE").replace("PXB", "PHB"), True, ["PIX and PHB and NODE"]),
         (LAST_TWO_TOGETHER, False, ["GPU1 GPU2 | GPU0"]),
-        (NVLINK, True, ["2 GPUs by NV"]),
+        (NVLINK, True, ["2 GPUs", "NV"]),
         (ONE, True, ["one GPU"]),
     ):
         is_good, sentence = advice(parse_topology(text))
@@ -55,7 +55,7 @@ def test_a_text_that_is_not_a_matrix_is_refused() -> None:
             parse_topology(text)
 
 
-# Rank 1 never takes part.
+# A worker in which rank 1 joins the process group and then never takes part in the all-reduce.
 ABSENT = """
 import os, sys, time
 import torch.distributed as dist
@@ -104,7 +104,10 @@ def test_every_number_is_compared(monkeypatch, capsys: pytest.CaptureFixture[str
 def test_what_processes_say_is_judged(
     code: int | None, said: str, words: str, works_without_p2p: bool | None, monkeypatch
 ) -> None:
-    """`works_without_p2p` is None if there is no GPU."""
+    """A failed all-reduce is reported with its error, and with a fix if one is known.
+
+    `works_without_p2p` is None on a machine without a GPU.
+    """
 
     def run(command, seconds, **variables) -> tuple[int | None, str]:
         mended = works_without_p2p and variables == {"NCCL_P2P_DISABLE": "1"}

@@ -1,4 +1,4 @@
-"""`python -m gpt2_repro.preflight`: lines, exit codes, and every mistake."""
+"""`python -m gpt2_repro.preflight`: output lines, exit codes and user errors."""
 
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,13 +18,13 @@ from tests.sections import parse_for_training
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the speed of the CPU with one pass."""
+    """Make the measurement of the CPU's speed short: one pass."""
     monkeypatch.setattr(machine, "CPU_SECONDS", 0.0)
 
 
 @pytest.fixture
 def look(capsys: pytest.CaptureFixture[str]):
-    """Run the command; return its exit code and what it printed."""
+    """Run the preflight command and return its exit code and output."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as end:
@@ -36,7 +36,7 @@ def look(capsys: pytest.CaptureFixture[str]):
 
 def test_a_machine_that_is_not_there_yet(look) -> None:
     code, out = look("--gpu", "A100 SXM", "--n", 8, "--usd_per_hour", 14)
-    # No machine is checked: the findings are about the recipe and the name.
+    # With --gpu no machine is checked: the findings are only about the recipe and the name of the card.
     assert code == 0
     assert [line.split()[1] for line in out.splitlines() if line[:1] in ("✓", "!", "✗")] == ["step", "memory", "card"]
     for number in ("18,865", "9.89B", "A100 SXM 80 GB", "94.3 min", "$14.00", "8.46e+18", "20.7 GB", "8.5 GB"):
@@ -123,7 +123,10 @@ def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_precision_is_judged_as_train_py_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a T4 of 16 GB, which cannot multiply in bf16."""
+    """Preflight and train.py judge the precision by the same rules.
+
+    The simulated GPU is a T4 with 16 GB, which cannot multiply in bf16.
+    """
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: "570.1")
     monkeypatch.setattr(
         "gpt2_repro.hardware.find_accelerator", lambda use_cpu: Accelerator("cuda", "Tesla T4", 1, None, 16)

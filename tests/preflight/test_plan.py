@@ -1,4 +1,4 @@
-"""Hours and dollars: the figures of the published runs come out, and every number has its source."""
+"""Estimated hours and dollars match published runs, and each number has a source."""
 
 import datetime
 import re
@@ -27,7 +27,7 @@ TOKENS = 18_865 * 524_288
 
 
 def work(**changed: Any) -> Workload:
-    """The work of the default recipe, whose data is not prepared."""
+    """Return the workload of the default recipe without prepared data."""
     words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
     return workload_of(parse_for_training(*words, "--dataset_dir", "data/nowhere"))
 
@@ -44,17 +44,17 @@ def test_the_work_of_a_recipe() -> None:
     assert found.checkpoint_bytes == pytest.approx(16 * 124_475_904, rel=0.001)
     stopped = work(stop_at_step=1000)
     assert (stopped.tokens, stopped.eval_tokens) == (1000 * 524_288, 5 * 10_485_760)
-    # Samples and HellaSwag come with validations, never more often.
+    # Samples and HellaSwag run only at validations, never more often.
     assert work(sample_steps=10).samples == 77 and work(hellaswag_steps=10).hellaswag_tokens == 77 * 3_034_080
     assert work(sample_tokens=0).samples == work(eval_strategy="no", hellaswag_steps=10).hellaswag_tokens == 0
-    # The whole split, and no more than there is.
+    # eval_tokens 0 means the complete split; a number above its size is reduced to its size.
     assert work(eval_tokens=0).eval_tokens == work(eval_tokens=10**12).eval_tokens == 77 * 100_000_000
 
 
 def test_the_disk_holds_what_is_kept() -> None:
     one, final = work().checkpoint_bytes, work().final_bytes
     for changed, kept in (({}, 2), ({"keep_checkpoints": 0}, 10), ({"keep_every_steps": 5000}, 2 + 3)):
-        # Also the best one, and the one being written.
+        # Two more: the best checkpoint and the checkpoint being written.
         assert work(**changed).run_bytes == (kept + 2) * one + final
 
 
@@ -64,12 +64,12 @@ def test_a_budget_has_everything_that_is_paid() -> None:
     assert spent["training steps"] == pytest.approx(94.3, abs=0.1)  # llm.c: 300 ms a step
     assert spent["validation"] == pytest.approx(77 * 10_485_760 / 3 / speed / 60)
     assert spent["HellaSwag"] == pytest.approx(20 * 3_034_080 / 3 / speed / 60)
-    # Ten checkpoints of 2 s, twenty samples of 0.6 s, one checkpoint and the model at 50 MB/s.
+    # 10 checkpoints at 2 s each, 20 samples at 0.6 s each; one checkpoint and the final model copied at 50 MB/s.
     assert (spent["saving"], spent["samples"]) == pytest.approx((10 * 2 / 60, 0.2))
     assert spent["sync"] == pytest.approx((work().checkpoint_bytes + work().final_bytes) / 50e6 / 60)
     assert planned["minutes"] == pytest.approx(sum(spent.values()))
     assert planned["usd"] == pytest.approx(planned["minutes"] / 60 * 8 * 1.79)
-    # On one card, 2,000 steps take longer than the 15 minutes after which a checkpoint is due.
+    # On one GPU 2,000 steps take longer than 15 minutes, so checkpoints are saved by time.
     slow = minutes(plan_on(work(), "A100 SXM 80 GB", 1))
     assert slow["saving"] == pytest.approx((1 + slow["training steps"] // 15) * 2 / 60)
 
@@ -91,7 +91,7 @@ def test_where_a_speed_comes_from(card, typed, changed, speed, basis) -> None:
     planned = plan_on(work(**changed), card, 1, tokens_per_second=typed)
     assert planned["machine"]["tokens_per_second"] == speed
     assert {entry["basis"] for entry in planned["budget"]} == ({basis, "assumed"} if basis else set())
-    assert (planned["usd"] is None) is (basis is None or card == "Tesla T4")  # which has no price
+    assert (planned["usd"] is None) is (basis is None or card == "Tesla T4")  # the T4 has no price
 
 
 def test_a_larger_model_is_slower_by_its_flops() -> None:
@@ -111,13 +111,13 @@ def test_the_memory_of_a_pass() -> None:
     found = work()
     shape = {"n_layer": 12, "n_embd": 768, "sequence_length": 1024, "chunk": 4096, "saved": 36}
     one = MemoryEstimate(parameters=found.parameters, ranks=1, vocab_size=found.vocab_size, **shape)
-    # 20 bytes a parameter, 65,536 tokens x 768 x 440 bytes, 12 bytes a logit of 4,096 tokens, 1.5 GB.
+    # 20 bytes per parameter, 65,536 tokens x 768 x 440 bytes, 12 bytes per logit of 4,096 tokens, 1.5 GB.
     by_hand = 2_489_518_080 + 22_145_925_120 + 2_472_542_208 + 1_500_000_000
     assert one.bytes_of(MemoryTrial(64)) == by_hand == 28_607_985_408
-    # On 8 ranks 9.5 bytes a parameter; with checkpointing 36 + 4 x 12 + 8 bytes.
+    # With 8 ranks: 9.5 bytes per parameter. With activation checkpointing: 36 + 4 x 12 + 8 bytes instead of 440.
     assert one._replace(ranks=8).bytes_of(MemoryTrial(64)) == by_hand - 124_475_904 * 10.5
     assert one.bytes_of(MemoryTrial(64, True)) == by_hand - 65_536 * 768 * (440 - 92)
-    # One short row: 256 tokens of logits.
+    # One row of 256 tokens: logits of 256 tokens instead of 4,096.
     assert one._replace(sequence_length=256).bytes_of(MemoryTrial(1)) == pytest.approx(4.23e9, rel=0.01)
     for rows, most, memory, best in (
         (512, MemoryTrial(64), 24e9, MemoryTrial(32)),

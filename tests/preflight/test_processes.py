@@ -1,4 +1,4 @@
-"""Commands that a preflight starts leave nothing behind, and the search for the micro-batch that uses them."""
+"""Commands started by preflight end completely; the micro-batch search works."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from gpt2_repro.preflight.memory import MemoryTrial, Outcome, attempt_command, b
 from tests.runpod.conftest import wait_for
 
 
-# A launcher with a worker in a session of its own; both would run for ten minutes.
+# A launcher that starts a worker in a separate session. Both run for ten minutes unless they are killed.
 LAUNCHER = """
 import pathlib, subprocess, sys, time
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -28,7 +28,10 @@ run_to_end([sys.executable, "-c", *sys.argv[1:]], seconds=600)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended. An orphan stays as a zombie if an earlier test made pytest adopt orphans."""
+    """Return whether a process has ended.
+
+    A zombie counts as ended: an orphan remains a zombie if an earlier test made pytest adopt orphans.
+    """
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -58,23 +61,23 @@ def test_a_command_ends_with_its_workers(number: signal.Signals, tmp_path: Path)
     ],
 )
 def test_out_of_memory_is_told_from_a_failure(code: str, result: str, said: str, monkeypatch) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its handlers
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest's signal handlers must stay
     seconds = 2 if "sleep" in code else 60
     outcome = attempt_command([sys.executable, "-c", code], MemoryTrial(1), seconds=seconds)
     assert outcome.result == result and said in outcome.said
 
 
-# Attempts in order, then the best. C: with activation checkpointing.
+# `attempts`: micro-batches in the order in which they are tried, then the best one. C: activation checkpointing.
 @pytest.mark.parametrize(
     ("start", "most", "rows", "plain", "checkpointed", "attempts"),
     [
         (16, 64, 512, 64, 64, "16 32 64 64"),
         (16, 64, 512, 32, 64, "16 32 64 32"),
-        # With checkpointing it is slower, so it is tried last.
+        # Activation checkpointing is slower, so it is tried last.
         (16, 64, 512, 4, 64, "16 8 4 4"),
         (4, 64, 512, 0, 2, "4 2 1 4C 2C 2C"),
         (2, 64, 512, 0, 0, "2 1 2C 1C"),
-        # Only divisors of the rows of a step: 480 are nanoGPT's, and 48 does not divide 512.
+        # Only divisors of the rows per step are tried. nanoGPT has 480 rows. 48 does not divide 512.
         (12, 12, 480, 4, 6, "12 6 3 3"),
         (48, 48, 512, 64, 64, "32 32"),
         (1, 10, 30, 10, 10, "1 2 5 10 10"),

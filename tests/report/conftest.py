@@ -1,4 +1,4 @@
-"""A small finished run, as train.py and evaluate.sh leave it."""
+"""Fixture: run directory of a small finished run, after train.py and evaluate.sh."""
 
 import json
 import math
@@ -13,12 +13,12 @@ SAMPLE = 'there was a <script>alert("king")</script> & a crown'
 
 
 def change(path: Path, **values: object) -> None:
-    """Set keys of a JSON file."""
+    """Set keys of a JSON file. The file is created if it is missing."""
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
 
 
 def add(run: Path, file: str = "metrics.jsonl", **event: object) -> None:
-    """Append an event to a log of a run."""
+    """Append an event to a JSON-lines file in a run directory."""
     with (run / file).open("a") as lines:
         lines.write(json.dumps(event) + "\n")
 
@@ -29,7 +29,10 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 def write_run(folder: Path, *, learning_rate: float = 1e-3, steps: int = 40) -> Path:
-    """Write a whole record into a new folder; the last validation loss is 4.123."""
+    """Write all files of a finished run to a new folder.
+
+    The last validation loss is 4.123.
+    """
     (folder / "evaluation").mkdir(parents=True)
     (folder / "final").mkdir()
     training = f"learning_rate: {learning_rate}, max_grad_norm: 1.0"

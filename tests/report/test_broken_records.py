@@ -1,4 +1,4 @@
-"""Any content of a run directory gives a page or one line, never a traceback."""
+"""Odd or damaged files in a run directory give a report or a one-line error."""
 
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ COMPARISON, DIAGNOSIS = "evaluation/comparison.json", "evaluation/diagnosis/diag
     ],
 )
 def test_a_damaged_file_is_named(name: str, content: bytes, run_folder: Path) -> None:
-    (run_folder / "metrics.jsonl").unlink()  # no figures, which take time
+    (run_folder / "metrics.jsonl").unlink()  # without metrics no figures are drawn, which saves time
     path = run_folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""`python -m gpt2_repro.report RUN --check`: healthy or not, from the run's files."""
+"""`python -m gpt2_repro.report RUN --check` recognizes healthy and unhealthy runs."""
 
 import datetime
 import math
@@ -38,7 +38,7 @@ def test_the_exit_code(run_folder: Path, events: list[dict], code: int, capsys: 
         main([str(run_folder), "--check"])
     out = capsys.readouterr().out
     assert ended.value.code == code and ("✗" in out) == code and "step 40 of 40" in out and "tokens/s" in out
-    assert sorted(run_folder.rglob("*")) == before  # nothing is written
+    assert sorted(run_folder.rglob("*")) == before  # no file was written
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,10 @@ def test_training_loss_far_above_its_best() -> None:
 
 @pytest.mark.parametrize("interval", [1, 10])
 def test_sparse_logs_are_smoothed_over_the_same_steps(interval: int) -> None:
-    """A step from 5 to 6 is more than 0.5 above the best after 100 * ln 2 = 69.3 steps."""
+    """Smoothing covers the same steps for every logging interval.
+
+    The loss jumps from 5 to 6. After 100 * ln 2 = 69.3 steps the smoothed loss exceeds its lowest value by 0.5.
+    """
     rows = [{"step": step, "loss": 5.0 if step <= 100 else 6.0} for step in range(interval, 171, interval)]
     assert risen_training_loss(rows) is not None
     assert risen_training_loss([row for row in rows if row["step"] <= 160]) is None

@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, on a small recorded run and on a tiny real one."""
+"""All cells of the notebooks run, on a small recorded run and on a tiny real run."""
 
 import json
 import shutil
@@ -19,7 +19,10 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def execute(name: str, parameters: str) -> tuple[str, list[str]]:
-    """Run a notebook where it lies, with other parameters; return its text and the kinds of its outputs."""
+    """Run a notebook with other parameters; return its text output and output types.
+
+    The notebook runs in the folder notebooks/.
+    """
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     cell.source = parameters
@@ -31,10 +34,10 @@ def execute(name: str, parameters: str) -> tuple[str, list[str]]:
 
 def test_the_report_in_a_notebook(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", learning_rate=2e-3)
-    (two / "metrics.jsonl").open("a").write('{"step": 41, "los')  # killed while it wrote
+    (two / "metrics.jsonl").open("a").write('{"step": 41, "los')  # the run was killed while it wrote this line
     shutil.rmtree(two / "evaluation")
     text, kinds = execute("run_report", f"RUNS = {[str(one), str(two)]}")
-    assert kinds.count("image/png") == 2 * 3 + 1 + 1  # figures of each, the overlay, the plot of one's own
+    assert kinds.count("image/png") == 2 * 3 + 1 + 1  # 3 figures per run, the overlay, and the plot in the last cell
     assert "validation loss (nats/token)" in text and "one: evaluation" in text
     assert "two: Not evaluated yet" in text and "one, step 40: Once there was" in text
 

@@ -1,4 +1,4 @@
-"""The command, the page and its figures: everything that a run can have, and very little."""
+"""The report command, its page and its figures, for complete and incomplete runs."""
 
 import base64
 import html
@@ -36,7 +36,7 @@ DIAGNOSIS = {
 
 
 class _Page:
-    """The source of a page, its text, and every address that a browser would load."""
+    """The source of a page, its text, and all addresses that a browser would load."""
 
     def __init__(self, path: Path) -> None:
         self.source = path.read_text()
@@ -46,7 +46,7 @@ class _Page:
 
 @pytest.fixture
 def recorded(run_folder: Path) -> Path:
-    """The finished run with everything that a run can have."""
+    """A finished run with all optional parts: more validation sets, diagnosis, price."""
     scored = {"hellaswag_items": 10_042, "eval_tokens": 10_485_760}
     for step, loss, accuracy in ((20, 4.6, 0.27), (40, 4.123, 0.3012)):
         further = {"eval_wikitext_loss": loss + 1, "eval_my_prose_loss": loss - 1}
@@ -74,14 +74,14 @@ def test_the_whole_record_is_on_the_page_and_in_the_summary(recorded: Path, caps
         assert words in page.text and words not in out, words
     for words in ("2,813,412", "plan.tokens_per_step", "learning_rate: 0.001", "launch train.py", "model.dropout"):
         assert words in page.text, words
-    assert "eval_wikitext_loss (nats/token)" in page.text and "5.6000" in page.text  # every validation
+    assert "eval_wikitext_loss (nats/token)" in page.text and "5.6000" in page.text  # in the table of all validations
     # The diagnosis measured the baseline's loss on the same tokens: 4.123 + 0.3.
     assert DIAGNOSIS["conclusion"] in page.text and "Dashed, baseline: openai-community/gpt2" in page.text
     assert "Loss by domain" in page.text and "Loss by position" not in page.text
     # The newest sample comes first, and its markup has no effect.
-    assert page.text.index(SAMPLE) < page.text.index("Samples through time") < page.text.index("early words")
+    assert page.text.index(SAMPLE) < page.text.index("Earlier samples") < page.text.index("early words")
     assert "<script" not in page.source and html.escape("<script>alert(", quote=False) in page.source
-    # The page loads nothing, and its figures lie next to it as files.
+    # The page loads no other files. The figures are also written as PNG files next to the page.
     assert not re.search(r"@import|url\(", page.source)
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
     pictures = [base64.b64decode(address.split(",")[1]) for address in page.addresses]
@@ -143,7 +143,7 @@ def test_a_sample_has_no_two_blank_lines_in_a_row() -> None:
 
 def test_a_steep_beginning_lies_above_the_frame() -> None:
     steep, flat = [11 / (1 + n) + 3 for n in range(101)], [4 - n / 100 for n in range(101)]
-    # The last one: a short run next to a long one.
+    # Last case: a short run drawn together with a long run.
     for curves, is_cut in (([steep], True), ([flat], False), ([steep, [14.0, 9.0, 7.0]], False)):
         axes = Figure().subplots()
         points = [([float(n) for n in range(len(losses))], losses) for losses in curves]
@@ -189,7 +189,7 @@ def test_losses_that_do_not_compare_are_named(run_folder: Path, tmp_path: Path) 
 
 
 def test_the_page_goes_where_it_is_told(run_folder: Path, tmp_path: Path) -> None:
-    (run_folder / "report").write_text("a file")  # nothing can be written next to the run
+    (run_folder / "report").write_text("a file")  # the folder for the figures cannot be created
     (run_folder / "metrics.jsonl").unlink()
     main([str(run_folder), "-o", str(tmp_path / "new" / "page.html")])
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]

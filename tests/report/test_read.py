@@ -1,4 +1,4 @@
-"""Reading a run directory: complete, in progress, killed, resumed and damaged."""
+"""Reading run directories of complete, running, killed, resumed and damaged runs."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def test_published_baselines_are_drawn_on_their_own_data_only(run_folder: Path) 
     assert baseline_losses(run) == {"GPT-2": 3.424958}
     assert hellaswag_lines(run) == {"GPT-2": 0.294463, "GPT-3": 0.337}
     add(run_folder, step=40, eval_loss=4.0, hellaswag_items=100)
-    assert hellaswag_lines(read_run(run_folder)) == {}  # other items have another score
+    assert hellaswag_lines(read_run(run_folder)) == {}  # published scores are for all 10,042 items
     edu = fineweb | {"source": "fineweb-edu-10bt-tokens", "split": "source"}
     assert published_loss(GPT2, edu, 10_485_760) == 3.2924
     for other in ({"source": "openwebtext"}, {"split": "hash"}, {"packing": "wrap"}, {"tokenizer": "train:300"}):

@@ -1,4 +1,4 @@
-"""A rented pod of stubs: everything that costs money or needs a network only records that it was called."""
+"""A simulated pod: stubs record commands that would cost money or use a network."""
 
 import contextlib
 import os
@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KEY = "rpa_SECRET"
-# Writes what it was called with, and what it was given, and ends as it is told by a variable of its name.
+# A command that logs its arguments. It also logs "curl has the key" if it is curl and gets the API key on standard
+# input. It prints the variable OUT_<name> and exits with the code in the variable STUB_<name>.
 STUB = """#!/usr/bin/env bash
 name=$(basename "$0")
 echo "$name $*" >>"$CALLS"
@@ -22,12 +23,13 @@ code=STUB_${name//-/_} output=OUT_${name//-/_}
 [[ -n ${!output:-} ]] && echo "${!output}"
 exit "${!code:-0}"
 """
-# Time passes when a test says so: every sleep ends once Pod.wake was called.
+# A `sleep` that ends when the test calls Pod.wake.
 SLEEP = """#!/usr/bin/env bash
 echo "$1" >>"$CALLS.sleeps"
 until [[ $1 == 0 || -e $TMPDIR/wake ]]; do /bin/sleep 0.02; done
 """
-# Stands for every python: makes environments that hold itself, trains, tells its run folder, reports.
+# A `python` for all Python commands of the scripts. It logs its arguments, creates virtual environments that contain
+# this stub, simulates training, and writes the path of the run directory for the scripts.
 PYTHON = """#!/usr/bin/env bash
 echo "python $*" >>"$CALLS"
 case "$*" in
@@ -61,7 +63,10 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 class Pod:
-    """Runs the scripts as on a pod; `calls()` is what they called, in order."""
+    """A simulated pod that runs the scripts of runpod/.
+
+    `calls()` returns the commands that the scripts called, in order.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.workspace = folder, folder / "work space"
@@ -88,12 +93,12 @@ class Pod:
         }
 
     def stub(self, name: str, script: str) -> None:
-        """Replace a command."""
+        """Replace a command by a script."""
         (self.stubs / name).write_text(script)
         (self.stubs / name).chmod(0o755)
 
     def wake(self) -> None:
-        """End all sleeps, now and later."""
+        """End all current and later sleeps."""
         (self.folder / "wake").touch()
 
     def sleeps(self) -> list[int | str]:
@@ -102,21 +107,21 @@ class Pod:
         return [int(word) if word.isdecimal() else word for word in words]
 
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
-        """Start a script. Variables that are None are removed."""
+        """Start a script of runpod/. Variables with the value None are removed."""
         environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = ["bash", str(ROOT / "runpod" / script), *map(str, words)]
         return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
 
     def run(self, script: str, *words: object, **variables: str | None) -> tuple[int, str]:
-        """Run a script; return its exit code and output."""
+        """Run a script of runpod/ and return its exit code and output."""
         with self.start(script, *words, **variables) as process:
             output, _ = process.communicate(timeout=60)
         assert KEY not in output
         return process.returncode, output
 
     def train(self, *words: object, **variables: str | None) -> tuple[int, str]:
-        """Run run_and_stop.sh with a run in the workspace; return its exit code and log."""
+        """Run run_and_stop.sh for a run in the workspace; return its exit code and log."""
         variables = {"RUN": str(self.workspace / "runs" / "mine")} | variables
         code, said = self.run("run_and_stop.sh", *words, "--", "accelerate", "launch", "train.py", **variables)
         return code, said + self.log("run-*.log")
@@ -129,7 +134,7 @@ class Pod:
         return "".join(path.read_text() for path in sorted((self.workspace / "logs").glob(name)))
 
     def processes(self, words: str = "") -> list[int]:
-        """Return the processes with this pod's variables whose command line has these words."""
+        """Return the ids of this pod's processes whose command line contains `words`."""
         mark, found = f"CALLS={self._calls}\0".encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -143,12 +148,12 @@ class Pod:
 def pod(tmp_path: Path) -> Iterator[Pod]:
     pod = Pod(tmp_path)
     yield pod
-    # Deadlines that are armed outlive what armed them, as they should.
+    # Armed deadlines continue after the script that started them, as intended. End them here.
     while left := pod.processes():
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-    # The key stands nowhere: in no call, no log, no setting.
+    # The API key must not be in any file: not in a call, a log or a settings file.
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert KEY.encode() not in path.read_bytes(), path

@@ -1,4 +1,4 @@
-"""What the pages type is there, and the other clouds' files do what they say."""
+"""Commands in runpod/README.md and cloud/ use existing scripts and options."""
 
 import re
 import shlex
@@ -41,7 +41,7 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
 
 
 def stage(pod, name: str, **variables: str) -> int:
-    """Run a stage of SkyPilot with its bucket in the test's folder; return its exit code."""
+    """Run a stage of cloud/skypilot.yaml with a local bucket; return its exit code."""
     stages = {its["name"]: its for its in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text())}
     command = stages[name]["run"].replace("/bucket", str(pod.folder / "bucket"))
     for folder in ("bucket", "here"):

@@ -1,4 +1,4 @@
-"""A pod is rented with a deadline and a volume or not at all; a copy counts once it is compared."""
+"""Pods are rented only with a deadline and a volume; copies of runs are compared."""
 
 import json
 import re
@@ -21,7 +21,7 @@ GPU = ("--gpu", "NVIDIA A100-SXM4-80GB", "--n", 8, "--volume", "vol", "--hours",
 
 
 def options(pod, *words: object) -> dict[str, str]:
-    """What the printed command gives to each option."""
+    """Return the options and values of the command that create_pod.sh prints."""
     code, said = pod.run("create_pod.sh", *words)
     assert code == 0 and "--yes" in said and pod.calls() == [], said
     line = shlex.split(said[said.index("runpodctl") : said.rindex("\n", 0, -1)].replace("\\\n", ""))
@@ -59,9 +59,13 @@ def test_the_whole_cost_is_shown(pod) -> None:
 
 
 def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
-    """It runs with its places in the test's folder. Without the repository it has to stop the pod itself."""
+    """The pod's start command runs on_start.sh, or stops the pod at the deadline.
+
+    The second case applies if the volume does not contain the repository. The paths in the command are replaced by
+    paths in the test's folder.
+    """
     text = options(pod, "--gpu", "A40", "--hours", 1.5, "--volume", "v")["--docker-args"]
-    assert text.count("'") == 2  # RunPod takes it apart as a shell does
+    assert text.count("'") == 2  # RunPod splits the text like a shell
     assert "script=/workspace/gpt2/runpod/on_start.sh;" in text
     text = text.replace("/workspace/gpt2/runpod", str(pod.folder)).replace("/start.sh", str(pod.folder / "start.sh"))
     pod.stub("../start.sh", '#!/bin/bash\necho "started" >>"$CALLS"\n')
@@ -71,14 +75,17 @@ def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
     (pod.folder / "on_start.sh").unlink()
     pod.wake()
     subprocess.run(shlex.split(text), env=pod.environment, check=True)
-    wait_for(lambda: len(pod.calls("runpodctl")) >= 8)  # again and again
+    wait_for(lambda: len(pod.calls("runpodctl")) >= 8)  # the four commands are repeated
     assert pod.sleeps()[:2] == [5400, 60]
     ways = ("pod stop", "stop pod", "pod delete", "remove pod")
     assert pod.calls("runpodctl")[:4] == [f"runpodctl {way} pod1" for way in ways]
 
 
 def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
-    """The Hub is a server of files: the list of a bucket lies at the path of its address."""
+    """A copy in a bucket is complete if the hashes of all files match.
+
+    The Hub is simulated by a file server: the list of the bucket's files is a file at the path of the API's URL.
+    """
     run, weights = pod.folder / "run", pod.folder / "run" / "final" / "model.safetensors"
     listed = pod.folder / "hub" / "api" / "buckets" / "me" / "mine" / "tree" / "copies" / "run"
     for path, text in ((run / "metrics.jsonl", "{}"), (weights, "weights"), (run / ".lock", ""), (listed, "")):
@@ -95,8 +102,8 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
         code, said = pod.run(*command, **variables)
         assert code == 0, said
         assert pod.calls() == [f"hf sync {run} hf://buckets/me/mine/copies/run --exclude .lock --quiet"]
-        assert pod.run(*command, **variables, STUB_hf="1")[0] != 0  # although everything is there
-        weights.write_text("weightz")  # of the same size
+        assert pod.run(*command, **variables, STUB_hf="1")[0] != 0  # the copy command failed, although all files match
+        weights.write_text("weightz")  # other contents of the same size
         (run / "samples.jsonl").touch()
         code, said = pod.run(*command, **variables)
         assert code == 1 and "2 files of" in said
@@ -106,7 +113,11 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
 @pytest.mark.parametrize(("differs", "code"), [("", 0), ("<f.st...... metrics.jsonl", 1)])
 @pytest.mark.parametrize("target", ["me@host:backup/", "me@host:"])
 def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: str, code: int) -> None:
-    """rsync appends the folder's name, also to a colon, which is the home; me@host:/run would be the root."""
+    """A copy with rsync is complete if the comparison finds no difference.
+
+    rsync appends the folder's name to the target, even after a colon, which means the home directory. The target must
+    not become me@host:/run, which is in the root directory.
+    """
     run = pod.folder / "run"
     run.mkdir()
     assert pod.run("sync.sh", f"{run}/", target, OUT_rsync=differs)[0] == code
@@ -124,7 +135,7 @@ def test_a_place_is_tried_without_copying(pod) -> None:
 
 
 def test_hf_has_the_commands_of_the_script() -> None:
-    """The stubs accept everything; the installed `hf` is asked itself."""
+    """The installed `hf` has the commands of sync.sh, which the stubs cannot check."""
     script = (ROOT / "runpod" / "sync.sh").read_text()
     for words in re.findall(r"^ +hf ([a-z ]+)", script, flags=re.MULTILINE):
         hf = Path(sys.executable).with_name("hf")

@@ -1,4 +1,4 @@
-"""An armed deadline stops the pod, whatever has become of the process that armed it."""
+"""An armed deadline stops the pod, even if the process that started it has ended."""
 
 import os
 import shutil
@@ -17,22 +17,22 @@ def deadlines(pod, purpose: str = "") -> list[int]:
 # A run that was not copied may lie outside the volume, so a stop is tried first.
 @pytest.mark.parametrize(("variables", "calls"), [({}, STOP), ({"RUNPOD_VOLUME_ID": "volume"}, STOP + TERMINATE)])
 def test_it_returns_at_once_and_stops_the_pod_later(pod, variables: dict[str, str], calls: list[str]) -> None:
-    """The repository may have gone by then."""
+    """deadline.sh returns at once; its timer works even if the repository is deleted."""
     scripts = shutil.copytree(ROOT / "runpod", pod.folder / "gone")
     code, said = pod.run(scripts / "deadline.sh", 4, **variables)
     assert code == 0 and "4 hours" in said and pod.calls() == []
     (process,) = deadlines(pod, "start")
-    assert os.getsid(process) == process  # of no terminal
+    assert os.getsid(process) == process  # a separate session, without a terminal
     shutil.rmtree(scripts)
     pod.wake()
     wait_for(lambda: len(pod.calls()) == len(calls))
-    # Five minutes before the deadline a training would be told to end.
+    # The first sleep ends five minutes before the deadline, when a training gets SIGTERM.
     assert pod.calls() == calls and pod.sleeps()[:2] == [4 * 3600 - 300, 300]
     assert "stopping the pod" in pod.log("deadline.log")
 
 
 def test_that_of_the_start_is_kept_and_that_of_a_run_replaced(pod) -> None:
-    # A container that was restarted may keep its /tmp, and its processes have the old ones' numbers.
+    # After a restart of the container /tmp may still contain the old process id, which now belongs to another process.
     (pod.folder / "deadline-start-pod1").write_text(str(os.getpid()))
     pod.run("deadline.sh", 1)
     pod.run("deadline.sh", 2, os.getpid())

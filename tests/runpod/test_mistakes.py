@@ -1,4 +1,4 @@
-"""A mistake costs nothing: a script names it and ends with exit code 2 before it does anything."""
+"""Wrong options end a script with an error and exit code 2, without side effects."""
 
 import shlex
 

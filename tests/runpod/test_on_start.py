@@ -1,4 +1,4 @@
-"""A pod is set up on every start, within a deadline, and never fails its container."""
+"""on_start.sh sets up a pod, arms a deadline first, and always exits with 0."""
 
 import os
 import re
@@ -16,21 +16,24 @@ def log(pod) -> str:
 
 
 def test_a_second_start_installs_nothing(pod) -> None:
-    """In a workspace with a space; HOME is the container's, because the next pod may have another image."""
+    """A second start of a pod uses the environment that the first start installed.
+
+    The workspace path contains a space. HOME is in the container, because the next pod may have another image.
+    """
     assert pod.run("on_start.sh") == (0, "")
     wait_for(lambda: pod.calls("python -m gpt2_repro.preflight"))
     first = pod.calls()
     assert any(call.startswith("python -m venv --system-site-packages") for call in first) and "ready: ." in log(pod)
-    # The image's torch is kept.
+    # The torch of the image is kept.
     (constraints,) = (pod.workspace / "venvs").glob("*/constraints.txt")
     assert constraints.read_text() == "torch==2.9.1+cu128\n"
     (install,) = [call for call in first if call.endswith("/requirements.txt")]
     assert f"--constraint {constraints}" in install
-    # A flash-attn wheel that cannot be imported is removed again, and nothing is compiled.
+    # A flash-attn wheel that cannot be imported is uninstalled, and nothing is compiled.
     assert any("pip uninstall" in call and "flash-attn" in call for call in first)
     installed = [call.rpartition("/")[2] for call in first if "pip install" in call]
     assert installed == ["requirements.txt", "flash_attn.whl"] and "SDPA" in log(pod)
-    # A shell has the environment and its caches; those of many small files are in the container.
+    # A shell gets the environment and the cache folders. Caches with many small files are in the container.
     names = '"$PATH" "$HF_HOME" "$TORCHINDUCTOR_CACHE_DIR" "$HF_DATASETS_CACHE"'
     words = ["bash", "-uc", f'. "$HOME/gpt2.env" && printf "%s\n" {names}']
     environment = {"PATH": os.environ["PATH"], "HOME": str(pod.folder)}
@@ -38,9 +41,9 @@ def test_a_second_start_installs_nothing(pod) -> None:
     assert re.match(rf"{pod.workspace}/venvs/py312-torch2\.9\.1\+cu128-\w+/bin:", path)
     here, there = pod.workspace / ".cache", pod.folder / ".cache"
     assert caches == [f"{here}/huggingface", f"{here}/inductor", f"{there}/huggingface/datasets"]
-    # The next start waits for nothing; its preflight, which hangs here, runs next to it.
+    # The next start does not wait for its preflight, which hangs here and runs in the background.
     assert pod.run("on_start.sh", SLOW_PREFLIGHT="1") == (0, "")
-    wait_for(lambda: len(pod.calls("python -m gpt2_repro.preflight")) == 3)  # the wheel finder is one of them
+    wait_for(lambda: len(pod.calls("python -m gpt2_repro.preflight")) == 3)  # one: the wheel finder
     again = pod.calls()[len(first) :]
     assert not any(word in call for call in again for word in ("pip install", "-m venv", "flash_attn"))
 
@@ -93,7 +96,7 @@ COMMAND = "echo 'a b' >>\"$TMPDIR/ran\"; echo secret-of-mine"
 
 def test_a_command_is_started_in_tmux_once(pod) -> None:
     pod.run("on_start.sh", AUTO_RUN=COMMAND, STUB_tmux="0")
-    assert not pod.calls("tmux new-session")  # the session is there
+    assert not pod.calls("tmux new-session")  # the tmux session exists
     pod.stub(
         "tmux",
         '#!/bin/bash\necho "tmux $1" >>"$CALLS"\n[[ $1 == new-session ]] && bash -c "${!#}" </dev/null >"$TMPDIR/pane"\n',
@@ -109,9 +112,9 @@ def test_without_tmux_the_command_is_started_all_the_same(pod) -> None:
     for _ in range(2):
         pod.run("on_start.sh", AUTO_RUN='echo $$ >>"$TMPDIR/began"; sleep 30', STUB_tmux="1")
         wait_for(lambda: began.exists() and began.read_text())
-    wait_for(lambda: len(pod.processes("flock")) == 1)  # the second one has found the first
+    wait_for(lambda: len(pod.processes("flock")) == 1)  # the second start found that the command is running
     (process,) = began.read_text().split()
-    assert os.getsid(int(process)) not in (os.getsid(0), int(process))  # that of flock, which nothing else is in
+    assert os.getsid(int(process)) not in (os.getsid(0), int(process))  # it is in the new session of flock
 
 
 def test_if_the_command_cannot_run_the_pod_is_stopped(pod) -> None:

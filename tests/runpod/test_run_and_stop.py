@@ -1,4 +1,4 @@
-"""Whatever the training, the terminal or the network do, the run is kept and the pod is stopped."""
+"""run_and_stop.sh keeps the run and stops the pod after any failure."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ VOLUME = {"RUNPOD_VOLUME_ID": "volume"}
 BUCKET = ("--sync", "hf://buckets/me/mine")
 TRAIN = ("--", "train.py")
 SCRIPT = ["bash", str(ROOT / "runpod" / "run_and_stop.sh"), "--hours", "1", "--grace", "0", *TRAIN]
-# Says that it has begun, and saves when it is told to end; each time that it is told it writes a line.
+# A training that creates the file `began` when it starts. At SIGTERM it writes a line to the file `told` and ends.
 PATIENT = (
     'trap "echo told >>$TMPDIR/told; /bin/sleep 0.3; exit 0" TERM; touch "$TMPDIR/began"; '
     "while :; do /bin/sleep 0.05; done"
@@ -34,7 +34,7 @@ def start_training(pod: Pod, *words: object, **variables: str) -> subprocess.Pop
 def test_everything_comes_in_its_order(pod) -> None:
     run = pod.workspace / "runs" / "mine"
     code, log = pod.train("--hours", 1, *BUCKET, **VOLUME)
-    assert code == 1, log  # no way to terminate works here
+    assert code == 1, log  # no request to terminate the pod works in this test
     assert pod.calls() == [
         "hf buckets info me/mine",
         "python -m gpt2_repro.supervise -- accelerate launch train.py",
@@ -54,12 +54,15 @@ def test_everything_comes_in_its_order(pod) -> None:
         ((), {"EVALUATION": "4"}, 4, True),
         (("--no_evaluation",), {}, 0, False),
         ((), {"STATE": "stopped"}, 0, False),
-        ((), {"TRAINING": "exit 2"}, 2, False),  # a mistake, in the directory of a complete run
+        ((), {"TRAINING": "exit 2"}, 2, False),  # a user error, in the directory of a complete run
         ((), {"RUN": ""}, 0, False),
     ],
 )
 def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str], code: int, evaluated: bool) -> None:
-    """Only a run that has just become complete is evaluated."""
+    """With --keep the script exits with the code of the training or of the evaluation.
+
+    The run is evaluated only if it is complete and the training succeeded.
+    """
     ended, log = pod.train("--keep", *words, **variables)
     assert ended == code and not pod.calls("runpodctl") and not pod.processes("deadline.sh"), log
     assert bool(pod.calls("python -m gpt2_repro.evaluation")) is evaluated
@@ -78,7 +81,7 @@ def test_a_failed_copy_is_a_failure(pod) -> None:
         (BUCKET, "1", "work space/runs/mine", TERMINATE),
         ((), "0", "work space/runs/mine", TERMINATE),
         ((), "0", "work space/../outside", STOP),
-        (BUCKET, "0", "", STOP),  # nobody knows where the run is
+        (BUCKET, "0", "", STOP),  # the run directory is unknown
     ],
 )
 def test_only_what_is_safe_is_terminated(pod, words, differs: str, folder: str, ways: list[str]) -> None:
@@ -109,7 +112,10 @@ def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
 
 @pytest.mark.parametrize("variables", [{"TRAINING": "exit 1"}, {"STATE": "stopped"}])
 def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]) -> None:
-    """Who kills it in that time keeps the pod, and may start the next run: nothing else holds the lock."""
+    """After a failure or an early end the script waits before it stops the pod.
+
+    If the script is killed during this time, the pod is kept, and the next run can start because the lock is free.
+    """
     words = ("--hours", 1, "--grace", 0.5, *TRAIN)
     for number in (1, 2):
         process = pod.start("run_and_stop.sh", *words, RUN=str(pod.folder / "run"), **variables)
@@ -125,7 +131,10 @@ def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]
 
 @pytest.mark.parametrize("words", [("--hours", 1), ("--keep",)])
 def test_before_the_deadline_the_training_is_told_to_end(pod, words: tuple[object, ...]) -> None:
-    """Before that of the run, or, if the run has none, before that of the pod's start."""
+    """The training gets SIGTERM before the deadline of the run.
+
+    A run without a deadline gets it before the deadline of the pod's start.
+    """
     process = start_training(pod, *words, "--grace", 0)
     if words == ("--keep",):
         pod.run("deadline.sh", 1)
@@ -150,13 +159,13 @@ def test_a_terminal_may_close_and_ctrl_c_ends_the_training_only(pod, what: str) 
     if process == 0:
         os.execvpe("bash", SCRIPT, environment)
     shown = b""
-    while b"hours at the latest" not in shown:  # the terminal follows the log
+    while b"hours at the latest" not in shown:  # the terminal shows the log
         shown += os.read(terminal, 4096)
     wait_for((pod.folder / "began").exists)
     if what == "close":
         os.close(terminal)
         time.sleep(0.5)
-        assert not (pod.folder / "told").exists()  # the training has not noticed
+        assert not (pod.folder / "told").exists()  # the training got no signal
         for _ in range(3):
             os.kill(process, signal.SIGTERM)
             time.sleep(0.05)
