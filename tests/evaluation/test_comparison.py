@@ -1,4 +1,4 @@
-"""The table from scores of two models, against numbers worked out by hand."""
+"""The table of two models' scores equals values computed by hand."""
 
 import dataclasses
 

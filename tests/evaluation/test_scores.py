@@ -1,4 +1,4 @@
-"""What is read from the harness's results and samples, and what is refused in them."""
+"""Scores are read from the harness's results and samples. Bad ones are rejected."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_published_numbers_check_what_is_measured() -> None:
     for model, window, scores, broken in (
         (gpt2, 1024, measured("hellaswag", "acc", 0.2892), False),
         (gpt2, 1024, measured("hellaswag", "acc", 0.2504), True),
-        (gpt2, 1024, measured("hellaswag", "acc", 0.2504, part=42), False),  # nothing is known of a part
+        (gpt2, 1024, measured("hellaswag", "acc", 0.2504, part=42), False),  # not for a part of the documents
         (gpt2, 512, measured("wikitext", "word_perplexity", 42.5), False),
         (gpt2, 1024, measured("wikitext", "word_perplexity", 42.5), True),
         ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),

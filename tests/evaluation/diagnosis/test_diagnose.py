@@ -1,7 +1,7 @@
-"""`python -m gpt2_repro.diagnose` names a planted defect, and none where there is none.
+"""`python -m gpt2_repro.diagnose` names a planted defect, and nothing without one.
 
-The models read a small language. A document of "village" repeats one of forty people and one of forty places, one of
-"market" a good and its price. So context, domain, position and the start of a document all matter.
+The models read a small language. A document of "village" repeats one of forty people and one of forty places. A
+document of "market" repeats a product and its price. So context, domain, position and document starts all matter.
 """
 
 import copy
@@ -36,7 +36,7 @@ def words_of(slot: str) -> list[str]:
 
 
 def tell(count: int, *, seed: int, kind: str = "") -> list[str]:
-    """Documents of 8 to 30 sentences."""
+    """Return documents of 8 to 30 sentences."""
     source, told = random.Random(seed), []
     for _ in range(count):
         verb, article, *slots = KINDS[kind or source.choice(list(KINDS))]
@@ -48,7 +48,7 @@ def tell(count: int, *, seed: int, kind: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def language() -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words."""
+    """A tokenizer with one token per word of the small language."""
     words = [END, ".", "today", "quite", "often"]
     for verb, article, *slots in KINDS.values():
         words += [verb, article, *(word for slot in slots for word in words_of(slot))]
@@ -58,7 +58,7 @@ def language() -> PreTrainedTokenizerFast:
 
 
 def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GPT2LMHeadModel]:
-    """Train a GPT-2 with WINDOW positions; return it as it is before the first step, after 70 and after 200."""
+    """Train a GPT-2 with WINDOW positions. Return it after 0, 70 and 200 steps."""
     end = tokenizer.eos_token_id
     stream = [number for ids in tokenizer(texts)["input_ids"] for number in (end, *ids)]
     packed = torch.tensor([stream[start : start + WINDOW + 1] for start in range(0, len(stream) - WINDOW, WINDOW)])
@@ -86,7 +86,10 @@ def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GP
 
 @pytest.fixture(scope="module")
 def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model by the name of what is wrong with it, or of how it differs soundly."""
+    """A function that saves the model with a named defect, and returns its folder.
+
+    Some of the named models are sound but different.
+    """
     untrained, brief, sound = train_model(language, tell(2000, seed=1))
 
     def with_random(weights: str, rows: slice | list[int], kept: float = 0.0, scale: float = 0.1) -> GPT2LMHeadModel:
@@ -132,7 +135,7 @@ def write_lines(path: Path, column: str, texts: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LAMBADA is of the village, wikitext of the market."""
+    """Local task data: LAMBADA is text of the village, wikitext is text of the market."""
     folder = tmp_path_factory.mktemp("local")
     passages = cut_passages(tell(150, seed=8, kind="village"), 150)
     write_lines(folder / "lambada_openai.jsonl", "text", passages)
@@ -142,7 +145,7 @@ def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder of both kinds with a further validation set of the village."""
+    """A prepared folder of both kinds of text, with a second validation set (village)."""
     folder = tmp_path_factory.mktemp("prepared")
     language.save_pretrained(folder / "tokenizer")
     village = write_lines(folder / "village.jsonl", "text", tell(150, seed=6, kind="village"))
