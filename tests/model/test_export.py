@@ -1,4 +1,4 @@
-"""What is loaded is plain, whole and harmless, whoever saved it."""
+"""Models of any author are loaded safely and completely, or rejected."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def trained():
 
 @pytest.fixture
 def theirs(trained, tmp_path: Path) -> Path:
-    """A plain checkpoint in a folder, as anyone may have saved it."""
+    """A plain checkpoint folder, as any author could have saved it."""
     plain_model(trained.config, trained.state_dict()).save_pretrained(tmp_path / "theirs")
     return tmp_path / "theirs"
 
