@@ -45,7 +45,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
         kind, text = _count if isinstance(default, int) else str, f"{field.metadata['help']} (default: {shown})"
         recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
-    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with task data as jsonl files.")
+    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files, to run offline.")
     parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each run.")
     parser.add_argument("--no_cache", action="store_true", help="Score again, without .cache/evaluation.")
     parser.add_argument("--limit", type=_count, metavar="N", help="Score N documents per task, as a smoke test.")
@@ -54,7 +54,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser.add_argument("--batch_size", type=_count, metavar="N", help="Rows per pass. Default: GPU 32, CPU 4.")
     options = parser.parse(argv)
     if not options.checkpoints:
-        raise UserError("No checkpoint was passed. Pass at least one, for example bash evaluate.sh runs/gpt2_124m.")
+        raise UserError("No checkpoint was passed. Pass at least one, for example: bash evaluate.sh runs/gpt2_124m")
     if options.tasks is not None:
         options.tasks = [task for word in options.tasks for task in word.split(",") if task]
     return options

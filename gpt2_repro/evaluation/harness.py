@@ -117,7 +117,7 @@ def _missing_data_as_user_error() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        raise UserError(f"Cannot load the task data ({in_a_line(error)}). Pass --local_data DIR.") from None
+        raise UserError(f"Cannot load task data ({in_a_line(error)}). Pass --local_data DIR with its files.") from None
 
 
 @functools.cache

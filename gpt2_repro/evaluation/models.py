@@ -49,7 +49,7 @@ class LoadedModel:
 
 
 def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
-    """Load a model, inspect it and drop its weights.
+    """Load a model to inspect it, and return a description without its weights.
 
     Raises UserError if the model cannot be loaded, or if the size of its vocabulary does not fit its tokenizer.
     """

@@ -43,7 +43,9 @@ def score_models(
 
     Args:
         local: the data files of tasks that do not read from the Hub.
-        cached: whether to use the cache.
+        cached: whether to read and write the cache.
+
+    Returns each model's column of the table and its scores.
     """
     scored = []
     with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:

@@ -1,4 +1,4 @@
-"""The recipe section `model:`: the shape of the network and its computation."""
+"""The recipe section `model:`: architecture, shape, attention and initial weights."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_emb
 
 
 class Overrides(str):
-    """Keys of a configuration and their values, as JSON text.
+    """The value of --config_overrides: keys of a configuration, as JSON text.
 
     The input is JSON, or `key=value,key=value` with values that are JSON or plain text.
     """
@@ -40,7 +40,7 @@ def _value(text: str) -> Any:
 
 @dataclasses.dataclass
 class ModelArguments:
-    """The recipe section `model:`.
+    """The recipe section `model:`: architecture, shape, attention and initial weights.
 
     The defaults are the 124M GPT-2 of the paper, as trained by llm.c.
     """
@@ -80,7 +80,7 @@ class ModelArguments:
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
-    """Raise UserError if the shape or the document mask is impossible.
+    """Raise UserError if the model's shape or the document mask is impossible.
 
     A document mask needs rows with several documents and separators between them.
     """

@@ -26,7 +26,7 @@ FLASH = re.compile("_flash_attn_(varlen_)?forward")
 
 
 class Graph(NamedTuple):
-    """Attention and logits in one compiled graph of the loss."""
+    """Description of a compiled graph of the loss: its attention calls and logits."""
 
     training: bool
     causal: int  # attention calls in which the kernel applies the causal mask
@@ -78,7 +78,7 @@ def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
 
 
 def _calls(graph: GraphModule) -> Iterator[Node]:
-    """Yield the function calls in a graph and in its subgraphs.
+    """Yield the function calls in a torch.compile graph and in its subgraphs.
 
     Recomputed layers are subgraphs.
     """

@@ -1,4 +1,4 @@
-"""Attention limited to the same document in rows that hold several documents.
+"""Attention inside documents, for rows that hold several documents.
 
 Only attention is limited. Positions count from the start of the row, so that every position embedding is trained.
 """
@@ -54,7 +54,7 @@ class Documents:
 
 
 def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Documents:
-    """Return the Documents of rows with the tokenizer's end-of-text id as separator.
+    """Return how to find documents that the tokenizer's end-of-text id separates.
 
     `separator` is "before" or "after": the place of that id relative to each document.
 

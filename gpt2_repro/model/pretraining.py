@@ -114,7 +114,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
 
 
 def chunk_size(weight: Tensor) -> int:
-    """Return the number of tokens whose logits are held at a time.
+    """Return the number of tokens whose logits are computed at a time.
 
     This is at most 2**28 logits, and a power of two: matrix products with odd heights leave part of a GPU idle.
     """

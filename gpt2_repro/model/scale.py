@@ -1,6 +1,6 @@
 """Parameters and FLOPs of a model.
 
-Those of GPT-2 are computed by formulas, all others from a model on the meta device.
+They are computed by formulas for GPT-2, and from a model on the meta device for other architectures.
 """
 
 from typing import TYPE_CHECKING

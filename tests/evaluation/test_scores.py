@@ -1,4 +1,4 @@
-"""Scores are read from the harness's results and samples. Bad ones are rejected."""
+"""Scores are read from lm-eval's results and samples, and bad ones are rejected."""
 
 import math
 

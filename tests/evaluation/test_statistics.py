@@ -48,7 +48,7 @@ def test_accuracies_have_mcnemars_error() -> None:
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE])
 def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None:
-    """A 95 % interval misses the true difference in about 10 of 200 simulations."""
+    """95 % intervals miss the true difference in about 10 of 200 simulations."""
     truth, missed = 0.1, 0
     for world in range(200):
         draw = np.random.default_rng(world)
@@ -92,7 +92,7 @@ def test_few_documents_that_differ_tell_nothing() -> None:
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY])
 def test_the_error_of_a_difference_is_comparable_with_those_of_its_scores(aggregation: str) -> None:
-    """The difference from an almost perfect model is as uncertain as the other score."""
+    """If one model is almost perfect, the difference has the other score's error."""
     theirs = -np.random.default_rng(0).normal(9, 2, 40)
     ours = theirs / 1000
     if aggregation == WEIGHTED_PERPLEXITY:

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on our task files gives the scores of a plain loop."""
+"""The project's task files give the scores of a plain loop over the model."""
 
 import itertools
 import json

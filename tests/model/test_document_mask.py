@@ -97,7 +97,7 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, behind
         loss.backward()
         assert loss.item() == pytest.approx(reference.item(), rel=1e-6), attention
         for (name, ours), theirs in zip(model.named_parameters(), gradients, strict=True):
-            # llama computes norms and positions in fp32, whatever the dtype
+            # llama computes norms and positions in fp32 for every dtype
             assert (ours.grad - theirs).abs().max() < 1e-5 * theirs.abs().max(), (attention, name)
 
 
@@ -105,7 +105,7 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, behind
 def test_what_is_not_the_loss_of_packed_rows_runs_across_separators(attention: str) -> None:
     """Only the loss of packed rows uses the document mask.
 
-    Samples, HellaSwag and other users of the model attend across documents.
+    Samples, HellaSwag and stock users of the model attend across documents.
     """
     batch = batch_of(STARTS)
     masked, plain = build("gpt2", attention, documents=Documents(S)), build("gpt2", attention)

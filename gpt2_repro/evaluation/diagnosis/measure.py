@@ -53,8 +53,10 @@ def measure(
     """Return the tables, the causes and the conclusion for diagnosis.json.
 
     Args:
+        rows: the scored rows.
         losses: the losses of all rows by the model, then by the baseline.
         names: the names of the domains.
+        window: the largest number of targets in a row.
         separator: the id between the documents of training rows.
         home: the name of the domain that the model was trained on, or None.
         counts: how often each id occurs in the training text [vocabulary]. With None the ids of the scored rows are
@@ -95,9 +97,10 @@ def _judged(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 
 def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
-    """Return the domain that the others are compared with, or None.
+    """Return the domain that the other domains are compared with, or None.
 
-    This is the model's home domain, or the one with the smallest loss difference.
+    A domain is a kind of text. The reference is the model's home domain, or the domain with the smallest loss
+    difference.
     """
     judged = _judged(domains)
     at_home = next((bucket for bucket in judged if bucket.label == home), None)
@@ -105,7 +108,7 @@ def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
 
 
 def _everywhere(reference: Bucket | None) -> float:
-    """Return the loss difference on the reference domain in nats, at least 0."""
+    """Return the model's loss difference on the reference domain in nats, at least 0."""
     return max(reference.difference.value, 0.0) if reference else 0.0
 
 

@@ -1,6 +1,6 @@
 """Two models' losses on the same tokens, averaged over buckets of tokens.
 
-This module also finds the position from which on a model is worse than before it.
+This module also finds the position from which on a model is worse than at earlier positions.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Estimate:
     stderr: float
 
     def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
-        """Return whether the value is above `bound` and above `errors` standard errors."""
+        """Return whether the estimate is above `bound` and above `errors` standard errors."""
         return self.value > bound and self.value > errors * self.stderr
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """A position from which on a model's loss difference is larger than before.
+    """A position from which on a model's loss difference is larger than before it.
 
     Args:
         ours, theirs: by how much each model's own loss rises at this position. For a sound model it falls, because
@@ -186,10 +186,10 @@ def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> 
 
 
 def position_edges(window: int) -> list[int]:
-    """Return the edges of position buckets: doubled at first, then every sixteenth.
+    """Return the edges of buckets of positions in a window.
 
-    The last position has its own bucket. It is never trained if a loss shifts its labels inside a row that is not
-    longer than the window.
+    The edges double up to a sixteenth of the window, and then follow every sixteenth. The last position has its own
+    bucket. It is never trained if a loss shifts its labels inside a row that is not longer than the window.
     """
     sixteenth = max(1, window // 16)
     doubled = [2**power for power in range(window.bit_length()) if 2**power < sixteenth]
@@ -211,7 +211,7 @@ def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
     ours, theirs, document = (values.reshape(-1, window) for values in (full.ours, full.theirs, full.document))
 
     def rise(losses: NDArray[np.float64], start: int, middle: int, end: int) -> Estimate:
-        """Return how much the mean loss from `middle` to `end` exceeds that before it."""
+        """Return how much the mean loss of middle:end exceeds the mean of start:middle."""
         return clustered(losses[:, middle:end].mean(1) - losses[:, start:middle].mean(1), document[:, 0])[0]
 
     gap = ours - theirs
