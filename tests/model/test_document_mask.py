@@ -105,7 +105,7 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, behind
 def test_what_is_not_the_loss_of_packed_rows_runs_across_separators(attention: str) -> None:
     """Only the loss of packed rows uses the document mask.
 
-    Samples, HellaSwag and stock users of the model attend across documents.
+    Samples, HellaSwag and all other uses of the model attend across documents.
     """
     batch = batch_of(STARTS)
     masked, plain = build("gpt2", attention, documents=Documents(S)), build("gpt2", attention)
