@@ -75,20 +75,20 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def common_window(models: Sequence[LoadedModel], asked: int, *, explicit: bool) -> int:
+def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
     """Return the window in tokens that all models are scored with.
 
-    This is the widest window of at most `asked` tokens that every model was trained on.
+    This is the widest window of at most `requested` tokens that every model was trained on.
 
     Args:
-        explicit: whether `asked` was passed as an option. Such a window is used if all models have enough positions,
+        explicit: whether `requested` was passed as an option. It is then used if all models have enough positions,
             trained or not.
     """
     shortest = min(models, key=lambda model: model.trained_window)
-    window = min(asked, shortest.trained_window)
-    if explicit and window < asked <= min(model.positions for model in models):
-        logger.warning("Window: %d tokens. %s has untrained positions after %d.", asked, shortest.name, window)
-        return asked
-    if window < asked:
-        logger.warning("Window: %d tokens instead of %d: %s was not trained on more.", window, asked, shortest.name)
+    window = min(requested, shortest.trained_window)
+    if explicit and window < requested <= min(model.positions for model in models):
+        logger.warning("Window: %d tokens. %s has untrained positions after %d.", requested, shortest.name, window)
+        return requested
+    if window < requested:
+        logger.warning("Window: %d tokens, not %d: %s was not trained on more.", window, requested, shortest.name)
     return window

@@ -44,27 +44,27 @@ def build_model(
 
 
 def choose_attention(
-    asked: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False, document_mask: bool = False
+    requested: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False, document_mask: bool = False
 ) -> tuple[str, str]:
     """Return the attention implementation to use and the reason for the choice.
 
     Args:
-        asked: the field attn_implementation of the recipe.
+        requested: the field attn_implementation of the recipe.
         one_row_compiled: whether passes of one row will be compiled.
         document_mask: whether attention must stay inside documents.
 
     Raises UserError if flash_attention_2 is requested and cannot be used.
     """
-    if asked in ("causal_sdpa", "eager"):
-        return asked, "as requested"
+    if requested in ("causal_sdpa", "eager"):
+        return requested, "as requested"
     obstacle = _flash_obstacle(cuda=cuda, bf16=bf16, document_mask=document_mask)
     if one_row_compiled and not obstacle and not document_mask:
         # _is_packed_sequence in transformers 5.23. It does not read them if the lengths of documents are passed.
         obstacle = "transformers reads the position ids of one-row passes, which cannot be compiled"
-    if asked == "flash_attention_2":
+    if requested == "flash_attention_2":
         if obstacle:
             raise UserError(f"flash_attention_2 cannot be used: {obstacle}. Pass --attn_implementation auto.")
-        return asked, "as requested"
+        return requested, "as requested"
     if obstacle:
         mask = "with a document mask" if document_mask else "without a mask"
         return "causal_sdpa", f"torch's SDPA {mask}, because {obstacle}"

@@ -148,10 +148,10 @@ def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> N
         assert "\n" not in str(refused.value)
 
 
-def test_a_hub_out_of_reach_is_no_mistake() -> None:
-    with pytest.raises(RunFailed, match="Hub") as told:
+def test_an_unreachable_hub_is_not_a_user_error() -> None:
+    with pytest.raises(RunFailed, match="Hub") as refused:
         read_items("Rowan/hellaswag")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow  # encodes all items, 15 s

@@ -72,7 +72,7 @@ def scored(monkeypatch) -> list[str]:
     return tasks
 
 
-def test_run_and_checkpoint_beside_an_untrained_model(tiny_run, capsys):
+def test_run_and_checkpoint_compared_with_an_untrained_model(tiny_run, capsys):
     words = ["runs/tiny", "runs/tiny/checkpoint-3", "--local_data", "data/tiny", "--device", "cpu"]
     main(words)
     output = tiny_run / "evaluation"
@@ -140,7 +140,7 @@ def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
     assert evaluate()["rows"] == alone, "the cache has A's scores"
 
 
-def test_changed_data_with_the_same_mtime_is_scored_anew(tiny_run):
+def test_changed_data_with_the_same_mtime_is_scored_again(tiny_run):
     texts = [json.loads(line)["text"] for line in Path("data/tiny/text/validation.jsonl").read_text().splitlines()]
     found = []
     for chosen, words in ((texts, ""), (texts[::-1][1:], ""), (texts[::-1][1:], "--no_cache")):
@@ -153,7 +153,7 @@ def test_changed_data_with_the_same_mtime_is_scored_anew(tiny_run):
     assert found[0] != found[1] == found[2]
 
 
-def test_files_of_others_in_the_output_folder_stay(tiny_run):
+def test_other_files_in_the_output_folder_are_kept(tiny_run):
     Path("out/tasks").mkdir(parents=True)
     Path("out/tasks/mine.yaml").write_text("mine")
     for name in ("comparison.md", "comparison.json"):
@@ -266,7 +266,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_task_data_out_of_reach_names_local_data(tiny_run, monkeypatch, processes):
+def test_unreachable_task_data_names_local_data(tiny_run, monkeypatch, processes):
     """Task data that cannot be loaded is an error that names --local_data.
 
     The test is offline. It fails if several processes are started.

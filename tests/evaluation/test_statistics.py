@@ -47,7 +47,7 @@ def test_accuracies_have_mcnemars_error() -> None:
 
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE])
-def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None:
+def test_intervals_cover_the_true_difference(aggregation: str) -> None:
     """95 % intervals miss the true difference in about 10 of 200 simulations."""
     truth, missed = 0.1, 0
     for world in range(200):
@@ -81,7 +81,7 @@ def test_verdicts_need_the_whole_interval() -> None:
         assert paired(metric, aggregation, ours, base, higher_is_better=higher).verdict == verdict
 
 
-def test_few_documents_that_differ_tell_nothing() -> None:
+def test_few_differing_documents_are_inconclusive() -> None:
     theirs = np.zeros(200)
     for right, verdict in ((5, "inconclusive"), (6, "better")):  # p-values of the exact test: 0.0625 and 0.031
         ours = np.where(np.arange(200) < right, 1.0, 0.0)

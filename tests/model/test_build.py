@@ -110,7 +110,7 @@ def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **ch
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "told"),
+    ("theirs", "ours", "message"),
     [
         ({}, {"n_layer": 3}, "--n_layer 2$"),
         ({}, {"n_embd": 64, "n_head": 4}, "--n_head 2 --n_embd 32$"),
@@ -121,6 +121,6 @@ def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **ch
         ({"model_type": "llama", "intermediate_size": 48}, {}, "llama.*gpt2.*--init_from.*--model_type"),
     ],
 )
-def test_init_from_another_model_is_refused(theirs: dict, ours: dict, told: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=told):
+def test_init_from_another_model_is_refused(theirs: dict, ours: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         start(checkpoint_of(tmp_path, **theirs), **ours)

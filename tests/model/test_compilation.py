@@ -96,10 +96,10 @@ def test_logits_and_flash_attn_are_seen(batch) -> None:
     assert found == [Graph(training=True, causal=1, masked=0, logits=False)]
 
 
-def test_compiled_code_is_kept_beside_the_runs(monkeypatch, tmp_path: Path) -> None:
+def test_compiled_code_is_cached_next_to_the_runs(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    beside = str(tmp_path / ".cache" / "inductor")
-    for given, expected in ((compilation.default_cache_dir(), beside), ("/somewhere/else", "/somewhere/else")):
+    default = str(tmp_path / ".cache" / "inductor")
+    for given, expected in ((compilation.default_cache_dir(), default), ("/somewhere/else", "/somewhere/else")):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given)
         compile_loss(build(), backend="aot_eager")
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected

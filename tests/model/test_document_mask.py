@@ -102,7 +102,7 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, behind
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_what_is_not_the_loss_of_packed_rows_runs_across_separators(attention: str) -> None:
+def test_only_the_loss_of_packed_rows_uses_the_document_mask(attention: str) -> None:
     """Only the loss of packed rows uses the document mask.
 
     Samples, HellaSwag and all other uses of the model attend across documents.

@@ -64,7 +64,7 @@ def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
         assert torch.equal(found["attprojb"][layer], block.attn.c_proj.bias)
 
 
-def test_what_is_no_model_file_is_refused(model: GPT2LMHeadModel, tmp_path: Path) -> None:
+def test_other_files_and_models_are_refused(model: GPT2LMHeadModel, tmp_path: Path) -> None:
     (tmp_path / "short.bin").write_bytes(b"x" * 100)
     (tmp_path / "tokens.bin").write_bytes(np.full(300, 20240520, dtype=np.int32).tobytes())
     for name in ("short.bin", "tokens.bin"):

@@ -32,7 +32,7 @@ def test_loss_and_gradients_are_the_stock_models(family: str, batch) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 32, 1024])
-def test_chunks_do_not_show(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunking_does_not_change_the_loss(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretraining, "LOGITS_PER_CHUNK", chunk * PADDED)
     hidden, weight = torch.randn(48, 8).requires_grad_(), torch.randn(PADDED, 8).requires_grad_()
     labels = torch.randint(0, VOCABULARY, (48,))

@@ -35,15 +35,15 @@ def words_of(slot: str) -> list[str]:
     return [f"{syllable}{'lorintha' if slot in ('places', 'prices') else 'min'}{slot[:2]}" for syllable in syllables]
 
 
-def tell(count: int, *, seed: int, kind: str = "") -> list[str]:
+def make_documents(count: int, *, seed: int, kind: str = "") -> list[str]:
     """Return documents of 8 to 30 sentences."""
-    source, told = random.Random(seed), []
+    source, documents = random.Random(seed), []
     for _ in range(count):
         verb, article, *slots = KINDS[kind or source.choice(list(KINDS))]
         subject, thing = (source.choice(words_of(slot)) for slot in slots)
         ends = [source.choice(["today", "often", "quite often"]) for _ in range(source.randint(8, 30))]
-        told.append(" ".join(f"{subject} {verb} {article} {thing} {end}." for end in ends))
-    return told
+        documents.append(" ".join(f"{subject} {verb} {article} {thing} {end}." for end in ends))
+    return documents
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPath
 
     Some of the named models are sound but different.
     """
-    untrained, brief, sound = train_model(language, tell(2000, seed=1))
+    untrained, brief, sound = train_model(language, make_documents(2000, seed=1))
 
     def with_random(weights: str, rows: slice | list[int], kept: float = 0.0, scale: float = 0.1) -> GPT2LMHeadModel:
         model = copy.deepcopy(sound)
@@ -137,9 +137,9 @@ def write_lines(path: Path, column: str, texts: list[str]) -> Path:
 def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Local task data: LAMBADA is text of the village, wikitext is text of the market."""
     folder = tmp_path_factory.mktemp("local")
-    passages = cut_passages(tell(150, seed=8, kind="village"), 150)
+    passages = cut_passages(make_documents(150, seed=8, kind="village"), 150)
     write_lines(folder / "lambada_openai.jsonl", "text", passages)
-    write_lines(folder / "wikitext.jsonl", "page", tell(150, seed=9, kind="market"))
+    write_lines(folder / "wikitext.jsonl", "page", make_documents(150, seed=9, kind="market"))
     return folder
 
 
@@ -148,8 +148,8 @@ def prepared(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPat
     """A prepared folder of both kinds of text, with a second validation set (village)."""
     folder = tmp_path_factory.mktemp("prepared")
     language.save_pretrained(folder / "tokenizer")
-    village = write_lines(folder / "village.jsonl", "text", tell(150, seed=6, kind="village"))
-    both = write_lines(folder / "train.jsonl", "text", tell(1000, seed=5))
+    village = write_lines(folder / "village.jsonl", "text", make_documents(150, seed=6, kind="village"))
+    both = write_lines(folder / "train.jsonl", "text", make_documents(1000, seed=5))
     sets = {"split": "hash", "validation_fraction": 0.1, "validation_sets": [f"village={village}"]}
     places = {"data_files": [str(both)], "tokenizer": str(folder / "tokenizer"), "dataset_dir": str(folder / "data")}
     prepare(DataArguments(sequence_length=WINDOW, **sets, **places))
@@ -212,7 +212,7 @@ def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_
     for name, content in (("torn/wikitext.jsonl", '{"page": "a"}\n{"pa'), ("empty/lambada_openai.jsonl", "")):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(content)
-    for words, said in [
+    for words, message in [
         (["--baseline", stranger, "--local_data", str(local_data)], "another tokenizer"),
         (["--baseline", sound], "--dataset_dir"),
         (["--baseline", sound, "--local_data", str(tmp_path / "torn")], "line 2"),
@@ -227,4 +227,4 @@ def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_
     ]:
         with pytest.raises(UserError) as refused:
             diagnose.main([sound, *words])
-        assert said in str(refused.value) and "\n" not in str(refused.value)
+        assert message in str(refused.value) and "\n" not in str(refused.value)
