@@ -39,7 +39,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
     models = "A run directory (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
-    recipe = parser.add_argument_group("recipe section evaluation (default: as in the recipe of the checkpoint's run)")
+    recipe = parser.add_argument_group("recipe section evaluation (default: the checkpoint's run, otherwise as shown)")
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
