@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Scores checkpoints and a baseline with lm-evaluation-harness, by one command for all, and prints one table.
-#   bash evaluate.sh runs/gpt2_124m                                       # its final/ beside openai-community/gpt2
+# Score checkpoints and a baseline with lm-evaluation-harness, and print one comparison table.
+# All models are scored under the same settings.
+#   bash evaluate.sh runs/gpt2_124m                                       # its final/, and openai-community/gpt2
 #   bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag --device cuda:1
 #   bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
-[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # for `sh evaluate.sh`
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # if started as `sh evaluate.sh`
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=python3

@@ -50,7 +50,7 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--tokens_per_step 300", ["8 rows x 32 tokens x 1 processes", "--tokens_per_step 256 or 512"]),
         ("--train_sampling_strategy group_by_length --dry_run", ["concat", "--packing wrap"]),
         ("--attn_implementation flash_attention_2", ["no GPU", "--attn_implementation auto"]),
-        ("--document_mask --packing wrap", ["leave out --document_mask"]),
+        ("--document_mask --packing wrap", ["--document_mask"]),
         ("--document_mask --separator none --dry_run", ["--separator before"]),
         ("--deepspeed 1", ["--deepspeed", "zero1.yaml"]),
         ("--hub_token 1", ["--hub_token", "HF_TOKEN"]),

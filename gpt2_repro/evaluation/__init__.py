@@ -1,1 +1,1 @@
-"""How good a checkpoint is: lm-evaluation-harness on checkpoints and a baseline, and one table that compares them."""
+"""Evaluation of checkpoints with lm-evaluation-harness, and their comparison."""

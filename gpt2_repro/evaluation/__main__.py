@@ -1,8 +1,10 @@
-"""Score checkpoints and a baseline with lm-evaluation-harness, by one command for all, and write one table.
+"""Score checkpoints and a baseline with lm-evaluation-harness.
 
-bash evaluate.sh runs/gpt2_124m                                   its final/ beside openai-community/gpt2
+All models are scored under the same settings. The result is one comparison table.
+
+bash evaluate.sh runs/gpt2_124m                                   its final/, and openai-community/gpt2
 bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag lambada_openai
-bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         a trend over the tokens trained
+bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         scores over the tokens trained
 bash evaluate.sh openai-community/gpt2 --baseline none --limit 20
 bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
 """
@@ -37,9 +39,9 @@ logger = logging.getLogger("gpt2_repro.evaluation")
 
 
 def main(argv: list[str]) -> None:
-    """Parse the options, open the models, score, compare, write."""
+    """Run evaluate.sh: score the checkpoints and the baseline, and write the table."""
     options = parse_options(argv, description=__doc__)
-    # After the options, so that --help and a wrong option do not wait for torch.
+    # Import torch after parsing, so that --help and wrong options are answered at once.
     from gpt2_repro.model.export import load_pair
 
     names, every = options.checkpoints, options.all_checkpoints
@@ -73,7 +75,11 @@ def main(argv: list[str]) -> None:
 
 
 def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:
-    """Add the baseline to the models. Returns its column; None if there is none or it cannot be loaded but is published."""
+    """Append the baseline to `models` and return its column of the table.
+
+    A baseline that is already one of the models is not appended again. Return None if `name` is "none", or if the
+    baseline cannot be loaded but has published scores.
+    """
     from gpt2_repro.model.export import load_pair
 
     if name == "none":
@@ -90,16 +96,14 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
         models.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))
     except UserError as error:
         if name in NUMBERS and not Path(name).exists():
-            logger.warning(
-                "%s. Showing its published numbers if there are any, without a test of the difference.", error
-            )
+            logger.warning("%s Its published scores are shown instead, if there are any, without verdicts.", error)
             return None
-        raise UserError(f"{error}; --baseline none leaves it out") from None
+        raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
     return models[-1].column
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:
-    """Return the same model with fresh weights, and its tokenizer."""
+    """Return an untrained model with fresh weights like `source`, and its tokenizer."""
     from gpt2_repro.model.export import load_pair, untrained_like
 
     model, tokenizer = load_pair(source)

@@ -15,61 +15,63 @@ from gpt2_repro.run_record.layout import RECIPE
 
 @dataclasses.dataclass
 class EvaluationArguments:
-    """The tasks, the model to compare with, and the window."""
+    """The recipe section `evaluation:`: tasks, baseline and window."""
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
-        help="Tasks of lm-eval, and two on the run's own validation documents: last_word and document_perplexity.",
+        help="lm-eval tasks. last_word and document_perplexity use the run's validation documents.",
     )
     baseline: str = HfArg(
         default="openai-community/gpt2",
-        help="A Hub id, a folder, untrained (the same model with fresh weights) or none.",
+        help="Model to compare with: Hub id, folder, untrained (the same model with fresh weights) or none.",
     )
-    max_length: int = HfArg(default=1024, help="Window in tokens, at most what every model was trained on.")
+    max_length: int = HfArg(default=1024, help="Window in tokens, at most the window that every model was trained on.")
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
-    """Return the command line. Fields of EvaluationArguments that were not passed are None.
+    """Return the parsed command line of evaluate.sh.
+
+    Fields of EvaluationArguments that were not passed are None.
 
     Raises UserError for unknown options and impossible values.
     """
     usage = "%(prog)s CHECKPOINT... [--key value ...]"
     parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
-    models = "A run (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
+    models = "A run directory (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
-    recipe = parser.add_argument_group("recipe section evaluation (of the checkpoint's run, or these defaults)")
+    recipe = parser.add_argument_group("recipe section evaluation (default: the checkpoint's run, otherwise as shown)")
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
         kind, text = _count if isinstance(default, int) else str, f"{field.metadata['help']} (default: {shown})"
         recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
-    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files: no network.")
-    parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each named run.")
-    parser.add_argument("--no_cache", action="store_true", help="Score again what is in .cache/evaluation.")
-    parser.add_argument("--limit", type=_count, metavar="N", help="Documents per task, to try a command. No result.")
+    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files, to run offline.")
+    parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each run.")
+    parser.add_argument("--no_cache", action="store_true", help="Score again, without .cache/evaluation.")
+    parser.add_argument("--limit", type=_count, metavar="N", help="Score N documents per task, as a smoke test.")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation or evaluations/NAME.")
-    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: the first GPU if there is one.")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
     parser.add_argument("--batch_size", type=_count, metavar="N", help="Rows per pass. Default: GPU 32, CPU 4.")
     options = parser.parse(argv)
     if not options.checkpoints:
-        raise UserError("No checkpoint. Pass one first, as in bash evaluate.sh runs/gpt2_124m.")
+        raise UserError("No checkpoint was passed. Pass at least one, for example: bash evaluate.sh runs/gpt2_124m")
     if options.tasks is not None:
         options.tasks = [task for word in options.tasks for task in word.split(",") if task]
     return options
 
 
 def arguments_of_run(run: Path | None) -> EvaluationArguments:
-    """Return the section of a run's recipe, or the defaults without a run."""
+    """Return the recipe section `evaluation:` of a run, or the defaults without a run."""
     return read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
-    """Return the section with the options that were passed in place of its values."""
+    """Return the recipe section `evaluation:` with the passed options applied."""
     names = [field.name for field in dataclasses.fields(EvaluationArguments)]
     passed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     arguments = dataclasses.replace(section, **passed)
     if not arguments.tasks or arguments.max_length < 1:
-        raise UserError("evaluation needs at least one task and a max_length of at least 1 token")
+        raise UserError("Pass at least one task to --tasks, and a window of at least 1 token to --max_length.")
     return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))
 
 

@@ -1,6 +1,7 @@
-"""Compare the scores of several models with each other and with published ones.
+"""Comparison of models by their scores, with each other and with published scores.
 
-Published scores of a baseline check the setup if it is scored, and replace it if it cannot be loaded.
+If the baseline is scored here, its published scores check the setup. If it cannot be loaded, they are shown in its
+place.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from gpt2_repro.evaluation.statistics import paired
 
 logger = logging.getLogger(__name__)
 
-Found = tuple[list[str], Metric]  # hashes of the documents, and the metric
+Found = tuple[list[str], Metric]  # hashes of the scored documents, and the metric
 
 
 def compare(
@@ -25,14 +26,15 @@ def compare(
     settings: EvaluationSettings,
     metadata: Mapping[str, Any],
 ) -> Comparison:
-    """Return the scores of all models, and their differences to the baseline.
+    """Return the scores of all models and their differences from the baseline.
 
-    A difference is paired if both models were scored here on the same documents. With a limit nothing is judged.
+    A difference is paired if both models were scored here on the same documents. If the number of documents is
+    limited, no verdicts are given.
 
     Args:
-        scored: models with their scores. The first one's tasks and metrics make the rows.
+        scored: models with their scores. The tasks and metrics of the first model become the rows of the table.
         baseline: one of the models, or None.
-        metadata: what `run_metadata` returns.
+        metadata: the result of `run_metadata`.
     """
     found = {
         model.name: {(task.task, metric.name): (task.documents, metric) for task in tasks for metric in task.metrics}
@@ -76,13 +78,13 @@ def _difference(ours: Found | None, theirs: Found | None) -> Difference | None:
         return unpaired
     mine, base = our.array(), their.array()
     if mine.ndim > 1 and not (mine[:, 1] == base[:, 1]).all():
-        return unpaired  # per token, of two tokenizers
+        return unpaired  # scores per token, and the tokenizers differ
     return paired(our.name, our.aggregation, mine, base, higher_is_better=our.higher_is_better)
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedNumber:
-    """A published number, the tolerance of a sound setup, and who measured it."""
+    """A published score, its source, and the tolerance for a score measured here."""
 
     task: str
     metric: str
@@ -90,15 +92,16 @@ class PublishedNumber:
     tolerance: float
     source: str
     stderr: float | None = None
-    window: int | None = None  # None if no document of the task is longer than 512 tokens
+    window: int | None = None  # None: the same score for any window of 256 tokens or more
 
 
-# Of the whole sets: another split, or a part, has other scores.
+# Documents in the complete sets. Another split, or a part of a set, has different scores.
 DOCUMENTS = {"lambada_openai": 5153, "hellaswag": 10_042, COMPLETION: 10_042, "wikitext": 62}
 LM_EVAL = "lm-evaluation-harness, issue 2159 (LAMBADA) and pull request 396 (wikitext)"
 HELLASWAG = "build-nanogpt, hellaswag.py: lm-evaluation-harness and its own completion style"
 BLOG = "suzyahyah.github.io, July 2025: lm-evaluation-harness at 512 tokens"
-# LAMBADA's longest passage has 224 tokens and HellaSwag's longest request 151: their scores do not depend on the window.
+# The longest LAMBADA passage has 224 tokens and the longest HellaSwag request 151, so their scores are the same for
+# any window of 256 tokens or more.
 NUMBERS = {
     "openai-community/gpt2": (
         PublishedNumber("lambada_openai", "perplexity", 40.0554, 0.2, LM_EVAL, stderr=1.4787),
@@ -114,9 +117,14 @@ NUMBERS = {
 
 
 def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> list[PublishedNumber]:
-    """Return the published numbers of a Hub id for this window in tokens, of tasks that were scored as a whole.
+    """Return the published scores of a model for a window in tokens.
 
-    LAMBADA and HellaSwag fit into 256 and more.
+    Only tasks that were scored on all their documents count. LAMBADA and HellaSwag fit into any window of at least 256
+    tokens.
+
+    Args:
+        model: a Hub id.
+        window: window in tokens.
     """
     whole = [task.task for task in scores if task.num_documents == DOCUMENTS.get(task.task, task.num_documents)]
     numbers = [number for number in NUMBERS.get(model, ()) if number.task in whole]
@@ -124,23 +132,30 @@ def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> 
 
 
 def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> list[str]:
-    """Return a line for each measured number that is not the published one: then the setup is broken."""
+    """Return one line for each measured score that deviates from the published score.
+
+    A deviation means that the setup is broken.
+    """
     measured = {(task.task, metric.name): metric.value for task in scores for metric in task.metrics}
     lines = []
     for number in published_numbers(model, window, scores):
         value = measured.get((number.task, number.metric))
         if value is not None and abs(value - number.value) > number.tolerance:
-            known = f"{number.value:.4f} ± {number.tolerance:g} is known ({number.source})"
-            lines.append(f"BROKEN SETUP: {model} has {number.task} {number.metric} {value:.4f}, and {known}")
+            known = f"{number.value:.4f} ± {number.tolerance:g} ({number.source})"
+            lines.append(f"BROKEN SETUP: {model} scores {number.task} {number.metric} {value:.4f}. Published: {known}")
     return lines
 
 
 def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
-    """Return a model with its published scores of the tasks that were scored as a whole; None if there are none."""
+    """Return the published scores of a model as a baseline, or None.
+
+    Only tasks that were scored on all their documents count. None means that no score is published for them and this
+    window.
+    """
     if model not in NUMBERS:
         return None
     if not (numbers := published_numbers(model, window, scored)):
-        logger.warning("No baseline: no scores of %s are published for these documents and this window.", model)
+        logger.warning("Baseline skipped: no scores of %s are published for these documents and this window.", model)
         return None
     tasks = []
     for number in numbers:

@@ -1,7 +1,8 @@
-"""The data of the project's own two tasks: whole documents, and passages in LAMBADA's form, scored on the last word.
+"""Data of the project's own tasks: complete documents, and passages as in LAMBADA.
 
-In LAMBADA 84 % of the last words occur earlier in the passage, so that a model can find them by reading. Here all do.
-Of the words that qualify near a passage's end the longest is taken: the first would mostly be "the".
+The passages are scored on their last word. In LAMBADA 84 % of the last words occur earlier in the passage, so that a
+model can find them in the context. Here all of them do. If several words near the end of a passage qualify as the last
+word, the longest is used, because the first would mostly be "the".
 """
 
 import string
@@ -16,44 +17,53 @@ from gpt2_repro.files import read_json_lines
 NUM_PASSAGES = 200
 SHORTEST, LONGEST = 40, 60  # words
 SHORTEST_TARGET = 3  # letters
-# About as much text as WikiText-2's test split, 1.29 MB: minutes on a CPU.
+# Similar to WikiText-2's test split (1.29 MB), which takes minutes on a CPU.
 MAX_BYTES = 1_300_000
 
 Item = TypeVar("Item")
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Return `count` items spread over the sequence, in order, or all if there are fewer."""
+    """Return `count` items spread evenly over a sequence, in order.
+
+    If the sequence has fewer items, return all of them.
+    """
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
 
 def read_documents(path: Path, column: str = "text") -> list[str]:
-    """Return the documents of a file of {"text": document} lines, or another column, without blank ones."""
+    """Return the documents of a JSON Lines file, without blank documents.
+
+    Each line is {"text": document}, or has another `column`.
+
+    Raises UserError for a line of another form, and for a file without documents.
+    """
     documents = []
     for number, row in read_json_lines(path):
         if not isinstance(row, dict) or not isinstance(text := row.get(column), str):
-            raise UserError(f'line {number} of {path} is not {{"{column}": "a document"}}')
+            raise UserError(f'{path}: line {number} must be {{"{column}": "a document"}}.')
         if text.strip():
             documents.append(text)
     if not documents:
-        raise UserError(f"{path} holds no document")
+        raise UserError(f"{path} contains no documents. Pass a file with at least one.")
     return documents
 
 
 def documents_to_score(documents: Sequence[str]) -> list[str]:
-    """Return documents, spread evenly, of about MAX_BYTES of text."""
+    """Return evenly spread documents with about MAX_BYTES of text in total."""
     num_bytes = sum(len(document.encode()) for document in documents)
     return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
 
 
 def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
-    """Return up to `count` passages, spread over the documents. The same documents give the same passages.
+    """Return up to `count` passages, spread over the documents.
 
-    Every document gives its first passage before any gives its second.
+    Each document gives its first passage before any document gives a second one. The same documents always give the
+    same passages.
     """
     passages: list[str] = []
-    # Ten times as many: some documents are too short to give a passage.
+    # Use ten times as many documents as passages, because some are too short for a passage.
     sources = [passages_of(document) for document in evenly(documents, 10 * count)]
     while sources and len(passages) < count:
         found = [(source, passage) for source in sources if (passage := next(source, None)) is not None]
@@ -63,7 +73,10 @@ def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[st
 
 
 def passages_of(document: str) -> Iterator[str]:
-    """Yield the passages of one document: 40 to 60 words, the last of which occurs before."""
+    """Yield passages of a document, each ending in a word that occurs earlier in it.
+
+    A passage has 40 to 60 words.
+    """
     words = document.split()
     start = 0
     while start + SHORTEST <= len(words):
@@ -74,7 +87,10 @@ def passages_of(document: str) -> Iterator[str]:
 
 
 def _passage_end(window: Sequence[str]) -> int | None:
-    """Return how many words of the window make a passage, or None if no word can be its last."""
+    """Return the length in words of the passage at the start of `window`, or None.
+
+    None means that no word of the window can be the last word of a passage.
+    """
     bare = [word.strip(string.punctuation) for word in window]
     candidates = [
         end

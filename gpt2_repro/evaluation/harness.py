@@ -1,4 +1,7 @@
-"""Run one task of lm-evaluation-harness on one model: on one device, or in data parallel with one process per GPU."""
+"""Run one task of lm-evaluation-harness on one model.
+
+The model runs on one device, or in data parallel with one process per GPU.
+"""
 
 import contextlib
 import datetime
@@ -28,7 +31,10 @@ SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rando
 
 
 def choose_device(name: str | None) -> str:
-    """Return the named device, the first GPU or the CPU. Raises UserError if the named device does not work."""
+    """Return the device to use: the named one, otherwise "cuda" or "cpu".
+
+    Raises UserError if the named device does not work.
+    """
     import torch
 
     if name is None:
@@ -50,12 +56,14 @@ def evaluate_model(
     task_folder: Path | None,
     accelerator: Any = None,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Score a model in fp32 and return the harness's results as plain JSON values, and its samples by task.
+    """Score a model in fp32 on one task, and move the model to the CPU afterwards.
+
+    Returns the harness's results as plain JSON values, and its samples by task.
 
     Args:
-        task_folder: what `write_task_files` wrote. Its tasks replace stock tasks of the same name.
-        accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns scores;
-            the others return empty ones.
+        task_folder: the folder that `write_task_files` wrote, or None. Its tasks replace stock tasks of the same name.
+        accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns scores.
+            The other ranks return empty ones.
 
     Raises UserError if the data of the task cannot be fetched.
     """
@@ -71,10 +79,10 @@ def evaluate_model(
         batch_size=settings.batch_size,
     )
     if accelerator:
-        # HFLM (lm_eval 0.4.13) shares documents between processes only if it loads the model itself, and only on GPUs.
+        # HFLM (lm_eval 0.4.13) shares documents among processes only if it loads the model itself, and only on GPUs.
         scorer.accelerator = accelerator
         scorer._rank, scorer._world_size = accelerator.process_index, accelerator.num_processes
-    # The harness prints progress; stdout belongs to the table.
+    # The harness prints its progress to stdout, but stdout is for the table.
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
         found = simple_evaluate(
             model=scorer,
@@ -86,7 +94,7 @@ def evaluate_model(
             bootstrap_iters=0 if task.startswith(OWN_STANDARD_ERRORS) else 100_000,
             **dict.fromkeys(SEEDS, settings.seed),
         )
-    model.to("cpu")  # the next model gets the whole device
+    model.to("cpu")  # frees the device for the next model
     if found is None:
         return {}, {}
     samples = found.pop("samples")
@@ -94,7 +102,10 @@ def evaluate_model(
 
 
 def fetch_data(task: str, task_folder: Path | None) -> None:
-    """Load the data of a task once, before several processes read it. Raises UserError if it cannot be fetched."""
+    """Load the data of a task once, before several processes read it.
+
+    Raises UserError if the data cannot be fetched.
+    """
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
         _task_manager(task_folder, task).load([task])
 
@@ -106,12 +117,15 @@ def _missing_data_as_user_error() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        raise UserError(f"{in_a_line(error)}. Pass --local_data DIR with the tasks' files.") from None
+        raise UserError(f"Cannot load task data ({in_a_line(error)}). Pass --local_data DIR with its files.") from None
 
 
 @functools.cache
 def _scorer_class() -> Any:
-    """HFLM with one progress bar for the windows of whole documents. HFLM (lm_eval 0.4.13) draws one per batch."""
+    """Return lm-eval's model class HFLM with a progress bar for complete documents.
+
+    There is one bar for all windows of all documents. HFLM (lm_eval 0.4.13) draws one bar per batch.
+    """
     from lm_eval.models.huggingface import HFLM
 
     class Scorer(HFLM):
@@ -121,7 +135,7 @@ def _scorer_class() -> Any:
                 return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(self, requests: Any, **options: Any) -> list[tuple[float, bool]]:
-            if options.get("override_bs") is not None:  # only rolling windows come in batches of their own
+            if options.get("override_bs") is not None:  # set only for rolling windows
                 self.windows.update(len(requests))
                 options["disable_tqdm"] = True
             return super()._loglikelihood_tokens(requests, **options)
@@ -136,14 +150,20 @@ def _task_manager(task_folder: Path | None, task: str) -> Any:
 
 @functools.cache
 def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
-    """The harness's index of tasks. Reading its 14,000 stock tasks takes ten seconds, so skip them if possible."""
+    """Return the harness's index of tasks, with the stock tasks only if needed.
+
+    Reading the 14,000 stock tasks takes ten seconds.
+    """
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=str(task_folder) if task_folder else None, include_defaults=with_stock_tasks)
 
 
 def launch_command(job: Path, num_processes: int) -> list[str]:
-    """Return the command that starts `main`. Every launcher setting comes from this project, none from the user."""
+    """Return the command that runs `main` in several processes.
+
+    Every launcher setting comes from this project. The user's own accelerate configuration is not used.
+    """
     launcher = [*LAUNCHERS["ddp"].command(num_processes), "--main_process_port", "0"]
     return [*launcher, "-m", "gpt2_repro.evaluation.harness", str(job)]
 
@@ -151,9 +171,14 @@ def launch_command(job: Path, num_processes: int) -> list[str]:
 def evaluate_launched(
     model: Path, task: str, settings: EvaluationSettings, task_folder: Path, *, num_processes: int
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return what `harness.evaluate_model` returns, for the plain folder `model`, from several processes.
+    """Score a model on one task with several processes.
 
-    Raises RunFailed if they fail. They have written the reason to stderr.
+    Returns the same results and samples as `evaluate_model`.
+
+    Args:
+        model: a plain Hugging Face folder.
+
+    Raises RunFailed if the processes fail. They have then written the reason to stderr.
     """
     with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
         job = Path(scratch, "job.pickle")
@@ -164,18 +189,21 @@ def evaluate_launched(
         code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
         answer = job.with_name(ANSWER)
         if code or not answer.is_file():
-            raise RunFailed(f"Scoring {task} failed with exit code {code}. Start the same command again.")
+            raise RunFailed(f"Scoring {task} failed with exit code {code}. Run the same command again.")
         return pickle.loads(answer.read_bytes())
 
 
 def main(job: Path) -> None:
-    """Score this process's share of the documents. Rank 0 writes the scores of all next to `job`."""
+    """Score one process's share of the documents of a task.
+
+    Rank 0 writes the scores of all processes to a file next to `job`.
+    """
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, task, settings, task_folder = pickle.loads(job.read_bytes())
-    # Rank 0 aggregates while the others wait, longer than the default of 10 minutes for some tasks.
+    # The other ranks wait while rank 0 aggregates. Some tasks take longer than the default timeout of 10 minutes.
     accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=datetime.timedelta(days=1))])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,8 +1,9 @@
-"""HellaSwag during training, as llm.c scores it (dev/data/hellaswag.py): completion style, by the loss per token.
+"""HellaSwag accuracy during training, scored as in llm.c (dev/data/hellaswag.py).
 
-An item is a context and four endings. The answer is the ending with the lowest mean loss over its own tokens. The text
-is not changed; context and endings are tokenized separately, with a space before an ending. evaluate.sh has this score
-as `hellaswag_completion`; the harness's own `hellaswag` rewrites the text and has other numbers.
+An item is a context and four endings. The answer is the ending with the lowest mean loss over its own tokens
+(completion style). The text is not changed. Context and endings are tokenized separately, with a space before each
+ending. evaluate.sh reports this score as `hellaswag_completion`. The harness's own task `hellaswag` rewrites the text,
+so its scores are different.
 """
 
 import logging
@@ -24,12 +25,15 @@ logger = logging.getLogger(__name__)
 
 HUB_ID = "Rowan/hellaswag"
 ENDINGS = 4
-LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies, text in others
+LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
 SKIP = "or pass --hellaswag_steps 0"
 
 
 class Item(NamedTuple):
-    """A context, its endings and the number of the right one, named as in the files."""
+    """A HellaSwag item: a context, its endings and the index of the correct ending.
+
+    The fields are named as in the data files.
+    """
 
     ctx: str
     endings: tuple[str, ...]
@@ -37,20 +41,22 @@ class Item(NamedTuple):
 
 
 def read_items(source: str) -> list[Item]:
-    """Return the items of a local file of JSON lines, .gz or not, or of the validation split of a Hub dataset.
+    """Return the HellaSwag items of a local file or a Hub dataset.
 
-    Raises UserError for a missing file, for lines that are not HellaSwag's, and for a dataset that the Hub does not have;
-    RunFailed if the Hub cannot be reached.
+    A local file has JSON lines, and may be compressed (.gz). Of a Hub dataset the validation split is used.
+
+    Raises UserError for a missing file, for lines that are not HellaSwag items, and for a dataset that is not on the
+    Hub. Raises RunFailed if the Hub cannot be reached.
     """
     if not source.endswith((".jsonl", ".json", ".gz")):
         rows = _load_from_hub(source)
     elif Path(source).is_file():
         rows = (row for _, row in read_json_lines(Path(source)))
     else:
-        raise UserError(f"There is no --hellaswag_data {source}. Pass a file of HellaSwag's lines, a Hub id, {SKIP}.")
+        raise UserError(f"--hellaswag_data {source} does not exist. Pass a HellaSwag file, a Hub id, {SKIP}.")
     items = [_item(row, f"{source}, item {number}") for number, row in enumerate(rows, start=1)]
     if not items:
-        raise UserError(f"{source} is empty. Pass HellaSwag's validation split, {SKIP}.")
+        raise UserError(f"{source} is empty. Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
     return items
 
 
@@ -60,7 +66,7 @@ def _load_from_hub(source: str) -> Iterable[Any]:
     check_hub()
     try:
         return datasets.load_dataset(source, split="validation")
-    except Exception as error:  # of a network, a Hub, a cache and a builder there is nothing narrower
+    except Exception as error:  # network, Hub, cache and builder errors have no common class
         kind = UserError if isinstance(error, datasets.exceptions.DatasetNotFoundError) else RunFailed
         fix = f"Pass a local file as --hellaswag_data, {SKIP}."
         raise kind(f"HellaSwag ({source}) cannot be loaded from the Hub: {in_a_line(error)}. {fix}") from None
@@ -71,13 +77,16 @@ def _item(row: Any, where: str) -> Item:
     context, endings, label = (fields.get(name) for name in Item._fields)
     texts = [context, *endings] if isinstance(endings, list | tuple) else []
     if len(texts) != 1 + ENDINGS or not all(isinstance(text, str) and text for text in texts) or label not in LABELS:
-        found = f"{where} needs a text ctx, {ENDINGS} texts endings and a label of 0 to {ENDINGS - 1}."
-        raise UserError(f"{found} Pass HellaSwag's validation split, {SKIP}.")
+        found = f"{where} must have a text ctx, {ENDINGS} texts in endings and a label from 0 to {ENDINGS - 1}."
+        raise UserError(f"{found} Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
     return Item(texts[0], tuple(texts[1:]), int(fields["label"]))
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
-    """Return row numbers, longest first, in batches of at most `positions` with their padding, or of one row."""
+    """Return row numbers in batches, longest rows first.
+
+    A batch has at most `positions` positions, padding included, or a single row.
+    """
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= positions:
@@ -88,11 +97,13 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 
 
 class HellaSwag:
-    """The items as rows of ids, one per ending, and their losses under a model.
+    """HellaSwag items as rows of token ids, one row per ending.
+
+    A row is the context followed by the ending.
 
     Args:
-        tokenizer: of the model.
-        window: positions of the model. A longer row loses its beginning.
+        tokenizer: the tokenizer of the model.
+        window: the number of positions of the model. Longer rows lose tokens at their beginning.
 
     Raises UserError if the tokenizer cannot encode an item.
     """
@@ -101,13 +112,16 @@ class HellaSwag:
         self.labels = torch.tensor([item.label for item in items])
         contexts = _encode(tokenizer, [item.ctx for item in items])
         endings = _encode(tokenizer, [f" {ending}" for item in items for ending in item.endings])
-        self.rows: list[tuple[list[int], int]] = []  # ids, and how many of them at the end are the ending's
+        self.rows: list[tuple[list[int], int]] = []  # token ids, and how many at the end belong to the ending
         for number, ending in enumerate(endings):
             ids = (contexts[number // ENDINGS] + ending)[-window - 1 :]
             self.rows.append((ids, min(len(ending), len(ids) - 1)))
 
     def batches(self, positions: int) -> list[list[int]]:
-        """Return row numbers in batches; see `batches_by_length`."""
+        """Return row numbers in batches of at most `positions` positions.
+
+        See `batches_by_length`.
+        """
         return batches_by_length([len(ids) - 1 for ids, _ in self.rows], positions)
 
     def losses(
@@ -121,19 +135,23 @@ class HellaSwag:
         goes_on: Callable[[], bool] = lambda: True,
         after_batch: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Return the mean loss of each ending [items, 4] in nats per token, on the device; 0 for rows of other processes.
+        """Return the mean loss of each ending in nats per token, [items, 4], on `device`.
+
+        The loss is 0 for endings that other processes score.
 
         Args:
-            losses_of: maps ids and labels [rows, T], -100 without a target, to the loss of each target [targets].
-            positions: of one pass at most.
-            goes_on: called before each pass. If it returns false, the rest stays 0.
+            losses_of: a function that takes ids and labels [rows, T], and returns the loss of each target [targets]. A
+                label of -100 is not a target.
+            positions: the maximum number of positions in one forward pass.
+            goes_on: called before each pass. If it returns False, the remaining losses stay 0.
+            after_batch: called after each pass.
         """
         means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
         batches = self.batches(positions)
         for first in range(0, len(batches), processes):
             if not goes_on():
                 break
-            # Sharded weights need as many passes on all ranks. Idle ranks repeat the last batch.
+            # With sharded weights all ranks must run the same number of passes. Idle ranks repeat the last batch.
             own = first + process < len(batches)
             numbers = batches[first + process if own else -1]
             ids, labels, row_of_target = (part.to(device) for part in self.collate(numbers))
@@ -145,9 +163,9 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids and labels [rows, T] of rows by their numbers, and the row of each target.
+        """Return ids and labels [rows, T] of the given rows, and the row of each target.
 
-        Padding is on the right, after everything that a position of the row attends to.
+        Padding is on the right, so no position of a row attends to it.
         """
         rows = [self.rows[number] for number in numbers]
         ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
@@ -157,12 +175,13 @@ class HellaSwag:
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
     def score(self, losses: Tensor) -> dict[str, float]:
-        """Return `hellaswag_acc` and `hellaswag_items` from the losses of all endings [items, 4]; {} if one is not finite.
+        """Return `hellaswag_acc` and `hellaswag_items` from the losses of all endings.
 
-        With NaN the first ending would win each time, and be right a quarter of the time.
+        `losses` is [items, 4]. Return {} if a loss is not finite. With NaN losses the first ending would always be
+        chosen, which is correct for a quarter of the items.
         """
         if not losses.isfinite().all():
-            logger.warning("HellaSwag is not scored: the loss of an ending is not finite")
+            logger.warning("HellaSwag is not scored: the loss of an ending is not finite.")
             return {}
         right = int((losses.argmin(dim=1).cpu() == self.labels).sum())
         return {"hellaswag_acc": round(right / len(self.labels), 6), "hellaswag_items": len(self.labels)}
@@ -171,8 +190,8 @@ class HellaSwag:
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     try:
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
-        raise UserError(f"HellaSwag cannot be encoded by this tokenizer ({error}): pass --hellaswag_steps 0") from None
+    except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
+        raise UserError(f"This tokenizer cannot encode HellaSwag ({error}). Pass --hellaswag_steps 0.") from None
     if not all(encoded):
-        raise UserError("this tokenizer makes no token of some of HellaSwag's texts: pass --hellaswag_steps 0")
+        raise UserError("This tokenizer returns no tokens for some HellaSwag texts. Pass --hellaswag_steps 0.")
     return encoded

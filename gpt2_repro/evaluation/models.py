@@ -1,4 +1,4 @@
-"""The models of a comparison, each loaded once to inspect it."""
+"""The models of a comparison, each loaded once for inspection."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from gpt2_repro.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-PADDING = 1024  # ids that a vocabulary may have beyond the tokenizer's: round sizes are fast
+PADDING = 1024  # a model may have up to this many ids more than its tokenizer, because round sizes are fast
 
 
 Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and its tokenizer
@@ -22,11 +22,11 @@ Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model that was loaded once to inspect it, and is loaded again if there is something to score.
+    """A model that was inspected, and the function that loads it again for scoring.
 
     Args:
-        column: how the comparison shows it.
-        positions: beyond which it computes nothing.
+        column: the model's column in the comparison table.
+        positions: the number of positions. The model cannot compute longer inputs.
     """
 
     column: ComparedModel
@@ -36,32 +36,35 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """The name of its column."""
+        """The name of the model's column in the comparison table."""
         return self.checkpoint.name
 
     @property
     def trained_window(self) -> int:
-        """The tokens it was trained to see at once: its positions, or its run's shorter sequences."""
+        """The longest sequence in tokens that the model was trained on.
+
+        This is its number of positions, or the sequence length of its run if that is shorter.
+        """
         return self.checkpoint.window(self.positions)
 
 
 def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
-    """Load a model, inspect it and drop it.
+    """Load a model to inspect it, and return a description without its weights.
 
-    Raises UserError if it cannot be loaded or has a tokenizer of another vocabulary.
+    Raises UserError if the model cannot be loaded, or if the size of its vocabulary does not fit its tokenizer.
     """
     model, tokenizer = load()
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
-        found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens and its model {vocabulary:,}."
-        raise UserError(f"{found} Put the files of its own tokenizer into the folder.")
+        found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens, but the model has {vocabulary:,} ids."
+        raise UserError(f"{found} Put the model's own tokenizer files into the folder.")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     return LoadedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)
 
 
 def fingerprint(model: Any, tokenizer: Any) -> str:
-    """Return the revision of a model: a hash of its weights, configuration and tokenizer."""
+    """Return a model's revision: a hash of its weights, configuration and tokenizer."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in sorted(model.state_dict().items()):
@@ -72,17 +75,20 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def common_window(models: Sequence[LoadedModel], asked: int, *, explicit: bool) -> int:
-    """Return the widest window up to `asked` that every model was trained on.
+def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
+    """Return the window in tokens that all models are scored with.
+
+    This is the widest window of at most `requested` tokens that every model was trained on.
 
     Args:
-        explicit: the number was passed as an option. Take it if the models have positions for it, trained or not.
+        explicit: whether `requested` was passed as an option. It is then used if all models have enough positions,
+            trained or not.
     """
     shortest = min(models, key=lambda model: model.trained_window)
-    window = min(asked, shortest.trained_window)
-    if explicit and window < asked <= min(model.positions for model in models):
-        logger.warning("window %d tokens: %s has random positions after %d", asked, shortest.name, window)
-        return asked
-    if window < asked:
-        logger.warning("window %d tokens in place of %d: %s was trained on no more", window, asked, shortest.name)
+    window = min(requested, shortest.trained_window)
+    if explicit and window < requested <= min(model.positions for model in models):
+        logger.warning("Window: %d tokens. %s has untrained positions after %d.", requested, shortest.name, window)
+        return requested
+    if window < requested:
+        logger.warning("Window: %d tokens, not %d: %s was not trained on more.", window, requested, shortest.name)
     return window

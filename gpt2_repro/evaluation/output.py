@@ -1,4 +1,4 @@
-"""The files that an evaluation writes: their folder and names, and comparison.json with its Markdown."""
+"""The files that an evaluation writes, and the Markdown of the comparison."""
 
 import logging
 import re
@@ -23,33 +23,46 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
-    """Return RUN/evaluation of the first checkpoint, or a folder in evaluations/; a smoke test has its own."""
+    """Return the default output folder of an evaluation.
+
+    This is RUN/evaluation of the first checkpoint, or evaluations/NAME if it is not in a run. A smoke test has a
+    subfolder.
+    """
     folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
 
 
 def file_name(name: str) -> str:
-    """Return a model's name as a file name."""
+    """Return a model's name with only characters that are safe in file names."""
     return re.sub(r"[^\w.]+", "-", name).strip("-.")
 
 
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the command, the time and the versions of libraries. `command` is what a user types before `argv`."""
+    """Return the command line, the time and the versions of libraries.
+
+    `command` is the part of the command line before `argv`.
+    """
     versions = {library: version(library) for library in LIBRARIES}
     return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
 
 
 def check_output(folder: Path) -> None:
-    """Raise UserError for a file, or a folder with a comparison that evaluate.sh did not write."""
+    """Raise UserError if a folder cannot be used for the output.
+
+    It must not be a file, and must not contain a comparison that evaluate.sh did not write.
+    """
     if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
         raise UserError(f"{file} is a file. Pass a folder as --output_dir.")
     names = [name for name in ("comparison.json", "comparison.md") if (folder / name).exists()]
     if names and "rows" not in read_object(folder / "comparison.json"):
-        raise UserError(f"{folder / names[0]} is not from evaluate.sh. Delete it or pass another --output_dir.")
+        raise UserError(f"{folder / names[0]} was not written by evaluate.sh. Delete it or pass another --output_dir.")
 
 
 def write_comparison(comparison: Comparison, folder: Path, models: Iterable[LoadedModel]) -> str:
-    """Write the comparison, and add the results to the model cards of final models. Returns what to print."""
+    """Write comparison.json and comparison.md, and return the text to print.
+
+    The results are also added to the model cards of final models.
+    """
     shown = write_results(folder, "comparison", comparison.to_json(), comparison_markdown(comparison))
     for line in comparison.warnings:
         logger.error(line)
@@ -59,14 +72,17 @@ def write_comparison(comparison: Comparison, folder: Path, models: Iterable[Load
 
 
 def write_results(folder: Path, name: str, data: str, table: str) -> str:
-    """Write `name`.json and `name`.md. Returns the table and the paths, for the screen."""
+    """Write a JSON file and a Markdown file of results, and return the text to print.
+
+    The files are `name`.json and `name`.md. The text contains the table and the paths of the files.
+    """
     write_whole(folder / f"{name}.json", data)
     write_whole(folder / f"{name}.md", table)
     return f"\n{table}\nWritten: {folder / name}.md, {folder / name}.json"
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Return the table with its warnings, and notes on how to trust and repeat it."""
+    """Return the comparison as Markdown: warnings, table, and notes on the settings."""
     warnings, table = [f"**{warning}**" for warning in comparison.warnings], comparison.table().markdown()
     notes = "\n".join(f"- {note}" for note in _notes(comparison))
     if comparison.limit is None:
@@ -85,19 +101,19 @@ def _notes(comparison: Comparison) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
     return [
         f"Window {comparison.max_length:,} tokens, {comparison.dtype}, batches of {comparison.batch_size}, seed "
-        f"{comparison.seed}, {comparison.device} for every model; ± one standard error",
+        f"{comparison.seed}, {comparison.device} for every model. ± is one standard error",
         *map(_describe, comparison.models),
         *tasks,
         *_conventions(comparison),
         f"{versions}; {comparison.date}: `{comparison.command}`",
-        "One seed is one checkpoint, not a recipe: runs that differ only in their seed differ too",
+        "These are scores of checkpoints, not of recipes: a run with another seed has different scores",
     ]
 
 
 def _describe(model: ComparedModel) -> str:
     if model.revision is None:
         return f"{model.name}: not measured here, published by {'; '.join(model.published_by)}"
-    trained = f"{'unknown' if model.tokens_trained is None else format(model.tokens_trained, ',')} tokens trained"
+    trained = f"tokens trained: {'unknown' if model.tokens_trained is None else format(model.tokens_trained, ',')}"
     source = "" if model.source == model.name else f"from {model.source}, "
     return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}revision {model.revision[:12]}"
 
@@ -112,12 +128,12 @@ def _conventions(comparison: Comparison) -> list[str]:
             if metric in shown
         )
         lines.append(
-            "Differences have paired standard errors, on the same documents. matches: the 95 % interval lies within the "
-            f"margin ({margins}); better, worse: the interval excludes 0; inconclusive: neither"
+            "Differences have paired standard errors, on the same documents. matches: the 95 % interval is within the "
+            f"margin ({margins}). better, worse: the interval excludes 0. inconclusive: neither of these"
         )
     if "hellaswag" in comparison.tasks:
         lines.append(
-            "HellaSwag is three numbers: acc by the sum of an ending's log-probabilities and acc_norm per character, both on "
-            "lm-eval's rewritten text; completion per token on the original text, as llm.c and build-nanogpt score it"
+            "HellaSwag has three scores. acc and acc_norm rank lm-eval's rewritten endings by log-probability, in "
+            "total or per character. completion ranks the original endings per token, as in llm.c and build-nanogpt"
         )
     return lines

@@ -1,4 +1,7 @@
-"""The scores of a model on a task: the harness's numbers, and the value of each document, which pairs two models."""
+"""Scores of a model on a task, and their values per document.
+
+The values per document are needed to compare two models on the same documents.
+"""
 
 import dataclasses
 import math
@@ -18,7 +21,9 @@ COMPLETION = "hellaswag_completion"
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
-    """What scores depend on besides the model, the task and the harness. The same for all models of a comparison.
+    """The settings that scores depend on, the same for all models of a comparison.
+
+    Scores also depend on the model, the task and the version of the harness.
 
     Args:
         max_length: window in tokens. Longer requests lose tokens on the left.
@@ -34,29 +39,29 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One line of a table for one model."""
+    """One metric of a task for one model: a score and its values per document."""
 
     name: str
     value: float | None
     stderr: float | None
     higher_is_better: bool | None
-    aggregation: str | None = None  # None if it is not one of AGGREGATIONS
-    values: list[Any] = dataclasses.field(default_factory=list)  # of each document, with its weight if it has one
+    aggregation: str | None = None  # one of AGGREGATIONS, or None
+    values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
 
     def array(self) -> NDArray[np.float64]:
-        """Return `values` as [documents] or [documents, 2]."""
+        """Return `values` as an array [documents], or [documents, 2] with weights."""
         return np.asarray(self.values, dtype=np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskScores:
-    """The scores of a task."""
+    """The scores of a model on a task, and the documents that were scored."""
 
     task: str
     version: Any
     data: str | None
-    documents: list[str]  # a hash of each, in the order of the values
-    num_documents: int | None  # that were scored; None for a group of tasks
+    documents: list[str]  # a hash of each document, in the order of Metric.values
+    num_documents: int | None  # scored documents; None for a group of tasks
     metrics: list[Metric]
 
 
@@ -64,10 +69,12 @@ ScoredModel = tuple[ComparedModel, list[TaskScores]]
 
 
 def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]], tokenizer: Any) -> list[TaskScores]:
-    """Return the scores of every task, subtask and group from lm-eval's `results` (0.4.13) and logged `samples`.
+    """Return the scores of every task, subtask and group that lm-eval scored.
 
     Args:
-        tokenizer: the model's, to count tokens for nats per token and for a completion.
+        results: lm-eval's results (version 0.4.13).
+        samples: lm-eval's logged samples by task.
+        tokenizer: the model's tokenizer. It counts tokens for nats per token and for the score `completion`.
 
     Raises RunFailed for log-probabilities that are not finite.
     """
@@ -94,11 +101,14 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
             number = answer[0] if isinstance(answer, list | tuple) else answer
             if isinstance(number, int | float) and not math.isfinite(number):
                 found = f"{task}: document {sample['doc_id']} has the log-probability {number}."
-                raise RunFailed(f"{found} Look for updates that were not finite in the run's metrics.")
+                raise RunFailed(f"{found} Check the run's metrics for updates that were not finite.")
 
 
 def _is_metric(key: str, value: Any) -> bool:
-    """Metrics are named `<metric>,<filter>`; alias, sample_len and standard errors have other keys."""
+    """Return whether an entry of lm-eval's results is a metric.
+
+    Metrics have keys of the form `<metric>,<filter>`. alias, sample_len and standard errors have other keys.
+    """
     return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
 
 
@@ -122,18 +132,21 @@ def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
 
     named = [entry.get("aggregation") for entry in config.get("metric_list") or () if entry.get("metric") == metric]
     if not named:
-        return None  # a group
+        return None  # a group of tasks
     name = named[0] or getattr(get_metric_aggregation(metric), "__name__", None)
     return name if isinstance(name, str) else None
 
 
 def _finite(value: Any) -> float | None:
-    """Return None for the harness's "N/A" and for values that JSON cannot hold."""
+    """Return a finite number, or None for NaN, infinity and the harness's "N/A".
+
+    JSON cannot represent NaN and infinity.
+    """
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return the loss of whole documents per token of the model, as training logs it."""
+    """Return the loss of complete documents in nats per token, as training logs it."""
     # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
     tokens = [len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]) for sample in samples]
@@ -144,7 +157,10 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
 
 
 def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return llm.c's score of HellaSwag: the ending of the highest mean log-probability per token (dev/data/hellaswag.py)."""
+    """Return HellaSwag accuracy as llm.c computes it (dev/data/hellaswag.py).
+
+    The answer is the ending with the highest mean log-probability per token.
+    """
     right = []
     for sample in samples:
         means = []

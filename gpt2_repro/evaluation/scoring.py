@@ -1,4 +1,4 @@
-"""Score every task of every model once: from the cache, on one device, or on all GPUs."""
+"""Score all models on all tasks: from the cache, on one device or on all GPUs."""
 
 import dataclasses
 import hashlib
@@ -22,8 +22,8 @@ from gpt2_repro.typed_json import from_json
 logger = logging.getLogger(__name__)
 
 CACHE = Path(".cache/evaluation")
-READING = 1  # raised whenever scores.py reads something else from the same samples
-# The harness's own results of a task, and the scores that were read from them and its samples.
+READING = 1  # increase it if scores.py reads the same samples differently
+# The harness's results of a task, and the scores that were read from the results and samples.
 Results = tuple[dict[str, Any], list[TaskScores]]
 
 
@@ -36,13 +36,16 @@ def score_models(
     *,
     cached: bool,
 ) -> list[ScoredModel]:
-    """Score the models, and write the harness's results below `output`.
+    """Score all models on all tasks, and write the harness's results to `output`.
 
-    Each task is cached at once, so that a second start continues with the next one. Other evaluations may run at the
-    same time: task files are private.
+    Each task is cached as soon as it is scored. If the same command is started again, it continues with the next task.
+    Task files are written to a private folder, so several evaluations can run at the same time.
 
     Args:
         local: the data files of tasks that do not read from the Hub.
+        cached: whether to read and write the cache.
+
+    Returns each model's column of the table and its scores.
     """
     scored = []
     with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
@@ -54,7 +57,7 @@ def score_models(
             for task in tasks:
                 key = _cache_key(settings, model.column.revision, task, definitions.get(task, "stock"))
                 found = _read_cache(key) if cached else None
-                logger.info("%s: %s %s", model.name, task, "is in the cache" if found else f"on {settings.device}")
+                logger.info("%s: %s %s", model.name, task, "is cached" if found else f"is scored on {settings.device}")
                 if found is None:
                     loaded = loaded or model.load()
                     model_folder = Path(scratch, str(model.column.revision))
@@ -64,7 +67,7 @@ def score_models(
                         write_whole(_cache_file(key), json.dumps({"key": key, **stored}))
                 results, of_task = found
                 write_whole(output / file_name(model.name) / f"{task}.json", json.dumps(results, indent=2) + "\n")
-                # The harness reads a copy of local data; the comparison names the user's file.
+                # The harness reads a copy of the local file. The comparison names the original file.
                 source = str(local[task]) if task in local else None
                 scores += [dataclasses.replace(its, data=source or its.data) for its in of_task]
             scored.append((model.column, scores))
@@ -87,15 +90,21 @@ def _evaluate(
 
 
 def count_processes(settings: EvaluationSettings) -> int:
-    """Return the number of processes: one per GPU if the device is "cuda", otherwise one."""
+    """Return the number of processes that score a task.
+
+    This is one per GPU if the device is "cuda", otherwise one.
+    """
     import torch
 
     found = torch.cuda.device_count() if settings.device == "cuda" else 1
-    return min(found, settings.limit or found)  # the harness needs a document per process
+    return min(found, settings.limit or found)  # the harness needs at least one document per process
 
 
 def _cache_key(settings: EvaluationSettings, revision: str | None, task: str, definition: str) -> dict[str, Any]:
-    """Return what scores depend on. `definition` tells a task from others of its name."""
+    """Return the cache key of a task's scores: everything that the scores depend on.
+
+    `definition` is a hash that distinguishes tasks of the same name.
+    """
     of_model = {"model": revision, "task": task, "definition": definition}
     return dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | of_model
 

@@ -1,7 +1,7 @@
-"""Standard errors of scores, and of the difference of two models on the same documents.
+"""Standard errors of scores, and of the difference between two models' scores.
 
-Two models mostly fail on the same documents, so the standard error of their difference, document by document, is
-usually smaller than those of the scores.
+Two models on the same documents mostly fail on the same ones. The standard error of their difference is computed from
+the differences per document. It is therefore usually smaller than the standard errors of the scores.
 """
 
 import math
@@ -15,16 +15,19 @@ from gpt2_repro.comparison import MARGINS, Difference
 
 
 RESAMPLES = 10_000
-FEWEST = 30  # documents, below which an interval is too narrow to judge by
+FEWEST = 30  # documents; with fewer the interval is too narrow for a verdict
 Z95 = 1.959964  # standard errors on each side of a 95 % interval
-# How the harness aggregates a metric's values of the documents (lm_eval/api/metrics.py, 0.4.13).
+# How the harness aggregates a metric over documents (lm_eval/api/metrics.py, 0.4.13).
 AGGREGATIONS = "mean", "perplexity", "weighted_perplexity", "bits_per_byte"
 MEAN, PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE = AGGREGATIONS
-Values = NDArray[np.float64]  # of the documents, or [documents, 2] with their weights
+Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 
 def aggregate(aggregation: str, values: Values) -> float:
-    """Return one number from the values [documents] or, with their weights, [documents, 2], as the harness does."""
+    """Return the score of all documents, aggregated as the harness does.
+
+    `values` is [documents], or [documents, 2] with weights.
+    """
     if aggregation == MEAN:
         return float(values.mean())
     if aggregation == PERPLEXITY:
@@ -36,16 +39,18 @@ def aggregate(aggregation: str, values: Values) -> float:
 def paired(
     metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None
 ) -> Difference:
-    """Return the difference of two models' values of the same documents in the same order.
+    """Return the difference between two models' scores on the same documents.
 
-    Means (accuracies) have the standard error of the differences, which for answers that are right or wrong is McNemar's.
-    All other scores are bootstrapped over the documents, as the error of each score is: every resample computes both
-    scores on the same documents.
+    `ours` and `theirs` hold the values of the same documents in the same order.
+
+    For means (accuracies) the standard error is that of the differences per document. For answers that are right or
+    wrong this is McNemar's. All other scores are bootstrapped over the documents, as the standard error of each score
+    is. Every resample computes both scores on the same documents.
     """
     value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
     if aggregation == MEAN:
         stderr = _mean_stderr(ours - theirs)
-        # If hardly any document differs, the error is hardly known: the rule of three bounds it.
+        # The standard error is unreliable if very few documents differ. The rule of three limits it from below.
         half = max(Z95 * stderr, 3 / len(ours))
         low, high = value - half, value + half
     else:
@@ -76,22 +81,25 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
 
 
 def standard_error(aggregation: str, values: Sequence[Any]) -> float:
-    """Return the standard error of one model's score from its values per document, as `aggregate` takes them."""
+    """Return the standard error of one model's score.
+
+    `values` are the values per document, in the form that `aggregate` takes.
+    """
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
 
         return float(mean_stderr(values))
     if aggregation == PERPLEXITY:
         return perplexity_stderr(values)
-    # Of a score that is weighted by length, over its documents. The harness has none.
+    # A score weighted by length is bootstrapped over documents. The harness has no standard error for it.
     return float(_bootstrapped(aggregation, np.asarray(values, dtype=np.float64))[0].std(ddof=1))
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
-    """Return the harness's bootstrapped standard error of a perplexity, in seconds instead of minutes.
+    """Return the harness's bootstrapped standard error of a perplexity.
 
-    In lm_eval/api/metrics.py (0.4.13) chunk i draws 1,000 times from random.Random(i). NumPy's RandomState([i]) gives
-    the same numbers.
+    This takes seconds instead of minutes. In lm_eval/api/metrics.py (0.4.13) chunk i draws 1,000 times from
+    random.Random(i). NumPy's RandomState([i]) gives the same numbers.
     """
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
@@ -109,9 +117,12 @@ def _mean_stderr(values: Values) -> float:
 
 
 def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
-    """Return RESAMPLES aggregates of each model's values, from the same documents for all, so that they stay paired."""
+    """Return RESAMPLES bootstrapped scores of each model.
+
+    All models use the same resampled documents, so that their scores stay paired.
+    """
     source, count = np.random.default_rng(0), len(of_models[0])
-    piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples at once, for the memory
+    piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples computed at once, to limit memory
     drawn: list[list[Values]] = [[] for _ in of_models]
     for start in range(0, RESAMPLES, piece):
         picks = source.integers(0, count, size=(min(piece, RESAMPLES - start), count))
@@ -126,7 +137,11 @@ def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
 
 
 def _is_significant(ours: Values, theirs: Values) -> bool:
-    """Return whether right (1) and wrong (0) answers of two models differ, by McNemar's exact test."""
+    """Return whether the answers of two models differ by McNemar's exact test (5 %).
+
+    Right answers are 1, wrong ones 0. With more than 1,000 differing answers the test is skipped and the result is
+    True.
+    """
     only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
     differing = only_ours + only_theirs
     if differing > 1000:

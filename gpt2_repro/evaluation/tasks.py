@@ -1,6 +1,7 @@
-"""Task files for lm-evaluation-harness: stock tasks on local jsonl files, without a network, and tasks of this project.
+"""Task files for lm-evaluation-harness: stock tasks on local data, and own tasks.
 
-A file includes the stock task and replaces its data. `lm_eval run --include_path <folder>` reads the same files.
+A task file includes the stock task and replaces its data by a local jsonl file, which needs no network. `lm_eval run
+--include_path <folder>` reads the same files.
 """
 
 import dataclasses
@@ -30,9 +31,10 @@ class LocalTask:
     """A task that can run from a local file.
 
     Args:
-        stock: the file of lm_eval/tasks that it includes.
-        files: what --local_data may hold for it. The first that is there is used.
-        changes: keys of the stock task that it replaces.
+        stock: the file of lm_eval/tasks that the task includes.
+        split: the name of the split to score.
+        files: file names in --local_data. The first file that exists is used.
+        changes: keys of the stock task to replace.
     """
 
     stock: str
@@ -45,14 +47,14 @@ LAMBADA, WIKITEXT, HELLASWAG = "lambada/lambada_openai.yaml", "wikitext/wikitext
 HELLASWAG_FILES = ("hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl", "hellaswag/hellaswag_val.jsonl.gz")
 WIKITEXT_FILES = ("wikitext.jsonl", "wikitext/wikitext2_test_pages.jsonl", "wikitext/wikitext2_validation_pages.jsonl")
 DOCUMENT_FILES = ("validation.jsonl", "text/validation.jsonl")
-# Made from the documents of validation.jsonl, {"text": document} a line, which prepare_data.py writes. Stock wikitext
-# counts the words and bytes of `page` and undoes WikiText's tokenization for the model.
+# Tasks made from validation.jsonl, which prepare_data.py writes with {"text": document} on each line. Stock wikitext
+# counts the words and bytes of `page`, but removes WikiText's tokenization from the text that the model gets.
 OWN_VERSION = {"metadata": {"version": 1.0}}
 OWN_TASKS = {
     "last_word": LocalTask(LAMBADA, "test", DOCUMENT_FILES, {"tag": None, **OWN_VERSION}),
     "document_perplexity": LocalTask(WIKITEXT, "test", DOCUMENT_FILES, {"doc_to_target": "page", **OWN_VERSION}),
 }
-# llm.c's and build-nanogpt's HellaSwag: the original text, which the stock task rewrites.
+# HellaSwag as in llm.c and build-nanogpt: on the original text. The stock task rewrites it.
 ORIGINAL_TEXT = {"tag": None, "process_docs": None, "doc_to_text": "{{ctx}}", "doc_to_choice": "endings"}
 LOCAL_TASKS = {
     "lambada_openai": LocalTask(LAMBADA, "test", ("lambada_openai.jsonl", "lambada/lambada_test.jsonl")),
@@ -61,31 +63,40 @@ LOCAL_TASKS = {
     "wikitext": LocalTask(WIKITEXT, "test", WIKITEXT_FILES),
     **OWN_TASKS,
 }
-# Tasks with a perplexity per document. The harness bootstraps its standard error 100,000 times in Python, which takes
-# minutes. For these tasks scores.py computes all standard errors, and the harness's own JSON has "N/A" for them.
+# Prefixes of tasks with a perplexity per document. The harness would bootstrap the standard error 100,000 times in
+# Python, which takes minutes. scores.py computes all standard errors of these tasks. The harness's JSON has "N/A".
 OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 
 def with_completion(tasks: Iterable[str]) -> list[str]:
-    """Return the tasks, with llm.c's convention after HellaSwag."""
+    """Return the tasks, with hellaswag_completion added after hellaswag.
+
+    hellaswag_completion is HellaSwag as llm.c scores it.
+    """
     return [name for task in tasks for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
 
 
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
-    """Return the file in `local_data` of each task that has one. Raises UserError if none has."""
+    """Return the data file in `local_data` of each task that has one.
+
+    Raises UserError if `local_data` is not a folder, or has no file for any task.
+    """
     if not local_data.is_dir():
-        raise UserError(f"--local_data {local_data} is not a folder. Pass one with task data as jsonl files.")
+        raise UserError(f"--local_data {local_data} is not a folder. Pass a folder with task data as jsonl files.")
     wanted = {task: LOCAL_TASKS[task].files for task in tasks if task in LOCAL_TASKS}
     paths = {task: [path for name in names if (path := local_data / name).is_file()] for task, names in wanted.items()}
     found = {task: there[0] for task, there in paths.items() if there}
     if not found:
         names = sorted({files[0] for files in wanted.values()}) or ["a file for any of these tasks"]
-        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Put {', '.join(names)} there.")
+        raise UserError(f"--local_data {local_data} has no data for {', '.join(tasks)}. Add {', '.join(names)}.")
     return found
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
-    """Return the run's prepared folder if a task needs validation documents and they are there."""
+    """Return the run's prepared folder if a task needs its validation documents.
+
+    Return None if no task needs them, or if they are missing.
+    """
     name = (
         RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run and OWN_TASKS.keys() & set(tasks) else None
     )
@@ -93,21 +104,25 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for a task that neither the `local` files nor lm-evaluation-harness can run."""
+    """Raise UserError for a task that cannot run.
+
+    A task runs from one of the `local` files or is one of lm-evaluation-harness's tasks.
+    """
     for task in tasks:
         if task in OWN_TASKS and task not in local:
             fix = "Pass --local_data DIR with a folder that prepare_data.py wrote with --validation_text."
             raise UserError(f"The task {task} needs validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in stock_task_names():
             near = difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
-            raise UserError(f"there is no task {task!r}: {did_you_mean(task, near or LOCAL_TASKS)}")
+            raise UserError(f"There is no task {task!r}: {did_you_mean(task, near or LOCAL_TASKS)}")
 
 
 @functools.cache
 def stock_task_names() -> set[str]:
-    """Return tasks, groups and tags of the installed lm-evaluation-harness, read from its files in a second.
+    """Return the tasks, groups and tags of the installed lm-evaluation-harness.
 
-    Its own TaskManager parses all of them as YAML, which takes ten.
+    They are read from its files, which takes a second. Its own TaskManager parses all files as YAML, which takes ten
+    seconds.
     """
     pattern = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in _stock_folder().rglob("*.yaml")]
@@ -117,14 +132,15 @@ def stock_task_names() -> set[str]:
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
     """Write a task file, and a copy of its data, for each task of LOCAL_TASKS.
 
-    The harness reads both minutes later. Only the copy is sure to be the data that was hashed, and only under a name
-    that changes with its content: `datasets` caches by path and mtime, which `cp -p` and `rsync -t` keep.
+    The harness reads both files minutes later, when the original data may have changed. The copy is the data that was
+    hashed. Its name changes with its content, because `datasets` caches by path and mtime, and `cp -p` and `rsync -t`
+    keep the mtime.
 
     Args:
-        local: what `find_local_files` found; the other tasks read from the Hub.
+        local: the data files found by `find_local_files`. All other tasks read from the Hub.
         output: an empty folder that no other process uses.
 
-    Returns a hash of each task's definition, its data included.
+    Returns a hash of each task's definition, which includes its data.
     """
     output.mkdir(parents=True, exist_ok=True)
     hashes = {}
@@ -133,7 +149,7 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
         digest = hashlib.sha256(f"{task.stock} {sorted(changes.items())}".encode())
         definition: dict[str, Any] = {"include": str(_stock_folder() / task.stock), **changes}
         if source := local.get(name):
-            logger.info("%s reads %s", name, source)
+            logger.info("Task %s reads %s", name, source)
             content = _own_data(name, source) if name in OWN_TASKS else source.read_bytes()
             digest.update(content)
             suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else ".jsonl"
@@ -144,7 +160,7 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
                 "dataset_path": "json",
                 "dataset_name": None,
                 "dataset_kwargs": {"data_files": {task.split: str(data.resolve())}, "cache_dir": cache},
-                # Stock tasks read their training split for few-shot examples, which these zero-shot tasks never use.
+                # Stock tasks read their training split for few-shot examples. These zero-shot tasks do not need them.
                 **dict.fromkeys(("training_split", "validation_split", "test_split")),
                 f"{task.split}_split": task.split,
             }
@@ -154,12 +170,12 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _own_data(task: str, source: Path) -> bytes:
-    """Make the data of one of OWN_TASKS from validation documents, as the content of a .jsonl file."""
+    """Return the data of one of OWN_TASKS, made from documents, as JSON Lines."""
     documents = read_documents(source)
     words = task == "last_word"
     column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))
     if not texts:
-        raise UserError(f"The validation documents are too short for {task}. Leave it out of --tasks.")
+        raise UserError(f"The validation documents are too short for {task}. Remove it from --tasks.")
     return "".join(json.dumps({column: text}) + "\n" for text in texts).encode()
 
 

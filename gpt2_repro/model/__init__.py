@@ -1,1 +1,1 @@
-"""The model: its configuration, its pre-training forward and loss, and the plain form that leaves the project."""
+"""Models: configuration, pre-training forward and loss, and plain form for export."""

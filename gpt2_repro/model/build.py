@@ -1,4 +1,4 @@
-"""Build the model that is trained and choose its attention."""
+"""Build the model to train and choose its attention implementation."""
 
 import importlib.metadata
 import importlib.util
@@ -27,9 +27,9 @@ def build_model(
     """Return a model with fp32 weights and the pre-training forward.
 
     Args:
-        tokenizer: the data's, which the checkpoint `init_from` must share.
-        init_from: a plain checkpoint whose weights are copied. Empty: weights from torch's global seed.
-        documents: between which the loss allows no attention.
+        tokenizer: the tokenizer of the prepared data. The checkpoint `init_from` must have the same.
+        init_from: a plain checkpoint whose weights are copied. Empty: weights are random, from torch's global seed.
+        documents: how to find the documents of a row. The loss then allows no attention between documents.
         compiled: whether to compile the loss.
 
     Raises UserError if `init_from` cannot be loaded or does not fit.
@@ -44,28 +44,29 @@ def build_model(
 
 
 def choose_attention(
-    asked: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False, document_mask: bool = False
+    requested: str, *, cuda: bool, bf16: bool, one_row_compiled: bool = False, document_mask: bool = False
 ) -> tuple[str, str]:
-    """The attention implementation and the reason for it.
+    """Return the attention implementation to use and the reason for the choice.
 
     Args:
-        one_row_compiled: whether passes of one row are to be compiled.
-        document_mask: whether it has to stay inside documents.
+        requested: the field attn_implementation of the recipe.
+        one_row_compiled: whether passes of one row will be compiled.
+        document_mask: whether attention must stay inside documents.
 
-    Raises UserError where flash_attention_2 is asked for and cannot run.
+    Raises UserError if flash_attention_2 is requested and cannot be used.
     """
-    if asked in ("causal_sdpa", "eager"):
-        return asked, "as asked"
+    if requested in ("causal_sdpa", "eager"):
+        return requested, "as requested"
     obstacle = _flash_obstacle(cuda=cuda, bf16=bf16, document_mask=document_mask)
     if one_row_compiled and not obstacle and not document_mask:
-        # transformers' _is_packed_sequence, 5.23; told the lengths of documents it does not look
-        obstacle = "with one row a pass transformers reads the position ids in it, which cannot be compiled"
-    if asked == "flash_attention_2":
+        # _is_packed_sequence in transformers 5.23. It does not read them if the lengths of documents are passed.
+        obstacle = "transformers reads the position ids of one-row passes, which cannot be compiled"
+    if requested == "flash_attention_2":
         if obstacle:
-            raise UserError(f"flash_attention_2 cannot be used: {obstacle}; use --attn_implementation auto")
-        return asked, "as asked"
+            raise UserError(f"flash_attention_2 cannot be used: {obstacle}. Pass --attn_implementation auto.")
+        return requested, "as requested"
     if obstacle:
-        mask = "with a mask of documents" if document_mask else "without a mask"
+        mask = "with a document mask" if document_mask else "without a mask"
         return "causal_sdpa", f"torch's SDPA {mask}, because {obstacle}"
     return "flash_attention_2", f"flash-attn {importlib.metadata.version('flash-attn')} agrees with SDPA"
 
@@ -76,21 +77,23 @@ def _flash_obstacle(*, cuda: bool, bf16: bool, document_mask: bool) -> str | Non
     if importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed (requirements-gpu.txt)"
     if not bf16:
-        return "it computes in bf16 and this run does not"
+        return "flash-attn needs bf16, which this run does not use"
     if torch.cuda.get_device_capability() < (8, 0):
         return "this GPU is older than Ampere"
     try:
         difference = attention_difference("flash_attention_2", "sdpa", device="cuda", document_mask=document_mask)
     except (ImportError, RuntimeError) as error:
-        return f"it fails on this machine ({str(error).splitlines()[0]})"
-    # bf16 keeps 8 bits: outputs and gradients of unit scale agree to a few parts in a hundred, wrong ones do not.
-    return None if difference < 0.05 else f"it differs from SDPA by {difference:.3f}"
+        return f"flash-attn fails on this machine ({str(error).splitlines()[0]})"
+    # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
+    return None if difference < 0.05 else f"flash-attn differs from SDPA by {difference:.3f}"
 
 
 def attention_difference(one: str, other: str, *, device: str, document_mask: bool = False) -> float:
-    """Largest difference of two attentions in bf16, in output and gradient, relative to the largest value; inf for a NaN.
+    """Return the largest difference between two attention implementations in bf16.
 
-    With `document_mask`, inside documents of 37 ids. Sets the global seed: choose an attention before seeding a run.
+    Outputs and gradients are compared, relative to the largest value. The result is infinite if a value is NaN. With
+    `document_mask`, attention stays inside documents of 37 ids. This function sets the global seed, so choose an
+    attention before seeding a run.
     """
     none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **none)
@@ -102,7 +105,8 @@ def attention_difference(one: str, other: str, *, device: str, document_mask: bo
         model = model.to(device)
         inside = Documents(separator=0).attention(model, ids) if document_mask else {}
         hidden = model.base_model(ids, use_cache=False, **inside).last_hidden_state.float()
-        # Not a norm of it: behind a LayerNorm that is the same for all weights, and its gradient rounding noise.
+        # A random direction, not a norm. After a LayerNorm the norm is the same for all weights, and its gradient is
+        # rounding noise.
         direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(device)
         (hidden * direction).mean().backward()
         results.append([hidden.detach(), model.base_model.h[0].attn.c_attn.weight.grad.float()])

@@ -1,7 +1,7 @@
-"""torch.compile for the loss: what was asked of it, and what the compiled graphs really hold.
+"""torch.compile for the loss, and a description of the compiled graphs.
 
-Only `summed_loss` is compiled, inside whatever wraps the model: sampling and scoring, with their changing shapes, keep
-the stock forward, and DDP and DeepSpeed see an ordinary module.
+Only `summed_loss` is compiled, inside the module that DDP or DeepSpeed wraps, which stays an ordinary module. Sampling
+and scoring have changing shapes and keep the stock forward.
 """
 
 import logging
@@ -19,35 +19,36 @@ from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-# Beside the runs, not in /tmp: a rented machine forgets that when it stops.
+# Next to the runs and not in /tmp, which a rented machine loses when it stops.
 CACHE = ".cache/inductor"
-# flash-attn's operations, on whole rows and on documents by their lengths.
+# flash-attn's operations: on rows, and on documents by their lengths (varlen).
 FLASH = re.compile("_flash_attn_(varlen_)?forward")
 
 
 class Graph(NamedTuple):
-    """One compiled graph of the loss."""
+    """Description of a compiled graph of the loss: its attention calls and logits."""
 
     training: bool
-    causal: int  # attentions that the kernel itself makes causal
-    masked: int  # attentions that are handed a mask, of documents where they are kept apart
-    logits: bool  # whether it returns something as wide as the vocabulary
+    causal: int  # attention calls in which the kernel applies the causal mask
+    masked: int  # attention calls that get a mask tensor, such as a document mask
+    logits: bool  # whether an output is as wide as the vocabulary
 
 
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
     """Compile the loss of a model from `make_pretraining`.
 
-    A graph that breaks in two raises: the whole loss is one graph, or the run says so. Compiled code is kept in
-    $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` of the working directory.
+    The loss must be one complete graph. A graph break raises an error. Compiled code is cached in
+    $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` in the working directory.
 
-    Returns the list in which a graph appears when it is first needed; `model.compiled_graphs` is the same list.
+    Returns the list of compiled graphs. A graph is added when it is first needed. `model.compiled_graphs` is the same
+    list.
     """
-    # Importing transformers already writes torch's own default, in /tmp, into the environment.
+    # Importing transformers sets this variable to torch's default in /tmp. That value is replaced, too.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(CACHE).resolve())
     recomputed = "skip_fwd_side_effects_in_bwd_under_checkpoint"
     if model.balance_loss is not None and hasattr(torch._dynamo.config, recomputed):
-        # Hooks collect what routers say in the forward pass, and need not do so again where blocks are computed twice.
+        # Hooks collect router logits in the forward pass. They need not run again when blocks are recomputed.
         setattr(torch._dynamo.config, recomputed, True)
     compiler = torch._dynamo.lookup_backend(backend)
     graphs: list[Graph] = []
@@ -64,9 +65,9 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
 
 
 def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
-    """What a graph of torch.compile, before it is lowered, says of attention and logits."""
+    """Count attention calls and find logits in a torch.compile graph before lowering."""
     attentions = [node for node in _calls(graph) if "scaled_dot_product_attention" in str(node.target)]
-    # flash-attn takes no mask, and its backward operation stands in the same graph.
+    # flash-attn takes no mask. The same graph contains its backward operation, which FLASH does not match.
     flash = [node for node in _calls(graph) if FLASH.search(str(node.target))]
     masked = sum(node.kwargs.get("attn_mask") is not None or len(node.args) > 3 for node in attentions)
     causal = sum(bool(node.kwargs.get("is_causal")) for node in attentions)
@@ -77,7 +78,10 @@ def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
 
 
 def _calls(graph: GraphModule) -> Iterator[Node]:
-    """Calls of functions in a graph and in the graphs it holds, as those of recomputed layers."""
+    """Yield the function calls in a torch.compile graph and in its subgraphs.
+
+    Recomputed layers are subgraphs.
+    """
     for module in graph.modules():
         if isinstance(module, GraphModule):
             yield from (node for node in module.graph.nodes if node.op == "call_function")

@@ -1,4 +1,4 @@
-"""Build the configuration and the stock model of a recipe's section."""
+"""Build the configuration and the stock model of the recipe section `model:`."""
 
 import json
 from typing import Any
@@ -16,13 +16,13 @@ from gpt2_repro.model_size import padded_size
 OWNED = {
     **{name: f"pass --{option}" for option, name in SHAPE.items()},
     "max_position_embeddings": "pass --sequence_length",
-    **dict.fromkeys(("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "it follows the data's tokenizer"),
-    "use_cache": "training has no cache",
+    **dict.fromkeys(("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"), "the data's tokenizer defines it"),
+    "use_cache": "training uses no cache",
     "sliding_window": "training attends to all earlier tokens of a row",
 }
-# How weights are loaded, whoever wrote them: no pickles, no code of theirs.
+# Options to load weights of unknown authors: no pickles, no remote code.
 SAFELY = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
-# transformers raises these for configurations that it cannot build or run.
+# Exceptions of transformers for configurations that it cannot build or run.
 FAILURES = (
     *(StrictDataclassError, TypeError, ValueError, AttributeError, LookupError),
     *(AssertionError, ImportError, ArithmeticError, RuntimeError),
@@ -32,7 +32,9 @@ FAILURES = (
 def build_config(
     args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedConfig:
-    """Return the training configuration: padded vocabulary, no cache, special ids of `tokenizer`.
+    """Return the training configuration of a recipe's model.
+
+    It has a padded vocabulary, no cache, and the special ids of `tokenizer`.
 
     Raises UserError for overrides that the architecture does not accept.
     """
@@ -45,7 +47,7 @@ def build_config(
     dropouts = [name for name in own_keys(default) if name.endswith(("pdrop", "_dropout")) and "summary" not in name]
     values |= dict.fromkeys(dropouts, args.dropout)
     if args.model_type == GPT2:
-        # gelu_new by another name: one kernel instead of eight (transformers activations.py).
+        # The same function as gelu_new, with one kernel instead of eight (transformers activations.py).
         values["activation_function"] = "gelu_pytorch_tanh"
     config = _with_overrides(default, values, json.loads(args.config_overrides or "{}"))
     config.true_vocab_size = vocab_size
@@ -53,36 +55,45 @@ def build_config(
 
 
 def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return a configuration of the class of `default`. `values` use transformers' common names or the class's own."""
+    """Return a configuration of the same class as `default`.
+
+    The keys of `values` are transformers' common names or the names of that class.
+    """
     kind, keys = type(default), own_keys(default)
     owned = OWNED | {kind.attribute_map.get(name, name): reason for name, reason in OWNED.items()}
     for key in overrides:
         if key in owned:
-            raise UserError(f"config_overrides cannot set {key}: {owned[key]}")
+            raise UserError(f"--config_overrides cannot set {key}: {owned[key]}.")
         if key not in keys:
             nearest = did_you_mean(key, keys - owned.keys())
-            raise UserError(f"a {kind.model_type} has no {key!r} for config_overrides: {nearest}")
+            raise UserError(f"The model {kind.model_type} has no key {key!r} for --config_overrides: {nearest}")
     try:
         config = kind(**{kind.attribute_map.get(name, name): value for name, value in values.items()} | overrides)
     except FAILURES as error:
-        raise UserError(f"transformers refuses this {kind.model_type}: {in_a_line(error)}") from None
+        raise UserError(f"transformers rejects this {kind.model_type} configuration: {in_a_line(error)}") from None
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if groups and heads % groups:
         fix = f"Set num_key_value_heads in --config_overrides to a divisor of --n_head {heads}."
-        raise UserError(f"{heads} heads do not share {groups} key and value heads. {fix}")
+        raise UserError(f"{heads} heads cannot share {groups} key and value heads evenly. {fix}")
     if getattr(config, "num_experts_per_tok", 0) > getattr(config, "num_local_experts", 0):
-        raise UserError("num_experts_per_tok in --config_overrides may be at most num_local_experts")
+        raise UserError("num_experts_per_tok in --config_overrides must be at most num_local_experts.")
     return config
 
 
 def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
-    """Return the model with fp32 weights. Raises UserError for a configuration that transformers cannot build."""
+    """Return the stock model of a configuration, with fp32 weights.
+
+    Raises UserError for a configuration that transformers cannot build.
+    """
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:
-        raise UserError(f"transformers builds no such {config.model_type}: {in_a_line(error)}") from None
+        raise UserError(f"transformers cannot build this {config.model_type} model: {in_a_line(error)}") from None
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:
-    """Return the keys that an architecture declares itself, and `tie_word_embeddings`, which all have."""
+    """Return the configuration keys that an architecture declares itself.
+
+    `tie_word_embeddings`, which all architectures have, is included.
+    """
     return {*type(config).__annotations__, "tie_word_embeddings"}

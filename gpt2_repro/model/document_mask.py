@@ -1,6 +1,6 @@
-"""Attention kept inside a document, where a packed row holds several: what attention has to be told of a row's ids.
+"""Attention inside documents, for rows that hold several documents.
 
-Only attention is kept inside. Positions stay those of the row, so that every position embedding goes on being trained.
+Only attention is limited. Positions count from the start of the row, so that every position embedding is trained.
 """
 
 import dataclasses
@@ -15,18 +15,21 @@ from gpt2_repro.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """How the documents of a row are told apart.
+    """How to find the documents in a row of token ids.
 
     Args:
-        separator: the id that stands at every boundary, and nowhere else.
-        behind: whether it ends a document; else it opens one.
+        separator: the id at every document boundary. It occurs nowhere else.
+        behind: whether the separator ends a document. If false, it starts one.
     """
 
     separator: int
     behind: bool = False
 
     def starts(self, ids: Tensor) -> Tensor:
-        """Where documents begin in `ids` [rows, T], of bool. A row's first position begins one, or what is left of it."""
+        """Return a bool tensor [rows, T] that is True where a document starts in `ids`.
+
+        The first position of a row starts a document, or the rest of one.
+        """
         starts = ids == self.separator
         if self.behind:
             starts = starts.roll(1, dims=1)
@@ -34,12 +37,15 @@ class Documents:
         return starts
 
     def attention(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
-        """Arguments with which the model's forward keeps the attention of `ids` [rows, T] inside documents."""
+        """Return arguments of the model's forward that limit attention to documents.
+
+        `ids` is [rows, T].
+        """
         starts = self.starts(ids)
         if takes_lengths(model):
             return _lengths(starts)
         device = ids.device.type
-        # One for all layers: of a mask of bool SDPA would make one for each, and keep it for the backward pass.
+        # All layers share this float mask. SDPA would convert a bool mask in each layer and keep it for backward.
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
         number = starts.cumsum(1)
         seen = (number[:, :, None] == number[:, None, :]).tril()
@@ -48,30 +54,36 @@ class Documents:
 
 
 def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Documents:
-    """Those of rows in which the tokenizer's end-of-text id stands `before` or `after` each document.
+    """Return how to find documents that the tokenizer's end-of-text id separates.
 
-    Raises UserError where the tokenizer does not say which that is.
+    `separator` is "before" or "after": the place of that id relative to each document.
+
+    Raises UserError if the tokenizer does not define this id.
     """
     if tokenizer.eos_token_id is None:
-        raise UserError("The data's tokenizer has no end-of-text token. Leave out --document_mask, which needs it.")
+        raise UserError("The data's tokenizer has no end-of-text token. Remove --document_mask, which needs it.")
     return Documents(tokenizer.eos_token_id, behind=separator == "after")
 
 
 def takes_lengths(model: PreTrainedModel) -> bool:
-    """Whether the model's attention is told the lengths of documents. Other ones get a mask."""
+    """Return whether the model's attention takes the lengths of documents.
+
+    All other attention implementations get a mask.
+    """
     return model.config._attn_implementation == "flash_attention_2"
 
 
 def _lengths(starts: Tensor) -> dict[str, Any]:
-    """For flash-attn's variable-length kernel, to which transformers hands all rows as one sequence.
+    """Return the arguments for flash-attn's variable-length kernel.
 
-    Not the position ids: with several rows transformers does not look for documents in them (_is_packed_sequence, 5.23).
+    transformers passes all rows to this kernel as one sequence. Position ids would not work: with several rows
+    transformers does not look for documents in them (_is_packed_sequence, 5.23).
     """
-    # On a GPU the host waits here: it has to know how many documents there are.
+    # A host sync on a GPU: the host needs the number of documents.
     begins = starts.flatten().nonzero().squeeze(1).to(torch.int32)
     cumulative = torch.nn.functional.pad(begins, (0, 1), value=starts.numel())
-    # Compiled once for any number of documents.
+    # One graph serves any number of documents.
     torch._dynamo.mark_dynamic(cumulative, 0)
-    # A bound, not the longest: that would be another number, and another graph, in each pass.
+    # An upper bound. The longest document would be a different number, and need a new graph, in each pass.
     longest = starts.shape[1]
     return {"cu_seq_lens_q": cumulative, "cu_seq_lens_k": cumulative, "max_length_q": longest, "max_length_k": longest}

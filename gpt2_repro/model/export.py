@@ -1,4 +1,7 @@
-"""Load what training or anyone else saved: plain fp32 models from safetensors, never pickles, never remote code."""
+"""Load plain models from any author: fp32, from safetensors, without remote code.
+
+Pickles are never loaded.
+"""
 
 from pathlib import Path
 
@@ -25,27 +28,29 @@ COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
 
 
 def load_model(checkpoint: str) -> PreTrainedModel:
-    """Return the plain fp32 model of a folder or Hub id, in evaluation mode, with its true vocabulary.
+    """Return the plain fp32 model of a folder or Hub id, in evaluation mode.
 
-    A folder may come from a stranger. Its attention implementation is ignored, because transformers would download a
-    kernel that it names. Raises UserError if the model cannot be fetched, is quantized, has no safetensors, or if its
-    weights do not fit its configuration or are not finite.
+    The model has its true vocabulary. A folder may come from an unknown author. Its attention implementation is
+    ignored, because transformers would download a kernel that is named there.
+
+    Raises UserError if the model cannot be fetched, is quantized or has no safetensors, or if its weights do not fit
+    its configuration or are not finite.
     """
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise UserError(f"{checkpoint} is quantized. Pass a checkpoint with fp32, bf16 or fp16 weights.")
-        config._attn_implementation = None  # of nested configurations too: transformers chooses SDPA or eager
+        config._attn_implementation = None  # also in nested configurations; transformers chooses SDPA or eager
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint), config)
         model, loading = AutoModelForCausalLM.from_pretrained(
             checkpoint, config=config, output_loading_info=True, **SAFELY
         )
     except (OSError, SafetensorError, *FAILURES) as error:
-        raise UserError(f"cannot load {checkpoint}. {COMPLETE} ({_reason(checkpoint, error)})") from None
+        raise UserError(f"Cannot load {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}") from None
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(loading[problem]):
-            raise UserError(f"cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all)")
+            raise UserError(f"Cannot load {checkpoint}: {problem.replace('_', ' ')} {keys[:3]} ({len(keys)} in all).")
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise UserError(f"{checkpoint} has weights that are not finite ({name}). Pass another checkpoint.")
@@ -59,9 +64,10 @@ def _reason(checkpoint: str, error: Exception) -> str:
 
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
-    """Load the weights of a mixture of experts and return True, or return False for a dense model.
+    """Load the weights of a mixture of experts, and return whether that was done.
 
-    transformers saves experts under other names. Trainer (5.23) skips those and continues with fresh experts.
+    Dense models are not changed. transformers saves experts under different names. Trainer (5.23) skips those names
+    and would continue with untrained experts.
     """
     if not isinstance(model, MixtralForCausalLM):
         return False
@@ -70,59 +76,72 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 
 
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UserError for weights outside of `folder`, or for fewer tensors than the configuration has layers.
+    """Raise UserError for weight files that cannot belong to a folder's configuration.
 
-    Building a model of 200,000 layers takes minutes. transformers refuses tensors of other shapes before it builds them.
+    These are files outside of `folder`, and files with fewer tensors than the configuration has layers. Building a
+    model of 200,000 layers takes minutes. Tensors of other shapes are not checked, because transformers refuses them
+    before it builds the model.
     """
     single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
     names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
     if outside := [name for name in names if Path(name).name != name]:
-        raise UserError(f"{folder} names weights outside of it: {outside[0]}")
+        raise UserError(f"{folder} names weights outside of the folder: {outside[0]}. Pass another checkpoint.")
     if not names or not all((folder / name).is_file() for name in names):
-        return  # transformers says what is missing
+        return  # transformers reports the missing files
     tensors = 0
     for name in names:
         with safe_open(folder / name, framework="pt") as file:
             tensors += len(file.keys())
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > tensors:
-        raise UserError(f"{folder} has {tensors:,} tensors and its config.json asks for {layers:,} layers")
+        raise UserError(f"{folder} has {tensors:,} tensors, but its config.json needs {layers:,} layers.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a folder or Hub id. Raises UserError if there is none that loads."""
+    """Return the tokenizer of a folder or Hub id.
+
+    Raises UserError if the tokenizer is missing or cannot be loaded.
+    """
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
-    except Exception as error:  # `tokenizers` raises nothing narrower for a damaged tokenizer.json
+    except Exception as error:  # `tokenizers` raises no subclass for a damaged tokenizer.json
         raise UserError(
-            f"{checkpoint} has no tokenizer that loads. {COMPLETE} ({_reason(checkpoint, error)})"
+            f"Cannot load the tokenizer of {checkpoint} ({_reason(checkpoint, error)}). {COMPLETE}"
         ) from None
 
 
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of a folder or Hub id. Raises UserError as the two do."""
+    """Return the model and the tokenizer of a folder or Hub id.
+
+    Raises UserError if one of them cannot be loaded.
+    """
     return load_model(checkpoint), load_tokenizer(checkpoint)
 
 
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
-    """The ids that a sample continues: the prompt's, or the one that starts a document.
+    """Return the token ids that a sample continues.
 
-    Raises UserError for a prompt that leaves no room in the window or cannot be encoded, and where nothing can start a
-    document.
+    They are the ids of the prompt. An empty prompt is replaced by the id that starts a document.
+
+    Raises UserError for a prompt that leaves no room in the window or cannot be encoded, and for an empty prompt if
+    the tokenizer has no such id.
     """
     try:
         ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
-    except Exception as error:  # `tokenizers` raises nothing narrower: a tokenizer of characters knows its own alone
-        raise UserError(f"the prompt {prompt!r} cannot be encoded ({error}): use characters of the data") from None
+    except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
+        raise UserError(f"Cannot encode the prompt {prompt!r} ({error}). Use characters of the data.") from None
     if ids == [None]:
-        fix = "Pass --sample_prompt TEXT or --sample_tokens 0 in training, --prompt TEXT in generate."
+        fix = "For training pass --sample_prompt TEXT or --sample_tokens 0, for generate pass --prompt TEXT."
         raise UserError(f"This tokenizer has no token that starts a document. {fix}")
     if window and len(ids) >= window:
-        raise UserError(f"the prompt has {len(ids)} tokens and leaves no room in a window of {window}")
+        raise UserError(f"The prompt has {len(ids)} tokens and leaves no room in a window of {window}. Shorten it.")
     return ids
 
 
 def untrained_like(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
-    """The same architecture with fresh weights, without touching the global random state."""
+    """Return a model of the same architecture with fresh weights.
+
+    The global random state is not changed.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(plain_config(model.config), dtype=torch.float32).eval()

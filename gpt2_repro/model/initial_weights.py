@@ -1,4 +1,7 @@
-"""Start training from the weights of a plain checkpoint that computes the same function."""
+"""Initialize training with the weights of a plain checkpoint.
+
+The checkpoint must compute the same function as the model.
+"""
 
 import json
 
@@ -13,7 +16,7 @@ from gpt2_repro.model.export import load_model, load_tokenizer
 from gpt2_repro.model.pretraining import plain_config
 
 
-# Keys in which the checkpoint's configuration may differ. They do not change what the model computes at evaluation.
+# Configuration keys in which the checkpoint may differ. They do not change the model's outputs in evaluation mode.
 FREE = {
     *("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "n_positions", "max_position_embeddings"),
     *("use_cache", "embd_pdrop", "resid_pdrop", "attn_pdrop", "attention_dropout", "initializer_range"),
@@ -26,8 +29,8 @@ FREE = {
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Copy the weights of the folder or Hub id `name` into `model`.
 
-    Raises UserError if they cannot be loaded, or if the checkpoint has another shape, function, vocabulary or tokenizer
-    than the model and the data.
+    Raises UserError if the weights cannot be loaded, or if the checkpoint's shape, function, vocabulary or tokenizer
+    differs from that of the model and the data.
     """
     checkpoint = resolve_checkpoint(name).source
     _copy_weights(load_model(checkpoint), model, name=name)
@@ -36,31 +39,33 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Copy a plain checkpoint into a model whose vocabulary may be padded. Padding rows keep their weights.
+    """Copy a plain checkpoint into a model whose vocabulary may be padded.
 
-    Raises UserError if the two differ, with the options that make them agree.
+    Padding rows keep their weights.
+
+    Raises UserError if the two models differ, with the options that make them the same.
     """
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:
-        found = f"{name} is a {theirs.model_type} and this recipe trains a {ours.model_type}."
-        raise UserError(f"{found} Pass an --init_from and a --model_type that agree.")
+        found = f"{name} is a {theirs.model_type}, but this recipe trains a {ours.model_type}."
+        raise UserError(f"{found} Pass --init_from and --model_type of the same architecture.")
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
     shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
     if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
-        raise UserError(f"{name} has another shape than this recipe: pass {fix}")
+        raise UserError(f"{name} has a different shape than this recipe. Pass {fix}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
     compared = sorted(own_keys(ours) - shaped - FREE)
     default = type(ours)()
-    # All keys, because overrides on the command line replace those of the recipe.
+    # List all keys, because --config_overrides on the command line replaces the overrides of the recipe.
     whole = {key: value for key in compared if (value := getattr(theirs, key)) != getattr(default, key)}
     for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
         if one != other:
             found = f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}."
-            raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}', or another checkpoint.")
+            raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}' or another checkpoint.")
     if theirs.vocab_size != ours.true_vocab_size:
-        found = f"{name} has {theirs.vocab_size:,} ids and the prepared data {ours.true_vocab_size:,}."
+        found = f"{name} has {theirs.vocab_size:,} ids, but the prepared data has {ours.true_vocab_size:,}."
         raise UserError(f"{found} Prepare the data with that checkpoint's tokenizer.")
     weights = dict(source.named_parameters())
     with torch.no_grad():
@@ -72,8 +77,8 @@ def _check_tokenizer(checkpoint: str, tokenizer: PreTrainedTokenizerBase, *, nam
     try:
         theirs = load_tokenizer(checkpoint).get_vocab()
     except UserError:
-        return  # weights alone: there is nothing to compare
+        return  # the checkpoint has no tokenizer
     ours = tokenizer.get_vocab()
-    # For weights alone transformers may also make up an almost empty tokenizer.
+    # For a checkpoint without a tokenizer, transformers may create an almost empty one.
     if theirs != ours and len(theirs) == len(ours):
-        raise UserError(f"{name} and the prepared data have different tokenizers. Prepare it with --tokenizer {name}.")
+        raise UserError(f"{name} has a different tokenizer than the data. Prepare the data with --tokenizer {name}.")

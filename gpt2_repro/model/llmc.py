@@ -1,7 +1,8 @@
-"""llm.c's model files: GPT-2 as its C programs read it, and back.
+"""Read and write model files of llm.c: GPT-2 in the format of its C programs.
 
-1,024 bytes of int32: 20240326, version (3: fp32, 5: bf16), window, vocabulary, layers, heads, width, padded vocabulary. Then
-the tensors, one kind after another over all layers, as PyTorch's Linear has them (llm.c, train_gpt2.py and dev/eval/export_hf.py).
+A file begins with 1,024 bytes of int32: 20240326, version (3: fp32, 5: bf16), window, vocabulary, layers, heads,
+width, padded vocabulary. The tensors follow, one kind after another over all layers, in the layout of PyTorch's Linear
+(llm.c, train_gpt2.py and dev/eval/export_hf.py).
 """
 
 from pathlib import Path
@@ -20,11 +21,14 @@ BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"
 
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
-    """Write a plain GPT-2. Raises UserError for what llm.c's GPT-2 is not."""
+    """Write a plain GPT-2 as a model file of llm.c.
+
+    Raises UserError if llm.c's GPT-2 does not support the model.
+    """
     config = model.config
     if type(model) is not GPT2LMHeadModel or config.n_inner not in (None, 4 * config.n_embd):
         kind = type(model).__name__
-        raise UserError(f"llm.c reads GPT-2 with a feed-forward width of 4 x n_embd only; this is {kind}")
+        raise UserError(f"llm.c reads only GPT-2 with a feed-forward width of 4 x n_embd, not this {kind}.")
     padded = -(-config.vocab_size // PADDED_TO) * PADDED_TO
     header = np.zeros(256, dtype=np.int32)
     shape = (config.n_layer, config.n_head, config.n_embd, padded)
@@ -41,14 +45,18 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
 
 
 def read_llmc(path: Path) -> PreTrainedModel:
-    """The GPT-2 of a model file in fp32. Raises UserError for a file that is none."""
+    """Return the GPT-2 of a model file of llm.c, in fp32.
+
+    Raises UserError if the file is not such a model file.
+    """
     data = path.read_bytes()
     header = np.frombuffer(data[:1024], dtype=np.int32)
     if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():
-        raise UserError(f"{path} is no model file of llm.c (magic {MAGIC}, version 3 or 5)")
+        raise UserError(f"{path} is not a model file of llm.c (magic {MAGIC}, version 3 or 5).")
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
     shape = {"n_positions": window, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
-    config = GPT2Config(**shape, bos_token_id=None, eos_token_id=None)  # the file has none; the default is 50256
+    # The file has no special ids. The default would be 50256.
+    config = GPT2Config(**shape, bos_token_id=None, eos_token_id=None)
     model = GPT2LMHeadModel(config).eval()
     weights = model.transformer.state_dict()
     kind = torch.float32 if version == DTYPES["float32"] else torch.bfloat16
@@ -60,16 +68,19 @@ def read_llmc(path: Path) -> PreTrainedModel:
         place += shape.numel()
         weights[name].copy_((tensor.t() if _is_transposed(name) else tensor)[: len(weights[name])])
     if place != len(values):
-        raise UserError(f"{path} has {len(values):,} numbers where its header makes {place:,}")
+        raise UserError(f"{path} has {len(values):,} numbers, but its header describes {place:,}.")
     return model
 
 
 def _tensor_names(layers: int) -> list[str]:
-    """The tensors in the file's order, as transformers names them."""
+    """Return transformers' names of the tensors, in the order of the file."""
     inner = [f"h.{layer}.{block}.{part}" for block in BLOCKS for part in ("weight", "bias") for layer in range(layers)]
     return ["wte.weight", "wpe.weight", *inner, "ln_f.weight", "ln_f.bias"]
 
 
 def _is_transposed(name: str) -> bool:
-    """transformers' GPT-2 keeps its products as Conv1D, the other way round."""
+    """Return whether transformers stores a tensor transposed.
+
+    transformers' GPT-2 uses Conv1D for its linear layers, with transposed weights.
+    """
     return ".c_" in name and name.endswith(".weight")

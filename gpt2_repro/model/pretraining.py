@@ -1,15 +1,16 @@
-"""Where pre-training departs from the stock model: attention without a mask, a loss without logits, the plain form.
+"""Departures from the stock model in pre-training: attention, loss and plain form.
 
-Each departure with its reason; upstream is transformers 5.23.
+Each departure is listed with its reason. Upstream is transformers 5.23.
 
-- `causal_sdpa`: under torch.compile stock `sdpa` hands the kernel a dense [T, T] mask with is_causal=False, and in
-  eager mode it costs a device sync per forward (masking_utils.find_packed_sequence_indices, transformers#41856).
-  A name without a mask function gets no mask. Until create_causal_mask can be told that nothing is packed.
-- The loss: `ForCausalLMLoss` holds the logits of a whole batch in fp32, GPT-2's has no `loss_type`, so Trainer counts
-  one token a row too many (transformers#46204 misses it), and neither knows of padding ids. Until a chunked
-  cross-entropy for GPT-2 is upstream.
-- `summed_loss` is a function of its own, so that torch.compile gets the loss and nothing else (see compilation.py).
-- The plain form: what stock `GPT2LMHeadModel` saves, so that nobody needs this package to load it.
+- `causal_sdpa`: attention without a mask. Under torch.compile stock `sdpa` passes a dense [T, T] mask with
+  is_causal=False to the kernel. In eager mode it costs a host sync per forward
+  (masking_utils.find_packed_sequence_indices, transformers#41856). An attention name without a mask function gets no
+  mask. Needed until create_causal_mask has an option for rows that are not packed.
+- The loss: `ForCausalLMLoss` holds the logits of a complete batch in fp32. GPT-2 has no `loss_type`, so Trainer counts
+  one token too many per row (transformers#46204 does not fix this). Neither accounts for padding ids. Needed until a
+  chunked cross-entropy for GPT-2 is upstream.
+- `summed_loss` is a separate function, so that torch.compile compiles the loss and nothing more (see compilation.py).
+- The plain form is the model that stock `GPT2LMHeadModel` saves. It loads without this package.
 """
 
 import copy
@@ -42,7 +43,10 @@ AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Sum of negative log-likelihoods, with the gradients computed chunk by chunk in the forward pass."""
+    """Sum of negative log-likelihoods, computed in chunks.
+
+    The gradients are computed in the forward pass, chunk by chunk.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, chunk: int) -> Tensor:
@@ -77,48 +81,52 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Subtract 1 at `target` [rows, 1], in place where nothing is compiled."""
+    """Subtract 1 from each row's probability at `target` [rows, 1].
+
+    This is done in place, except under torch.compile.
+    """
     if torch.compiler.is_compiling():
-        # A scatter would force the compiler to write all probabilities out in fp32 first.
+        # A scatter would force the compiler to store all probabilities in fp32 first.
         ids = torch.arange(probabilities.shape[1], device=target.device)
         return torch.where(ids == target, probabilities - 1, probabilities)
     return probabilities.scatter_add_(1, target, torch.full_like(target, -1, dtype=probabilities.dtype))
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int) -> Tensor:
-    """Sum over targets of -log p(label), without ever holding all logits.
+    """Return the sum of -log p(label) over all targets, without storing all logits.
 
-    Matrix products run in the dtype of `hidden` (under autocast, in autocast's), softmax and sums in fp32.
+    Matrix products use the dtype of `hidden` (under autocast, the dtype of autocast). Softmax and sums use fp32.
 
     Args:
-        hidden: [tokens, width].
-        weight: [padded vocabulary, width]; ids from `vocab_size` up take no part in the softmax.
-        labels: [tokens]; -100 is no target.
-        vocab_size: ids that exist.
+        hidden: hidden states [tokens, width].
+        weight: output embedding [padded vocabulary, width]. Ids from `vocab_size` up are excluded from the softmax.
+        labels: [tokens]. A label of -100 is not a target.
+        vocab_size: the number of ids without padding.
 
     Returns an fp32 scalar in nats.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     if not torch.is_grad_enabled():
-        # A parameter still says that it wants a gradient, and the loss would compute one.
+        # A parameter still has requires_grad, so the loss would compute a gradient.
         hidden, weight = hidden.detach(), weight.detach()
     return _ChunkedCrossEntropy.apply(hidden.to(dtype), weight.to(dtype), labels, vocab_size, chunk_size(weight))
 
 
 def chunk_size(weight: Tensor) -> int:
-    """Tokens whose logits are held at a time: at most 2**28 logits.
+    """Return the number of tokens whose logits are computed at a time.
 
-    A power of two: products of odd heights leave part of a GPU idle.
+    This is at most 2**28 logits, and a power of two: matrix products with odd heights leave part of a GPU idle.
     """
     return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
 
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
-    """Return the sum of the negative log-likelihoods of `shift_labels` [rows, T]: an fp32 scalar in nats.
+    """Return the summed negative log-likelihood of `shift_labels` [rows, T].
 
-    torch.compile compiles this function. For a mixture of experts the gradient also has the load-balancing loss, by the
-    targets of this pass; the value does not.
+    The result is an fp32 scalar in nats. torch.compile compiles this function. For a mixture of experts, the gradient
+    also contains the load-balancing loss, weighted by the number of targets of this pass. The value of the loss does
+    not contain it.
 
     Args:
         attention: further arguments of the model's forward, from `Documents.attention` (document_mask.py).
@@ -136,9 +144,9 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
 
 @torch.no_grad()
 def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
-    """The negative log-likelihood of each target of `shift_labels` [rows, T], row by row: [targets] in nats, fp32.
+    """Return the negative log-likelihood of each target, row by row.
 
-    Logits are computed where a target is, and nowhere else.
+    `shift_labels` is [rows, T]. The result is [targets] in nats, fp32. Logits are computed only at targets.
     """
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     wanted = shift_labels != IGNORED
@@ -160,16 +168,19 @@ def _forward(
     reduction: str = "mean",
     **kwargs: Any,
 ) -> Any:
-    """The pre-training forward.
+    """Pre-training forward: return the loss, or logits if `shift_labels` is missing.
 
-    With `shift_labels` [rows, T]: the sum of the negative log-likelihoods divided by `num_items_in_batch`, or by the
-    targets of this batch; an fp32 scalar in nats. With `reduction` "none": that of each target [targets], for rows
-    without document masks. Without `shift_labels`: the stock forward, with logits [rows, T, true_vocab_size].
+    With `shift_labels` [rows, T] the loss is the sum of the negative log-likelihoods divided by `num_items_in_batch`,
+    or by the number of targets of this batch. It is an fp32 scalar in nats.
+
+    With `reduction` "none" the loss is that of each target [targets]. This is for rows without document masks.
+
+    Without `shift_labels` this is the stock forward, with logits [rows, T, true_vocab_size].
     """
-    # `**kwargs` must stay: Trainer passes num_items_in_batch only to a forward that has it.
+    # Keep `**kwargs`: Trainer passes num_items_in_batch only to a forward that has it.
     if shift_labels is None:
         if labels is not None:
-            raise ValueError("pre-training takes labels that are already shifted: pass shift_labels")
+            raise ValueError("Pre-training needs shifted labels. Pass shift_labels.")
         outputs = type(self).forward(self, input_ids=input_ids, **kwargs)
         outputs.logits = outputs.logits[..., : self.config.true_vocab_size]
         return outputs
@@ -183,45 +194,52 @@ def _forward(
 def make_pretraining(
     model: PreTrainedModel, *, vocab_size: int, documents: Documents | None = None
 ) -> PreTrainedModel:
-    """Give this instance the pre-training forward.
+    """Replace the forward of a model by the pre-training forward.
+
+    Only this instance is changed. A subclass would be named in `architectures` of every saved config.
 
     Args:
-        vocab_size: ids that exist, without padding.
-        documents: which the loss of packed rows keeps apart; None lets attention run across them.
+        vocab_size: the number of ids without padding.
+        documents: how to find the documents of packed rows, to allow no attention between them. With None attention
+            crosses documents.
 
-    The instance, not a subclass: a subclass would leak into `architectures` of every saved config.
+    Returns the same model.
     """
     model.config.true_vocab_size = vocab_size
     model.documents = documents
     model.balance_loss = balance_loss(model)
     model.summed_loss = MethodType(summed_loss, model)
     model.forward = MethodType(_forward, model)
-    # Activation checkpointing hooks the embeddings for models of which only a part is trained. Here every weight is,
-    # and torch 2.9 cannot compile the hook.
+    # Activation checkpointing adds a hook to the embeddings, for models that are partly frozen. Here all weights are
+    # trained, and torch 2.9 cannot compile the hook.
     model.enable_input_require_grads = lambda: None
     return model
 
 
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
-    """Return the function that computes the load-balancing loss from outputs of the base model with router logits.
+    """Return the function that computes the load-balancing loss, or None.
 
-    It is Mixtral's (Fedus et al. 2021, arXiv:2101.03961) times router_aux_loss_coef. None for a model without one.
+    Its argument is an output of the base model with router logits. The loss is Mixtral's (Fedus et al. 2021,
+    arXiv:2101.03961) times router_aux_loss_coef. Return None for a model without this loss.
     """
     if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
         return None
-    maybe_install_capturing_hooks(model.base_model)  # of router logits; torch.compile cannot install them
+    maybe_install_capturing_hooks(model.base_model)  # hooks for router logits; torch.compile cannot install them
     experts = model.num_experts, model.num_experts_per_tok
     return lambda outputs: coefficient * load_balancing_loss_func(outputs.router_logits, *experts)
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration that stock transformers would save for this architecture: no key of ours, its own defaults."""
+    """Return the configuration that stock transformers saves for this architecture.
+
+    It has no keys of this project, and transformers' values for the activation, the cache and the dtype.
+    """
     plain = copy.deepcopy(config)
     if hasattr(plain, "true_vocab_size"):
         plain.vocab_size = plain.true_vocab_size
         del plain.true_vocab_size
     if getattr(plain, "activation_function", None) == "gelu_pytorch_tanh":
-        plain.activation_function = "gelu_new"  # the same function; the name every GPT-2 checkpoint carries
+        plain.activation_function = "gelu_new"  # the same function, named as in GPT-2 checkpoints
     plain.use_cache = True
     plain.dtype = torch.float32
     plain._attn_implementation = None
@@ -229,20 +247,22 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
-    """A stock fp32 model of the true vocabulary from training weights, which may be padded and of any float dtype.
+    """Return a stock fp32 model of the true vocabulary from training weights.
 
-    Raises ValueError for a weight that is missing or that the architecture does not have.
+    The weights may be padded and have any float dtype.
+
+    Raises ValueError for a missing weight, and for one that the architecture does not have.
     """
     padded = copy.deepcopy(config)
     target = plain_config(config)
     padded._attn_implementation = "sdpa"
     if hasattr(padded, "activation_function"):
-        # Else the last digits change when it is saved and loaded.
+        # Otherwise the last digits of outputs change after saving and loading.
         padded.activation_function = target.activation_function
     model = AutoModelForCausalLM.from_config(padded, dtype=torch.float32)
     missing, extra = model.load_state_dict({name: weight.float() for name, weight in weights.items()}, strict=False)
     if wrong := {*missing, *extra} - set(model.all_tied_weights_keys):
-        raise ValueError(f"weights are missing, or this architecture does not have them: {sorted(wrong)[:3]}")
+        raise ValueError(f"Weights are missing or unknown to this architecture: {sorted(wrong)[:3]}.")
     model.tie_weights()
     if target.vocab_size != padded.vocab_size:
         model.resize_token_embeddings(target.vocab_size)

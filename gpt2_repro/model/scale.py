@@ -1,4 +1,7 @@
-"""Parameters and FLOPs of a model: GPT-2's by arithmetic, others' from a model on the meta device."""
+"""Parameters and FLOPs of a model.
+
+They are computed by formulas for GPT-2, and from a model on the meta device for other architectures.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> ModelScale:
-    """Return the scale of a recipe's model on rows of `sequence_length` tokens.
+    """Return the parameters and FLOPs of the model of a recipe.
+
+    Rows have `sequence_length` tokens.
 
     Raises UserError for overrides that the architecture does not accept.
     """
@@ -28,7 +33,7 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
 
 
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
-    """Return the scale of a model, which may be on the meta device."""
+    """Return the parameters and FLOPs of a model, which may be on the meta device."""
     from torch import nn
 
     config, head = model.config, model.get_output_embeddings().weight
@@ -48,7 +53,10 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
 
 
 def idle_parameters(model: "PreTrainedModel") -> int:
-    """Return the number of weights in experts that a token is not routed to, 0 for a dense model."""
+    """Return the number of weights in experts that a token does not use.
+
+    This is 0 for a dense model.
+    """
     from transformers import MixtralForCausalLM
 
     if not isinstance(model, MixtralForCausalLM):

@@ -1,4 +1,4 @@
-"""A tiny tokenizer, a tiny random GPT-2 and a handful of documents, for the tests of evaluation."""
+"""Fixtures for the tests of evaluation: tiny tokenizer, tiny GPT-2, documents."""
 
 import random
 from pathlib import Path
@@ -20,13 +20,13 @@ def documents() -> list[str]:
     for length in (30, 90, 130, 180, 240, 300):
         words = [source.choice(WORDS) + source.choice(["", "", "", ",", ".", ".\n"]) for _ in range(length)]
         texts.append(" ".join(words).replace("\n ", "\n"))
-    # What a template or WikiText's detokenizer would change.
+    # Text that a template or WikiText's detokenizer would change.
     return [*texts, "[ 'river' , " + " ".join(WORDS * 5) + " @-@ ( {{ stone }} ) 's ]\n"]
 
 
 @pytest.fixture(scope="session")
 def tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 300 ids, as GPT-2's is one of 50,257."""
+    """A byte-level BPE tokenizer with 300 ids, of the same kind as GPT-2's."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -54,7 +54,7 @@ def model(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
     )
     network = GPT2LMHeadModel(config).eval()
     with torch.no_grad():
-        # Large enough weights that guesses depend on the context and differ from word to word.
+        # Weights are large enough that predictions depend on the context and differ from word to word.
         for parameter in network.parameters():
             parameter.mul_(4)
     return network
@@ -62,11 +62,11 @@ def model(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
 
 @pytest.fixture(scope="session")
 def network() -> GPT2LMHeadModel:
-    """A random model of GPT-2's vocabulary, padded."""
+    """A random GPT-2 with GPT-2's vocabulary, padded to 50,304 ids."""
     torch.manual_seed(0)
     shape = {"vocab_size": 50_304, "n_positions": 256, "n_embd": 16, "n_layer": 2, "n_head": 2}
     made = GPT2LMHeadModel(GPT2Config(**shape, initializer_range=0.3)).eval()
-    made.transformer.ln_f.weight.data.mul_(3)  # far from uniform, so that mistakes show
+    made.transformer.ln_f.weight.data.mul_(3)  # predictions far from uniform, so that errors are visible
     return made
 
 

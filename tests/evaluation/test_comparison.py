@@ -1,4 +1,4 @@
-"""The table from scores of two models, against numbers worked out by hand."""
+"""The table of two models' scores equals values computed by hand."""
 
 import dataclasses
 
@@ -89,7 +89,7 @@ def test_json_and_markdown_hold_what_a_reader_needs() -> None:
         assert part in notes, part
 
 
-def test_limit_is_loud_and_judges_nothing() -> None:
+def test_limit_is_shown_and_gives_no_verdicts() -> None:
     result = comparison(limit=20)
     assert all(its.verdict is None for row in result.rows for its in row.difference.values())
     lines = comparison_markdown(result).splitlines()

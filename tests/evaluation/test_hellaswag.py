@@ -1,4 +1,7 @@
-"""HellaSwag while a model trains: the losses of a loop over endings, item by item; bad files told in one line."""
+"""HellaSwag during training gives the losses of a plain loop over endings.
+
+Unreadable files are reported in one line.
+"""
 
 import copy
 import gzip
@@ -21,7 +24,7 @@ ROW = {"ctx": "A man sits on a roof. he", "endings": ["sings.", "pulls up old sh
 
 @pytest.fixture(scope="module")
 def lines(real_data: Path) -> list[dict]:
-    """Items of all lengths."""
+    """HellaSwag items of all lengths."""
     with gzip.open(real_data / "hellaswag" / "hellaswag_val.jsonl.gz", "rt") as file:
         return [json.loads(line) for line in file][::401]
 
@@ -41,7 +44,10 @@ def losses_of(network):
 
 @torch.no_grad()
 def naive(network, gpt2_tokenizer, line: dict, window: int = 160) -> list[float]:
-    """Of each ending, alone in a pass: the mean of -log p over its tokens, by the stock model."""
+    """Return the mean loss of each ending, computed one ending at a time.
+
+    The loss is the mean of -log p over the tokens of the ending, by the stock model.
+    """
     context, means = gpt2_tokenizer(line["ctx"])["input_ids"], []
     for ending in line["endings"]:
         tokens = gpt2_tokenizer(" " + ending)["input_ids"]
@@ -63,7 +69,7 @@ def test_losses_and_answers_are_those_of_a_loop(network, losses_of, gpt2_tokeniz
     right = sum(answer == int(line["label"]) for answer, line in zip(answers, lines, strict=True))
     assert scorer.score(losses) == {"hellaswag_acc": round(right / 26, 6), "hellaswag_items": 26}
 
-    # Of rows longer than the window the beginning is left out. A row a pass.
+    # Rows longer than the window lose their beginning. There is one row per pass.
     short = HellaSwag(read_items(str(source))[:5], gpt2_tokenizer, window=24)
     losses = short.losses(losses_of, positions=1, device=torch.device("cpu"))
     cut = [naive(network, gpt2_tokenizer, line, window=24) for line in lines[:5]]
@@ -80,14 +86,17 @@ def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:
         for one in range(3)
     ]
     assert torch.equal(sum(shares), whole)
-    # Sharded weights ask for as many passes of each.
+    # With sharded weights all processes must run the same number of passes.
     count = len(scorer.batches(500))
     assert [passes.count(one) for one in range(3)] == [-(-count // 3)] * 3 and count % 3
     assert all(int((share > 0).sum()) > 20 for share in shares)
 
 
 def test_a_model_of_nan_has_no_score(gpt2_tokenizer, source, caplog: pytest.LogCaptureFixture) -> None:
-    """The first ending each time would be right in a quarter of the items."""
+    """NaN losses give no score.
+
+    Otherwise the first ending would always be chosen, which is correct for a quarter of the items.
+    """
     scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     losses = torch.full((26, 4), torch.nan)
     assert scorer.score(losses) == {} and caplog.messages
@@ -102,7 +111,7 @@ def test_sources_are_files_packed_or_not_and_datasets(source, lines, tmp_path: P
     folder = tmp_path / "dataset"
     folder.mkdir()
     (folder / "validation.jsonl").write_bytes(source.read_bytes())
-    assert read_items(str(folder)) == items  # by datasets.load_dataset, as from the Hub
+    assert read_items(str(folder)) == items  # read by datasets.load_dataset, like a Hub dataset
 
 
 @pytest.mark.parametrize(
@@ -139,10 +148,10 @@ def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> N
         assert "\n" not in str(refused.value)
 
 
-def test_a_hub_out_of_reach_is_no_mistake() -> None:
-    with pytest.raises(RunFailed, match="Hub") as told:
+def test_an_unreachable_hub_is_not_a_user_error() -> None:
+    with pytest.raises(RunFailed, match="Hub") as refused:
         read_items("Rowan/hellaswag")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow  # encodes all items, 15 s

@@ -1,4 +1,4 @@
-"""One process, two processes and stock lm_eval on its own command line give the same numbers."""
+"""One process, two processes and stock lm_eval give the same scores."""
 
 import json
 import subprocess
@@ -21,10 +21,10 @@ SETTINGS = EvaluationSettings(max_length=64, batch_size=4, seed=1234, device="cp
 
 @pytest.fixture
 def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
-    """A folder with model/ and tasks/."""
+    """A folder with the subfolders model/ and tasks/."""
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    assert len(documents) % 2  # one of two processes has a document less
+    assert len(documents) % 2  # with two processes, one of them has one document less
     data = tmp_path / "validation.jsonl"
     data.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     write_task_files(dict.fromkeys(TASKS, data), tmp_path / "tasks", TASKS)
@@ -52,13 +52,16 @@ def test_scores_are_bit_equal_to_stock_lm_eval(model, tokenizer, folder: Path) -
 def test_two_processes_share_the_documents_and_score_as_one_does(
     model, tokenizer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By torchrun, because accelerate's launcher needs GPUs for data parallelism."""
+    """Two processes share the documents and give the scores of one process.
+
+    They run under torchrun, because accelerate's launcher needs GPUs for data parallelism.
+    """
 
     def on_two_processes(job: Path, _: int) -> list[str]:
         worker = launch_command(job, 2)[-2:]
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", *worker]
 
-    assert {"--num_processes", "--main_process_port"} < set(launch_command(folder, 2))  # no setting is the user's
+    assert {"--num_processes", "--main_process_port"} < set(launch_command(folder, 2))  # none from the user
     monkeypatch.setattr(harness, "launch_command", on_two_processes)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""evaluate.sh from the command line to comparison.json, on a tiny run."""
+"""evaluate.sh on a tiny run, from the command line to comparison.json."""
 
 import copy
 import json
@@ -29,7 +29,10 @@ NAME = "final (runs/tiny)"
 
 @pytest.fixture
 def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
-    """runs/tiny with final/ and checkpoint-3/, and data/tiny with the validation documents, in a folder of its own."""
+    """The run directory runs/tiny in an empty working directory.
+
+    It contains final/ and checkpoint-3/. data/tiny contains the validation documents.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpt2_repro.evaluation.output.add_results", lambda *_: None)  # tests/test_end_to_end.py
     run = Path("runs/tiny")
@@ -49,7 +52,7 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
 
 
 def evaluate(words: str = "--baseline none", output: str = "out", tasks: str = "document_perplexity") -> dict:
-    """Run the command on runs/tiny; return comparison.json."""
+    """Run evaluate.sh on runs/tiny and return comparison.json."""
     words = f"runs/tiny --local_data data/tiny --device cpu --tasks {tasks} --output_dir {output} {words}"
     main(words.split())
     return json.loads(Path(output, "comparison.json").read_text())
@@ -57,7 +60,7 @@ def evaluate(words: str = "--baseline none", output: str = "out", tasks: str = "
 
 @pytest.fixture
 def scored(monkeypatch) -> list[str]:
-    """The tasks that are really scored."""
+    """The list of tasks that were scored and not read from the cache."""
     tasks: list[str] = []
     original = scoring.evaluate_model
 
@@ -69,7 +72,7 @@ def scored(monkeypatch) -> list[str]:
     return tasks
 
 
-def test_run_and_checkpoint_beside_an_untrained_model(tiny_run, capsys):
+def test_run_and_checkpoint_compared_with_an_untrained_model(tiny_run, capsys):
     words = ["runs/tiny", "runs/tiny/checkpoint-3", "--local_data", "data/tiny", "--device", "cpu"]
     main(words)
     output = tiny_run / "evaluation"
@@ -91,10 +94,10 @@ def test_run_and_checkpoint_beside_an_untrained_model(tiny_run, capsys):
     }
     own = json.loads((output / "lm_eval" / "untrained" / "last_word.json").read_text())
     assert own["results"]["last_word"]["perplexity,none"] == untrained["value"]
-    assert not list(output.glob(".*")), "nothing half-written is left"
+    assert not list(output.glob(".*")), "no partly written files remain"
 
     main([*words, "--limit", "3"])
-    assert (output / "comparison.json").read_text() == text, "a smoke test leaves results alone"
+    assert (output / "comparison.json").read_text() == text, "a smoke test does not change the results"
     assert (output / "smoke_test" / "comparison.md").is_file()
 
 
@@ -117,7 +120,10 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
 
 
 def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
-    """B starts while A is at its first task: A once reported B's numbers and cached them under A's hash."""
+    """Two evaluations of one run at the same time use their own data.
+
+    B starts while A scores its first task. In an earlier version A reported B's scores and cached them under A's hash.
+    """
     shutil.copytree("data/tiny", "data/other")
     lines = Path("data/other/text/validation.jsonl").read_text().splitlines()
     Path("data/other/text/validation.jsonl").write_text("\n".join(lines[:4]))
@@ -134,7 +140,7 @@ def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
     assert evaluate()["rows"] == alone, "the cache has A's scores"
 
 
-def test_changed_data_with_the_same_mtime_is_scored_anew(tiny_run):
+def test_changed_data_with_the_same_mtime_is_scored_again(tiny_run):
     texts = [json.loads(line)["text"] for line in Path("data/tiny/text/validation.jsonl").read_text().splitlines()]
     found = []
     for chosen, words in ((texts, ""), (texts[::-1][1:], ""), (texts[::-1][1:], "--no_cache")):
@@ -147,7 +153,7 @@ def test_changed_data_with_the_same_mtime_is_scored_anew(tiny_run):
     assert found[0] != found[1] == found[2]
 
 
-def test_files_of_others_in_the_output_folder_stay(tiny_run):
+def test_other_files_in_the_output_folder_are_kept(tiny_run):
     Path("out/tasks").mkdir(parents=True)
     Path("out/tasks/mine.yaml").write_text("mine")
     for name in ("comparison.md", "comparison.json"):
@@ -181,7 +187,7 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
         folder = tiny_run / f"checkpoint-{step}"
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if step < 24:  # the last one is not complete
+        if step < 24:  # the last checkpoint is not complete
             seal(folder, {}, tokens=512 * step, run_identity={}, eval_loss=None)
     comparison = evaluate("--all_checkpoints --baseline untrained")
     assert [m["tokens_trained"] for m in comparison["models"]] == [1536, 3072, 6144, 5000, 0]
@@ -239,7 +245,10 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, tokenizer):
-    """What load_pair refuses: tests/model/test_export.py."""
+    """A user error is reported in one line, and no files are written.
+
+    Errors of load_pair are tested in tests/model/test_export.py.
+    """
     Path("broken").mkdir()
     shutil.copy(tiny_run / "final" / "config.json", "broken")
     for name in ("nan", "more"):
@@ -257,8 +266,11 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_task_data_out_of_reach_names_local_data(tiny_run, monkeypatch, processes):
-    """Really offline; several processes do not start."""
+def test_unreachable_task_data_names_local_data(tiny_run, monkeypatch, processes):
+    """Task data that cannot be loaded is an error that names --local_data.
+
+    The test is offline. It fails if several processes are started.
+    """
     monkeypatch.setattr(scoring, "count_processes", lambda _: processes)
     monkeypatch.setattr(scoring, "evaluate_launched", lambda *_, **__: pytest.fail("launched"))
     with pytest.raises(UserError, match="EleutherAI/lambada_openai.*--local_data DIR") as refused:

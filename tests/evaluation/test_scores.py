@@ -1,4 +1,4 @@
-"""What is read from the harness's results and samples, and what is refused in them."""
+"""Scores are read from lm-eval's results and samples, and bad ones are rejected."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_groups_have_no_values_and_other_filters_are_named() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 @pytest.mark.parametrize("wrap", [lambda number: [(number, False)], lambda number: [number]])
-def test_what_is_no_number_is_no_score(bad: float, wrap) -> None:
+def test_scores_that_are_not_finite_are_rejected(bad: float, wrap) -> None:
     logged = {"t": [sample(0, [(-1.0, True)], acc=1.0), sample(7, wrap(bad), acc=0.0)]}
     with pytest.raises(RunFailed, match="t: document 7 has the log-probability"):
         read_scores(results("t", {"acc,none": 0.5}), logged, None)
@@ -59,7 +59,7 @@ def test_published_numbers_check_what_is_measured() -> None:
     for model, window, scores, broken in (
         (gpt2, 1024, measured("hellaswag", "acc", 0.2892), False),
         (gpt2, 1024, measured("hellaswag", "acc", 0.2504), True),
-        (gpt2, 1024, measured("hellaswag", "acc", 0.2504, part=42), False),  # nothing is known of a part
+        (gpt2, 1024, measured("hellaswag", "acc", 0.2504, part=42), False),  # not for a part of the documents
         (gpt2, 512, measured("wikitext", "word_perplexity", 42.5), False),
         (gpt2, 1024, measured("wikitext", "word_perplexity", 42.5), True),
         ("somebody/else", 1024, measured("hellaswag", "acc", 0.5), False),
@@ -68,7 +68,7 @@ def test_published_numbers_check_what_is_measured() -> None:
         assert all(model in line for line in lines)
 
 
-def test_published_numbers_stand_in() -> None:
+def test_published_numbers_replace_a_missing_baseline() -> None:
     def scored(*tasks: str) -> list[TaskScores]:
         return [TaskScores(task, 1.0, "d", [], compare.DOCUMENTS[task], []) for task in tasks]
 

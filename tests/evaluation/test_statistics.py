@@ -1,4 +1,4 @@
-"""Standard errors and differences, against the harness's own, simulations and formulas."""
+"""Standard errors and differences equal those of the harness and of simulations."""
 
 import math
 import os
@@ -47,8 +47,8 @@ def test_accuracies_have_mcnemars_error() -> None:
 
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY, BITS_PER_BYTE])
-def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None:
-    """200 worlds whose true difference is known; a 95 % interval misses it in about 10."""
+def test_intervals_cover_the_true_difference(aggregation: str) -> None:
+    """95 % intervals miss the true difference in about 10 of 200 simulations."""
     truth, missed = 0.1, 0
     for world in range(200):
         draw = np.random.default_rng(world)
@@ -60,7 +60,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(aggregation: str) -> None
         difference = paired("x", aggregation, ours, theirs, higher_is_better=False)
         expected = truth / math.log(2)
         if aggregation != BITS_PER_BYTE:
-            expected = math.exp(3 + 1) * math.expm1(truth)  # of all documents, not of this sample's
+            expected = math.exp(3 + 1) * math.expm1(truth)  # over all possible documents, not over this sample
         missed += not difference.low <= expected <= difference.high
     assert 4 <= missed <= 20
 
@@ -81,9 +81,9 @@ def test_verdicts_need_the_whole_interval() -> None:
         assert paired(metric, aggregation, ours, base, higher_is_better=higher).verdict == verdict
 
 
-def test_few_documents_that_differ_tell_nothing() -> None:
+def test_few_differing_documents_are_inconclusive() -> None:
     theirs = np.zeros(200)
-    for right, verdict in ((5, "inconclusive"), (6, "better")):  # exact tests: 0.0625 and 0.031
+    for right, verdict in ((5, "inconclusive"), (6, "better")):  # p-values of the exact test: 0.0625 and 0.031
         ours = np.where(np.arange(200) < right, 1.0, 0.0)
         assert paired("score", MEAN, ours, theirs, higher_is_better=True).verdict == verdict
     pages = PAGES[:10] * np.array([1.5, 1.0])
@@ -92,7 +92,7 @@ def test_few_documents_that_differ_tell_nothing() -> None:
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY])
 def test_the_error_of_a_difference_is_comparable_with_those_of_its_scores(aggregation: str) -> None:
-    """A model that is almost perfect: the difference is as uncertain as the baseline's perplexity."""
+    """If one model is almost perfect, the difference has the other score's error."""
     theirs = -np.random.default_rng(0).normal(9, 2, 40)
     ours = theirs / 1000
     if aggregation == WEIGHTED_PERPLEXITY:

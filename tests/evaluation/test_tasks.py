@@ -1,4 +1,4 @@
-"""Task files and passages: lm-evaluation-harness on local files gives what a plain loop over the model gives."""
+"""The project's task files give the scores of a plain loop over the model."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ from gpt2_repro.files import read_json_lines
 
 
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
-    """The harness's results and samples of each task."""
+    """Return the harness's results and samples of each task."""
     settings = EvaluationSettings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
     return {task: evaluate_model(model, tokenizer, task, settings, folder) for task in tasks}
 
@@ -36,7 +36,7 @@ def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
 
 
 def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
-    """Of every id after the first, and the model's guess there."""
+    """Return the log-probabilities [ids - 1, vocabulary] at each id after the first."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1]
     return logits.log_softmax(-1)
@@ -69,7 +69,7 @@ def test_own_tasks_equal_a_plain_loop(model, tokenizer, documents, tmp_path):
         inputs = [tokenizer.bos_token_id, *targets]
         for start in range(0, len(targets), 64):
             end = min(start + 64, len(targets))
-            # The last window reaches back for context until it is full.
+            # The last window is filled up with earlier tokens as context.
             ids = inputs[max(0, end - 64) : end] + targets[end - 1 : end]
             picked = token_log_probabilities(model, ids)[-(end - start) :]
             total += sum(picked[place, token].item() for place, token in enumerate(targets[start:end]))
@@ -129,7 +129,10 @@ def test_bad_documents_are_refused(content, words, tmp_path):
 def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
     network, gpt2_tokenizer, real_data, tmp_path, monkeypatch
 ):
-    """The stock tasks read from the Hub: here what they would fetch are the same files, ten documents each."""
+    """Tasks on local files give the requests and scores of the stock tasks.
+
+    The stock tasks read from the Hub. Here they get the same local files, with ten documents each.
+    """
     import datasets
 
     hub = {"lambada_openai": "EleutherAI/lambada_openai", "hellaswag": "Rowan/hellaswag"}
@@ -160,7 +163,10 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
 
 
 def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokenizer, real_data, tmp_path):
-    """As build-nanogpt's: context and ending encoded apart, the mean loss of the ending's tokens."""
+    """hellaswag_completion equals a plain loop over endings, as in build-nanogpt.
+
+    Context and ending are encoded separately. The score of an ending is the mean loss of its tokens.
+    """
     source = tmp_path / "data"
     source.mkdir()
     lines = (real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text().splitlines()[15:35]

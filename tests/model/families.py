@@ -1,4 +1,7 @@
-"""Tiny models of the three architectures, with weights that are far from fresh ones, so that mistakes show."""
+"""Tiny models of the three architectures.
+
+Their weights are far from freshly initialized ones, so that errors are visible.
+"""
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedModel
@@ -11,7 +14,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SHAPE = {"vocab_size": PADDED, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"max_position_embeddings": LENGTH, "bos_token_id": SEPARATOR, "eos_token_id": SEPARATOR}
 GROUPED = {"num_key_value_heads": 2, "intermediate_size": 24}
-# The stock loss has no balance of experts here, as it has none in ours; grouped products have no float64.
+# No load-balancing loss: the stock loss would contain it, and ours does not. Grouped products have no float64.
 EXPERTS = {"num_local_experts": 4, "router_aux_loss_coef": 0.0, "experts_implementation": "eager"}
 CONFIGS = {
     "gpt2": GPT2Config(**SHAPE, **NO_DROPOUT),
@@ -21,10 +24,10 @@ CONFIGS = {
 
 
 def build(family: str, attention="causal_sdpa", *, dtype=torch.float32, documents=None) -> PreTrainedModel:
-    """The model of a family with the pre-training forward and always the same weights."""
+    """Return the model of a family with the pre-training forward and fixed weights."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=dtype, attn_implementation="causal_sdpa")
-    model.config._attn_implementation = attention  # flash-attn is not there to be asked
+    model.config._attn_implementation = attention  # set directly, because flash-attn is not installed
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)

@@ -1,4 +1,4 @@
-"""The configuration that is trained, the choice of an attention and the start from a checkpoint."""
+"""Tests of the training configuration, the choice of attention and `init_from`."""
 
 import math
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_initialisation_is_gpt2s() -> None:
         ({"difference": 0.4}, "0.400"),
         ({"one_row_compiled": True}, "compiled"),
         ({}, None),
-        # Only documents differ, and told their lengths transformers does not read the position ids of one row.
+        # Only the document mask fails. With document lengths transformers does not read the position ids of one row.
         ({"difference_of_documents": 0.4}, None),
         ({"difference_of_documents": 0.4, "document_mask": True}, "0.400"),
         ({"one_row_compiled": True, "document_mask": True}, None),
@@ -63,7 +63,10 @@ def test_flash_attention_is_taken_where_it_works(device: dict, obstacle: str | N
 
 
 def test_wrong_attentions_are_found() -> None:
-    """Kernels that are right differ by their rounding; the limit of flash-attn is 0.05."""
+    """A wrong attention implementation differs clearly from a correct one.
+
+    Correct kernels differ by rounding only. The limit for flash-attn is 0.05.
+    """
 
     def shifted(*args, **kwargs):
         out, weights = sdpa_attention_forward(*args, **kwargs)
@@ -91,7 +94,7 @@ SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def checkpoint_of(folder: Path, *, model_type: str = "gpt2", **changes: object) -> Path:
-    """A plain checkpoint with 90 ids and a window of 16."""
+    """Write a plain checkpoint with 90 ids and a window of 16 tokens."""
     torch.manual_seed(3)
     kinds = {"gpt2": (GPT2Config, GPT2LMHeadModel), "llama": (LlamaConfig, LlamaForCausalLM)}
     config, model = kinds[model_type]
@@ -107,7 +110,7 @@ def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **ch
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "told"),
+    ("theirs", "ours", "message"),
     [
         ({}, {"n_layer": 3}, "--n_layer 2$"),
         ({}, {"n_embd": 64, "n_head": 4}, "--n_head 2 --n_embd 32$"),
@@ -118,6 +121,6 @@ def start(folder: Path, *, sequence_length: int = 16, vocab_size: int = 90, **ch
         ({"model_type": "llama", "intermediate_size": 48}, {}, "llama.*gpt2.*--init_from.*--model_type"),
     ],
 )
-def test_init_from_another_model_is_refused(theirs: dict, ours: dict, told: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=told):
+def test_init_from_another_model_is_refused(theirs: dict, ours: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         start(checkpoint_of(tmp_path, **theirs), **ours)

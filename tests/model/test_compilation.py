@@ -1,4 +1,7 @@
-"""The compiled loss is one graph with causal attention and no logits, and computes what the eager one does."""
+"""The compiled loss is one graph with causal attention and without logits.
+
+It computes the same values as the eager loss.
+"""
 
 import os
 from pathlib import Path
@@ -93,10 +96,10 @@ def test_logits_and_flash_attn_are_seen(batch) -> None:
     assert found == [Graph(training=True, causal=1, masked=0, logits=False)]
 
 
-def test_compiled_code_is_kept_beside_the_runs(monkeypatch, tmp_path: Path) -> None:
+def test_compiled_code_is_cached_next_to_the_runs(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    beside = str(tmp_path / ".cache" / "inductor")
-    for given, expected in ((compilation.default_cache_dir(), beside), ("/somewhere/else", "/somewhere/else")):
+    default = str(tmp_path / ".cache" / "inductor")
+    for given, expected in ((compilation.default_cache_dir(), default), ("/somewhere/else", "/somewhere/else")):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given)
         compile_loss(build(), backend="aot_eager")
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
@@ -104,11 +107,11 @@ def test_compiled_code_is_kept_beside_the_runs(monkeypatch, tmp_path: Path) -> N
 
 def test_the_compiled_graph_saves_no_logits(batch) -> None:
     model, saved = build(), []
-    compile_loss(model, backend="aot_eager")  # partitioned as under inductor
-    batch = {name: tensor.repeat(8, 1) for name, tensor in batch.items()}  # far more tokens than the model is wide
+    compile_loss(model, backend="aot_eager")  # this backend partitions graphs like inductor
+    batch = {name: tensor.repeat(8, 1) for name, tensor in batch.items()}  # many more tokens than the model's width
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
         model(**batch)
     tokens, padded = batch["input_ids"].numel(), model.config.vocab_size
     assert not [shape for shape in saved if padded in shape and tokens in shape]
-    # The gradient of the embedding is there instead: it was computed along with the loss.
+    # Instead the gradient of the embedding is saved. It was computed together with the loss.
     assert torch.Size([padded, 32]) in saved

@@ -1,4 +1,4 @@
-"""The configuration and size of the three architectures, and the loss that balances experts."""
+"""Configuration and size of the three architectures, and the load-balancing loss."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_experts_are_balanced_by_the_gradient_and_not_in_the_loss() -> None:
     stock = type(model).forward(model, input_ids=ids[:, :-1], output_router_logits=True)
     targets = int((labels != -100).sum())
     nll = cross_entropy(stock.logits[..., :90].flatten(0, 1), labels.flatten(), reduction="sum")
-    # The balance of a pass weighs as its targets do in the step.
+    # The load-balancing loss of a pass is weighted by its share of the step's targets.
     ((nll + 0.1 * stock.aux_loss * targets) / 40).backward()
     assert ours.item() == pytest.approx(nll.item() / 40, rel=1e-5)
     for name, weight in model.named_parameters():

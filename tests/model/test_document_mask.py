@@ -1,4 +1,7 @@
-"""Attention inside documents against models that are run on each document alone, at its place in the row."""
+"""Attention limited to documents equals running the model on each document alone.
+
+Each document keeps its positions in the row.
+"""
 
 import functools
 from types import SimpleNamespace
@@ -17,14 +20,14 @@ from tests.model.families import SEPARATOR as S
 
 
 build = functools.partial(families.build, dtype=torch.float64)
-# Where documents begin in the rows of a batch, by the place of the separator. The first row opens with one, the
-# second with the middle of one, the third is in one document, the fourth has the shortest there are.
+# Positions at which documents start, in the rows of a batch. The first row starts with a document, the second in the
+# middle of a document. The third is a single document. The fourth has documents of one id.
 STARTS = [[0, 5, 11], [0, 3], [0], [0, 1, 2, 15]]
 ATTENTIONS = ["causal_sdpa", "eager", "flash_attention_2"]
 
 
 def batch_of(starts: list[list[int]], *, behind: bool = False) -> dict[str, torch.Tensor]:
-    """Rows of random ids with the separators that make documents begin there."""
+    """Return rows of random ids with separators, so that documents start at `starts`."""
     ids = torch.randint(S + 1, VOCABULARY, (len(starts), LENGTH + 1), generator=torch.Generator().manual_seed(1))
     for row, places in zip(ids, starts, strict=True):
         if places != [0, 3] and not behind:
@@ -34,7 +37,10 @@ def batch_of(starts: list[list[int]], *, behind: bool = False) -> dict[str, torc
 
 
 def alone(family: str, batch: dict[str, torch.Tensor], starts: list[list[int]]) -> tuple[torch.Tensor, list]:
-    """The summed loss and its gradients, each document run by itself at its positions, by stock attention."""
+    """Return the summed loss and its gradients with each document run alone.
+
+    Documents keep their positions in the row. Attention is stock attention.
+    """
     model = build(family, "eager")
     total = torch.zeros((), dtype=torch.float64)
     for ids, labels, places in zip(*batch.values(), starts, strict=True):
@@ -65,7 +71,10 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
 
 @pytest.fixture(autouse=True)
 def flash_attn(monkeypatch: pytest.MonkeyPatch):
-    """flash-attn by its interface, where transformers looks it up: the kernels need a GPU."""
+    """Replace flash-attn by stand-ins with the same interface.
+
+    They are installed where transformers looks them up. The real kernels need a GPU.
+    """
     stand_ins = (flash_attn_func, flash_attn_varlen_func, None, None, None)
     monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *args, **kwargs: stand_ins)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
@@ -88,13 +97,16 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, behind
         loss.backward()
         assert loss.item() == pytest.approx(reference.item(), rel=1e-6), attention
         for (name, ours), theirs in zip(model.named_parameters(), gradients, strict=True):
-            # llama's norms and positions are fp32 in every dtype
+            # llama computes norms and positions in fp32 for every dtype
             assert (ours.grad - theirs).abs().max() < 1e-5 * theirs.abs().max(), (attention, name)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_what_is_not_the_loss_of_packed_rows_runs_across_separators(attention: str) -> None:
-    """Samples, HellaSwag and whoever loads the model know of no documents."""
+def test_only_the_loss_of_packed_rows_uses_the_document_mask(attention: str) -> None:
+    """Only the loss of packed rows uses the document mask.
+
+    Samples, HellaSwag and all other uses of the model attend across documents.
+    """
     batch = batch_of(STARTS)
     masked, plain = build("gpt2", attention, documents=Documents(S)), build("gpt2", attention)
     assert torch.equal(masked(**batch, reduction="none").loss, plain(**batch, reduction="none").loss)

@@ -1,4 +1,4 @@
-"""What is loaded is plain, whole and harmless, whoever saved it."""
+"""Models of any author are loaded safely and completely, or rejected."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def trained():
 
 @pytest.fixture
 def theirs(trained, tmp_path: Path) -> Path:
-    """A plain checkpoint in a folder, as anyone may have saved it."""
+    """A plain checkpoint folder, as any author could have saved it."""
     plain_model(trained.config, trained.state_dict()).save_pretrained(tmp_path / "theirs")
     return tmp_path / "theirs"
 
@@ -61,7 +61,7 @@ def test_pickled_weights_and_remote_code_are_refused(theirs: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"n_layer": 200_000}, "200,000 layers"),
         ({"n_positions": 10**12}, ""),
@@ -71,13 +71,13 @@ def test_pickled_weights_and_remote_code_are_refused(theirs: Path, tmp_path: Pat
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized"),
     ],
 )
-def test_a_strangers_configuration_is_one_line(theirs: Path, changes: dict, said: str) -> None:
+def test_a_bad_configuration_is_one_line(theirs: Path, changes: dict, message: str) -> None:
     change(theirs / "config.json", **changes)
-    with pytest.raises(UserError, match=f"{theirs}.*{said}"):
+    with pytest.raises(UserError, match=f"{theirs}.*{message}"):
         load_model(str(theirs))
 
 
-def test_a_strangers_attention_kernel_is_not_fetched(theirs: Path, monkeypatch) -> None:
+def test_an_attention_kernel_of_a_config_is_not_fetched(theirs: Path, monkeypatch) -> None:
     fetched: list[object] = []
     monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **_: fetched.append(a))
     expected = load_model(str(theirs))(IDS).logits

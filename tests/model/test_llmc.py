@@ -1,4 +1,7 @@
-"""llm.c's model files as llm.c lays them out; tests/test_export.py reads them back."""
+"""Model files have llm.c's layout.
+
+tests/test_export.py reads them back.
+"""
 
 from pathlib import Path
 
@@ -27,7 +30,10 @@ def model() -> GPT2LMHeadModel:
 
 
 def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    """By the shapes of llm.c's own reader, one after another (dev/eval/export_hf.py)."""
+    """A model file has the tensors that llm.c's reader expects, in its order.
+
+    The shapes are those of dev/eval/export_hf.py.
+    """
     write_llmc(model, tmp_path / "m.bin", dtype="float32")
     content = (tmp_path / "m.bin").read_bytes()
     header = np.frombuffer(content[:1024], dtype=np.int32)
@@ -58,7 +64,7 @@ def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
         assert torch.equal(found["attprojb"][layer], block.attn.c_proj.bias)
 
 
-def test_what_is_no_model_file_is_refused(model: GPT2LMHeadModel, tmp_path: Path) -> None:
+def test_other_files_and_models_are_refused(model: GPT2LMHeadModel, tmp_path: Path) -> None:
     (tmp_path / "short.bin").write_bytes(b"x" * 100)
     (tmp_path / "tokens.bin").write_bytes(np.full(300, 20240520, dtype=np.int32).tobytes())
     for name in ("short.bin", "tokens.bin"):

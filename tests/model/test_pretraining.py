@@ -1,4 +1,4 @@
-"""The pre-training forward against the stock model, for the three architectures."""
+"""The pre-training forward equals the stock model, for the three architectures."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_loss_and_gradients_are_the_stock_models(family: str, batch) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 32, 1024])
-def test_chunks_do_not_show(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunking_does_not_change_the_loss(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretraining, "LOGITS_PER_CHUNK", chunk * PADDED)
     hidden, weight = torch.randn(48, 8).requires_grad_(), torch.randn(PADDED, 8).requires_grad_()
     labels = torch.randint(0, VOCABULARY, (48,))
@@ -42,7 +42,7 @@ def test_chunks_do_not_show(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert total.item() == pytest.approx(plain.item(), rel=1e-6) and total.dtype == torch.float32
     ours, theirs = (torch.autograd.grad(loss / 7, (hidden, weight)) for loss in (total, plain))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
-    assert ours[1][VOCABULARY:].abs().max() == 0  # padding ids learn nothing from the softmax
+    assert ours[1][VOCABULARY:].abs().max() == 0  # padding ids get no gradient from the softmax
 
 
 def test_bf16_products_with_fp32_sums() -> None:

@@ -1,1 +1,1 @@
-"""Where the loss difference of two models is, and its likely causes."""
+"""Diagnosis of the loss difference between two models, and its likely causes."""

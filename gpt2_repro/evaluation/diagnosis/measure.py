@@ -1,4 +1,4 @@
-"""The tables and the conclusion of a diagnosis, from two models' losses on the same rows."""
+"""Tables and conclusion of a diagnosis, from two models' losses on the same rows."""
 
 import dataclasses
 import math
@@ -15,18 +15,23 @@ from gpt2_repro.evaluation.statistics import FEWEST
 from gpt2_repro.run_record.layout import RECIPE
 
 
-UNUSED = 0.25  # parts of what the context is worth to the baseline
-UNLEARNED = 3.0  # nats on the separator at a document's end: a twentieth of the baseline's probability
-EXCESS = 0.5  # by which a domain's difference exceeds the home's, in parts of the home's, before it stands out
+# Context counts as unused if the model gains less from it than the baseline, by this fraction of the baseline's gain.
+UNUSED = 0.25
+# The separator counts as unlearned if the model's loss on it exceeds the baseline's by this many nats (1/20 of the
+# probability) more than it does on all text.
+UNLEARNED = 3.0
+# A domain stands out if its loss difference exceeds that of the home domain by this fraction of the latter.
+EXCESS = 0.5
 Tables = dict[str, list[Bucket]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """A likely cause.
+    """A likely cause of the loss difference between the model and the baseline.
 
     Args:
-        nats: its approximate cost per token of a row of text; of context at most what the model lacks everywhere.
+        nats: the approximate cost per token of a row of text. For unused context, at most the difference that the
+            model has on all text.
     """
 
     name: str
@@ -45,14 +50,17 @@ def measure(
     home: str | None,
     counts: NDArray[np.int64] | None,
 ) -> dict[str, Any]:
-    """Return what diagnosis.json has besides settings.
+    """Return the tables, the causes and the conclusion for diagnosis.json.
 
     Args:
-        losses: of each row, by both models.
-        names: of the domains.
-        separator: the id between documents of training rows.
-        home: the domain that the model was trained on, if it is among them.
-        counts: of each id in the training text [vocabulary]; None counts the sample.
+        rows: the scored rows.
+        losses: the losses of all rows by the model, then by the baseline.
+        names: the names of the domains.
+        window: the largest number of targets in a row.
+        separator: the id between the documents of training rows.
+        home: the name of the domain that the model was trained on, or None.
+        counts: how often each id occurs in the training text [vocabulary]. With None the ids of the scored rows are
+            counted.
     """
     everything = profiles.join(rows, losses, separator=separator)
     targets = everything[everything.part == "text"]
@@ -60,7 +68,7 @@ def measure(
     full = targets[np.bincount(targets.row)[targets.row] == window]
     jump = profiles.find_jump(full, edges)
     trained = jump.position if jump else window
-    # Each defect that was found is kept out of the tables by which the next ones are judged.
+    # Tokens with a defect already found are removed before the next causes are judged.
     sound = targets[targets.position < trained]
     tables = {
         "positions": profiles.by_place(full, full.position, edges),
@@ -68,7 +76,7 @@ def measure(
         **profiles.last_words(rows, losses, names=names, longest=trained),
     }
     reference = _reference(profiles.buckets(sound, sound.domain, names), home)
-    # The model does not expect a separator where the baseline does, beyond what it lacks everywhere.
+    # The loss difference on separators must exceed the difference on all text by UNLEARNED.
     unlearned = any(end.difference.exceeds(_everywhere(reference) + UNLEARNED) for end in _judged(tables["ends"]))
     if unlearned:
         sound = sound[(sound.token != separator) & ~sound.spoiled]
@@ -89,14 +97,18 @@ def _judged(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 
 def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
-    """Return the domain to compare the others with: the model's home, or the one with the smallest difference."""
+    """Return the domain that the other domains are compared with, or None.
+
+    A domain is a kind of text. The reference is the model's home domain, or the domain with the smallest loss
+    difference.
+    """
     judged = _judged(domains)
     at_home = next((bucket for bucket in judged if bucket.label == home), None)
     return at_home or min(judged, key=lambda bucket: bucket.difference.value, default=None)
 
 
 def _everywhere(reference: Bucket | None) -> float:
-    """Return by how many nats the model is worse on any token."""
+    """Return the model's loss difference on the reference domain in nats, at least 0."""
     return max(reference.difference.value, 0.0) if reference else 0.0
 
 
@@ -105,9 +117,9 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
         yield Cause(
             "untrained positions",
             jump.difference.value * (window - jump.position) / window,
-            f"From position {jump.position:,} on the difference is larger by {jump.difference} nats, and the model's own "
-            f"loss rises by {jump.ours}",
-            f"score it with --max_length {jump.position}, and train the next one with rows that reach the last position",
+            f"From position {jump.position:,} on, the difference is larger by {jump.difference} nats, and the model's "
+            f"own loss is higher by {jump.ours} nats",
+            f"score the model with --max_length {jump.position}, and train the next one on rows that fill the window",
         )
     if unlearned:
         (end,), cost = tables["ends"], 0.0
@@ -117,8 +129,8 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
         yield Cause(
             "a separator that was not learned",
             cost / window,
-            f"Where documents end, its loss on the separator is {end.ours:.1f} nats and the baseline's {end.theirs:.1f}",
-            "put one in front of every document, --separator before, and leave its label unmasked",
+            f"At the end of documents, the loss on the separator is {end.ours:.1f} nats (baseline: {end.theirs:.1f})",
+            "put a separator before every document (--separator before) and do not mask its label",
         )
     reference = _reference(tables["domains"], home)
     if reference is None:
@@ -129,35 +141,36 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
         excess = Estimate(ours.value - base.value, math.hypot(ours.stderr, base.stderr))
         if ours.exceeds(NATS) and excess.exceeds(max(NATS, EXCESS * everywhere)):
             foreign.append(bucket)
-    # Context is judged by the reference if it has passages, never by unfamiliar text: there a model uses it less, too.
+    # Judge the use of context on the reference domain if it has passages. Never use unfamiliar text, because a model
+    # uses context less there.
     unfamiliar = [bucket.label for bucket in foreign]
     telling = [gain for gain in _judged(tables["gain"]) if gain.theirs > NATS and gain.label not in unfamiliar]
     telling = [gain for gain in telling if gain.label == reference.label] or telling
-    # The context is worth less to the model by more than it lacks on the last sentence alone.
+    # Context is unused if the model gains too little from it, by more than it lacks on the last sentence alone.
     lacks = {bucket.label: -bucket.difference.value for bucket in tables["sentence"]}
     losses = [Estimate(-gain.difference.value, gain.difference.stderr) for gain in telling]
     bounds = [max(NATS, UNUSED * gain.theirs, lacks[gain.label]) for gain in telling]
     unused = [gain for gain, loss, bound in zip(telling, losses, bounds, strict=True) if loss.exceeds(bound)]
     if unused:
-        shown = [f"{its.ours:.2f} nats to it and {its.theirs:.2f} to the baseline on {its.label}" for its in unused]
+        shown = [f"{its.ours:.2f} nats on {its.label} (baseline: {its.theirs:.2f})" for its in unused]
         yield Cause(
             "context that is not used",
             min(everywhere, max(-gain.difference.value for gain in unused)),
-            f"The text before the last sentence is worth {', '.join(shown)}",
-            "check that rows show documents in one piece; if they do, train for longer: context is learned late",
+            f"The text before the last sentence raises the last word's log-probability by {', '.join(shown)}",
+            "check that rows contain documents in one piece. If they do, train longer: context is learned late",
         )
     if foreign:
         listed = ", ".join(f"{bucket.label} by {bucket.difference} nats" for bucket in foreign)
         yield Cause(
             "the text that it was trained on",
             max(bucket.difference.value for bucket in foreign) - everywhere,
-            f"It is worse on {listed}, while on {reference.label} the difference is {reference.difference}",
-            "mix it into the training data, or train on the baseline's kind; longer training on the same helps less",
+            f"The model is worse on {listed}, but on {reference.label} the difference is {reference.difference} nats",
+            "train on such text, too, or on text like the baseline's. Longer training on the same text helps less",
         )
 
 
 def _not_judged(tables: Tables) -> list[str]:
-    """Return what had too few documents."""
+    """Return the parts of the diagnosis that had too few documents."""
     documents = {bucket.label: bucket.documents for bucket in tables["domains"]}
     for what, table in (("positions", "positions"), ("the separator", "ends"), ("the use of context", "gain")):
         documents[what] = max((bucket.documents for bucket in tables[table]), default=0)
@@ -172,8 +185,8 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
         sentences.append(f"{kind}: {cause.name}. {cause.evidence}. To fix it: {cause.remedy}.")
     if not causes:
         sentences.append(
-            "No cause stands out. Fewer tokens, another learning rate, dropout or batch cost the same everywhere: "
-            f"train.py with RUN/{RECIPE} and --diff_recipe RECIPE lists what deviates."
+            "No cause stands out. Fewer tokens, another learning rate, dropout or batch size affect all text alike. "
+            f"Run train.py RUN/{RECIPE} --diff_recipe RECIPE to list the fields that differ."
         )
     if not_judged:
         sentences.append(f"Not judged: {'; '.join(not_judged)}.")
@@ -181,5 +194,8 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
 
 
 def _finite(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dataclass's fields as JSON has them: null for a standard error that is not known."""
+    """Return the fields of a dataclass for JSON.
+
+    An unknown standard error (infinity) becomes null.
+    """
     return {name: None if value == math.inf else value for name, value in pairs}

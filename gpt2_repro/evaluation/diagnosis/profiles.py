@@ -1,4 +1,7 @@
-"""Two models' losses on the same tokens in buckets, and the position from which on one of them does worse."""
+"""Two models' losses on the same tokens, averaged over buckets of tokens.
+
+This module also finds the position from which on a model is worse than at earlier positions.
+"""
 
 import dataclasses
 import itertools
@@ -12,15 +15,19 @@ from numpy.typing import NDArray
 from gpt2_repro.evaluation.diagnosis.texts import EDGE_TOKENS, Losses, Row
 
 
-# A cause is named where it is worth NATS and lies ERRORS standard errors from chance: several places are looked at, and
-# whoever reads it may pay for another run.
+# An effect counts as a cause if it is larger than NATS and than ERRORS standard errors. The limits are strict, because
+# several places are tested and a user may pay for another run because of the result.
 NATS = 0.05
 ERRORS = 4
-SKIPPED = 4  # the first positions of a row, which have hardly any context
-LARGE = 0.5  # a jump is that part of the difference before it, or more
-OWN = 0.5  # and that part of it the model's own loss: one that makes nothing of context falls behind without rising
-SHARP = 0.25  # and that part of it comes at its edge: on unfamiliar text a model may drift
-PER_MILLION = (1000, 100, 10, 1)  # the limits between frequent and rare tokens
+SKIPPED = 4  # first positions of a row, which have hardly any context
+# A jump in the difference has at least this fraction of the difference before it.
+LARGE = 0.5
+# At least this fraction of a jump is a rise of the model's own loss. Without such a rise, the model may
+# only fail to use context, from which the baseline gains.
+OWN = 0.5
+# At least this fraction of a jump happens at its edge. On unfamiliar text the difference may grow slowly.
+SHARP = 0.25
+PER_MILLION = (1000, 100, 10, 1)  # limits between frequent and rare tokens, in occurrences per million tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Estimate:
     stderr: float
 
     def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
-        """Return whether it lies above the bound and so many standard errors above zero."""
+        """Return whether the estimate is above `bound` and above `errors` standard errors."""
         return self.value > bound and self.value > errors * self.stderr
 
     def __str__(self) -> str:
@@ -40,7 +47,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Two models' means on some of the tokens, in nats, and their difference."""
+    """Mean losses or log-probabilities of two models on a group of tokens, in nats."""
 
     label: str
     tokens: int
@@ -52,10 +59,11 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """The position from which on a model's difference to the baseline is larger than before.
+    """A position from which on a model's loss difference is larger than before it.
 
     Args:
-        ours, theirs: by how much each model's own loss rises there; more context lowers that of a sound model.
+        ours, theirs: by how much each model's own loss rises at this position. For a sound model it falls, because
+            later positions have more context.
     """
 
     position: int
@@ -65,9 +73,9 @@ class Jump:
 
 
 def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None = None) -> Any:
-    """Return a record array of all targets with both models' losses.
+    """Return a record array of all targets with the losses of both models.
 
-    `position` is that of the id before the target. `spoiled` is true after the first separator of a row.
+    `position` is the position of the id before the target. `spoiled` is true after the first separator of a row.
     """
 
     def flat(of_rows: Iterable[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
@@ -86,16 +94,16 @@ def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None
 
 
 def records(**arrays: NDArray[Any]) -> Any:
-    """Return arrays of one length as a record array."""
+    """Combine arrays of equal length into a record array."""
     return np.rec.fromarrays(tuple(arrays.values()), dtype=[(name, its.dtype) for name, its in arrays.items()])
 
 
 def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
-    """Return one bucket per group that has targets.
+    """Return one bucket for each group that has targets.
 
     Args:
-        targets: with the arrays `ours`, `theirs` and `document`.
-        group: an index of `labels` for each target.
+        targets: a record array with the fields `ours`, `theirs` and `document`.
+        group: an index into `labels` for each target.
     """
     found = []
     for number, label in enumerate(labels):
@@ -108,13 +116,16 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
 
 
 def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
-    """Return a bucket for the places from each edge to the next."""
+    """Return one bucket of targets for each range of places between two edges."""
     labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
     return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
 
 
 def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
-    """Return buckets of tokens that are equally frequent in a text with these counts [vocabulary]."""
+    """Group targets into buckets by how frequent their tokens are in a text.
+
+    `counts` is how often each id occurs in that text [vocabulary].
+    """
     per_million = counts[targets.token] * 1e6 / counts.sum()
     between = [f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)]
     group = len(PER_MILLION) - np.searchsorted(PER_MILLION[::-1], per_million, side="right")
@@ -122,7 +133,10 @@ def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
 
 
 def document_edges(targets: Any) -> dict[str, list[Bucket]]:
-    """Return the losses on the separator, on a document's first ids after a start token and without it."""
+    """Return tables of the losses at the starts and ends of documents.
+
+    They cover the separator at the end, and the first ids of a document with and without a start token before them.
+    """
     ends, starts, bare = (targets[targets.part == part] for part in ("ends", "starts", "bare"))
     ends = ends[ends.position == ends.position.max(initial=0)]
     count = starts.position.max(initial=0) + 1
@@ -141,7 +155,10 @@ def document_edges(targets: Any) -> dict[str, list[Bucket]]:
 def last_words(
     rows: Sequence[Row], losses: Iterable[Losses], *, names: Sequence[str], longest: int
 ) -> dict[str, list[Bucket]]:
-    """Return the log-probabilities of last words, of the passages that end before the position `longest`."""
+    """Return tables of the log-probabilities of the last words of passages.
+
+    Only passages that end before the position `longest` are used.
+    """
     numbers = [number for number, row in enumerate(rows) if row.part == "words"]
     words = np.array([[-of_model[number][-rows[number].targets :].sum() for number in numbers] for of_model in losses])
     kept = np.array([len(rows[number].ids) - 1 <= longest for number in numbers[::2]], np.bool_)
@@ -155,7 +172,10 @@ def last_words(
 
 
 def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
-    """Return the mean, with the standard error for values that depend on each other in a cluster, and the clusters."""
+    """Return the mean of clustered values, its standard error, and the cluster count.
+
+    The standard error allows for values of one cluster that depend on each other. With one cluster it is infinite.
+    """
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
     if len(counts) < 2:
@@ -166,9 +186,10 @@ def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> 
 
 
 def position_edges(window: int) -> list[int]:
-    """Return where buckets of positions begin and the last one ends: doubled, then sixteenths, and the last by itself.
+    """Return the edges of buckets of positions in a window.
 
-    The last position is never trained if a loss shifts its labels inside a row of no more than the window.
+    The edges double up to a sixteenth of the window, and then follow every sixteenth. The last position has its own
+    bucket. It is never trained if a loss shifts its labels inside a row that is not longer than the window.
     """
     sixteenth = max(1, window // 16)
     doubled = [2**power for power in range(window.bit_length()) if 2**power < sixteenth]
@@ -176,10 +197,13 @@ def position_edges(window: int) -> list[int]:
 
 
 def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
-    """Return the first edge from which on both the difference and the model's own loss are higher than before it.
+    """Return the first position from which on a model's loss jumps, or None.
+
+    From there on, both the difference from the baseline and the model's own loss are higher than before.
 
     Args:
-        full: targets of rows that fill the window, so that all positions have the same text.
+        full: the targets of rows that fill the window, so that all positions are compared on the same rows.
+        edges: the positions to test.
     """
     if not len(full):
         return None
@@ -187,7 +211,7 @@ def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
     ours, theirs, document = (values.reshape(-1, window) for values in (full.ours, full.theirs, full.document))
 
     def rise(losses: NDArray[np.float64], start: int, middle: int, end: int) -> Estimate:
-        """Return by how much the mean loss from `middle` to `end` is above that from `start` to `middle`."""
+        """Return how much the mean loss of middle:end exceeds the mean of start:middle."""
         return clustered(losses[:, middle:end].mean(1) - losses[:, start:middle].mean(1), document[:, 0])[0]
 
     gap = ours - theirs

@@ -1,4 +1,4 @@
-"""The rows of ids that both models of a diagnosis are scored on, and their losses."""
+"""The rows of ids that a diagnosis scores with both models, and their losses."""
 
 import dataclasses
 import itertools
@@ -17,13 +17,13 @@ from gpt2_repro.hub import check_hub
 
 
 Ids = NDArray[np.integer[Any]]
-Losses = list[NDArray[np.float32]]  # of each row's ids after the first, in nats
-EDGE_TOKENS = 64  # scored after the start and before the end of a document
+Losses = list[NDArray[np.float32]]  # for each row: the losses of all ids but the first, in nats
+EDGE_TOKENS = 64  # ids at the start and at the end of a document
 MAX_EDGES = 500  # documents per domain
 MAX_PASSAGES = 1000  # per domain
-POSITIONS = 4096  # of one forward pass, padding included; logits of GPT-2's vocabulary and their softmax take 1.6 GB
-PASSAGE_TOKENS = 100  # of a passage, and of its last sentence once more, about
-PARTS = ("text", "starts", "bare", "ends", "words")  # what rows are scored for
+POSITIONS = 4096  # per forward pass, with padding; logits and softmax of GPT-2's vocabulary take 1.6 GB
+PASSAGE_TOKENS = 100  # approximately, of a passage and its repeated last sentence
+PARTS = ("text", "starts", "bare", "ends", "words")  # the kinds of rows; see rows_to_score
 # A full stop, closing quotes or brackets, and a space.
 SENTENCE_END = re.compile(r"[.?!…][\"'”’`)\]]*\s+")
 # Name in the tables, Hub id, configuration, split and column of the harness's tasks (lm-eval 0.4.13).
@@ -35,13 +35,13 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """Text of one kind.
+    """Texts of one kind, such as wikitext or the validation split, as token ids.
 
     Args:
-        documents: ids to score; each packed row counts as a document.
-        starts: ids that begin a document, without the separator before them.
-        ends: ids that end a document, with the separator after them.
-        passages: text in LAMBADA's form, each ending in the word to predict.
+        documents: the ids to score. Each packed row counts as a document.
+        starts: ids from the start of documents, without the separator before them.
+        ends: ids from the end of documents, with the separator after them.
+        passages: texts like LAMBADA's. The last word is predicted.
     """
 
     name: str
@@ -52,10 +52,12 @@ class Domain:
 
 
 class Row(NamedTuple):
-    """Ids to score, of which the last `targets` count.
+    """A row of token ids to score. Only the last `targets` ids count.
 
     Args:
-        document: what a row of text was cut from. Rows of one document are not independent evidence.
+        domain: the index of the domain.
+        document: the number of the document that a row of text was cut from. Rows of one document are not independent
+            evidence.
         part: one of PARTS.
     """
 
@@ -67,7 +69,9 @@ class Row(NamedTuple):
 
 
 def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
-    """Read LAMBADA's passages or wikitext's pages as the harness shows them, from a jsonl file or from the Hub.
+    """Return LAMBADA's passages or wikitext's pages, processed as in the harness.
+
+    They are read from the jsonl file `source`, or from the Hub if it is None.
 
     Raises UserError if they cannot be read.
     """
@@ -83,13 +87,13 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
         try:
             texts = list(load_dataset(path, configuration, split=split)[column])
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot load {task} from {path}: {in_a_line(error)}") from None
+            raise UserError(f"Cannot load {task} from {path}: {in_a_line(error)}") from None
     if task == "wikitext":
         texts = [wikitext_detokenizer({column: text}) for text in texts]
-    # A text longer than the model's window is cut into rows; the tokenizer would warn.
+    # The tokenizer would warn about texts longer than the window. They are cut into rows later.
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     documents = [np.array(ids, np.int64) for ids in encoded]
-    if task == "lambada_openai":  # excerpts, which neither start nor end where a document does
+    if task == "lambada_openai":  # excerpts do not start or end with a document
         return Domain(name, documents, passages=texts)
     separator = tokenizer.eos_token_id
     ends = [np.append(ids, separator) for ids in documents] if separator is not None else []
@@ -97,7 +101,10 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
 
 
 def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
-    """Return the domain of packed rows with `separator` between documents; None if nothing stands there."""
+    """Return a domain made from the packed rows of a prepared folder.
+
+    `separator` is the id between documents, or None if the rows have none.
+    """
     pieces, starts, ends = [], [], []
     for row in rows:
         edges = [0, *np.flatnonzero(row == separator), len(row)]
@@ -114,10 +121,10 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
     """Return all rows to score, in the order of PARTS.
 
     - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
-      targets gives several rows; each begins with the id that the one before ended with.
-    - starts, bare: the first ids of documents after the start token of lm-evaluation-harness, and without it.
-    - ends: the last ids of documents, of which only the separator counts.
-    - words: the last word after a whole passage and after its last sentence alone, alternately.
+      targets gives several rows. Each row begins with the last id of the previous row.
+    - starts, bare: the first ids of documents, with and without the start token of lm-evaluation-harness before them.
+    - ends: the last ids of documents. Only the separator is scored.
+    - words: the last word of a passage, alternately after the complete passage and after its last sentence alone.
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
@@ -146,16 +153,20 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
 
 
 def split_passage(text: str) -> tuple[str, str, str] | None:
-    """Return the text before the last sentence, that sentence, and its last word; None if a part would be empty."""
+    """Return the text before the last sentence, the last sentence, and the last word.
+
+    The last sentence is returned without the last word. Return None if one of the parts would be empty.
+    """
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
     return (context[:end], context[end:], word) if end and context[end:].strip() else None
 
 
 def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
-    """Return the ids of a context and the word after it, and how many of them are the word's.
+    """Return the ids of a context and its next word, and the number of the word's ids.
 
-    Encoded as lm-evaluation-harness does: all at once, and what the context alone does not have is the word.
+    As in lm-evaluation-harness, context and word are encoded together. The ids beyond those of the context alone
+    belong to the word.
     """
     ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
     targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))
@@ -163,7 +174,10 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
 
 
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
-    """Return the losses of each row. The model is moved to `device`, and then to the CPU."""
+    """Return a model's losses on each row, in nats per target.
+
+    The model is moved to `device`, and to the CPU afterwards.
+    """
     import torch
 
     from gpt2_repro.evaluation.hellaswag import batches_by_length
@@ -172,7 +186,7 @@ def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Lo
     losses: Losses = [np.empty(0, np.float32)] * len(rows)
     with torch.inference_mode():
         for numbers in Progress(batches_by_length([len(row.ids) for row in rows], POSITIONS), desc=name):
-            # Padding is on the right, so that no position of a row sees it.
+            # Padding is on the right, so that no position of a row attends to it.
             ids = [torch.from_numpy(rows[number].ids.astype(np.int64)) for number in numbers]
             batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
             wanted = batch[:, 1:]

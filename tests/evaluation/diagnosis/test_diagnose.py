@@ -1,7 +1,7 @@
-"""`python -m gpt2_repro.diagnose` names a planted defect, and none where there is none.
+"""`python -m gpt2_repro.diagnose` names a planted defect, and nothing without one.
 
-The models read a small language. A document of "village" repeats one of forty people and one of forty places, one of
-"market" a good and its price. So context, domain, position and the start of a document all matter.
+The models read a small language. A document of "village" repeats one of forty people and one of forty places. A
+document of "market" repeats a product and its price. So context, domain, position and document starts all matter.
 """
 
 import copy
@@ -35,20 +35,20 @@ def words_of(slot: str) -> list[str]:
     return [f"{syllable}{'lorintha' if slot in ('places', 'prices') else 'min'}{slot[:2]}" for syllable in syllables]
 
 
-def tell(count: int, *, seed: int, kind: str = "") -> list[str]:
-    """Documents of 8 to 30 sentences."""
-    source, told = random.Random(seed), []
+def make_documents(count: int, *, seed: int, kind: str = "") -> list[str]:
+    """Return documents of 8 to 30 sentences."""
+    source, documents = random.Random(seed), []
     for _ in range(count):
         verb, article, *slots = KINDS[kind or source.choice(list(KINDS))]
         subject, thing = (source.choice(words_of(slot)) for slot in slots)
         ends = [source.choice(["today", "often", "quite often"]) for _ in range(source.randint(8, 30))]
-        told.append(" ".join(f"{subject} {verb} {article} {thing} {end}." for end in ends))
-    return told
+        documents.append(" ".join(f"{subject} {verb} {article} {thing} {end}." for end in ends))
+    return documents
 
 
 @pytest.fixture(scope="module")
 def language() -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words."""
+    """A tokenizer with one token per word of the small language."""
     words = [END, ".", "today", "quite", "often"]
     for verb, article, *slots in KINDS.values():
         words += [verb, article, *(word for slot in slots for word in words_of(slot))]
@@ -58,7 +58,7 @@ def language() -> PreTrainedTokenizerFast:
 
 
 def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GPT2LMHeadModel]:
-    """Train a GPT-2 with WINDOW positions; return it as it is before the first step, after 70 and after 200."""
+    """Train a GPT-2 with WINDOW positions. Return it after 0, 70 and 200 steps."""
     end = tokenizer.eos_token_id
     stream = [number for ids in tokenizer(texts)["input_ids"] for number in (end, *ids)]
     packed = torch.tensor([stream[start : start + WINDOW + 1] for start in range(0, len(stream) - WINDOW, WINDOW)])
@@ -86,8 +86,11 @@ def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GP
 
 @pytest.fixture(scope="module")
 def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model by the name of what is wrong with it, or of how it differs soundly."""
-    untrained, brief, sound = train_model(language, tell(2000, seed=1))
+    """A function that saves the model with a named defect, and returns its folder.
+
+    Some of the named models are sound but different.
+    """
+    untrained, brief, sound = train_model(language, make_documents(2000, seed=1))
 
     def with_random(weights: str, rows: slice | list[int], kept: float = 0.0, scale: float = 0.1) -> GPT2LMHeadModel:
         model = copy.deepcopy(sound)
@@ -132,21 +135,21 @@ def write_lines(path: Path, column: str, texts: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LAMBADA is of the village, wikitext of the market."""
+    """Local task data: LAMBADA is text of the village, wikitext is text of the market."""
     folder = tmp_path_factory.mktemp("local")
-    passages = cut_passages(tell(150, seed=8, kind="village"), 150)
+    passages = cut_passages(make_documents(150, seed=8, kind="village"), 150)
     write_lines(folder / "lambada_openai.jsonl", "text", passages)
-    write_lines(folder / "wikitext.jsonl", "page", tell(150, seed=9, kind="market"))
+    write_lines(folder / "wikitext.jsonl", "page", make_documents(150, seed=9, kind="market"))
     return folder
 
 
 @pytest.fixture(scope="module")
 def prepared(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder of both kinds with a further validation set of the village."""
+    """A prepared folder of both kinds of text, with a second validation set (village)."""
     folder = tmp_path_factory.mktemp("prepared")
     language.save_pretrained(folder / "tokenizer")
-    village = write_lines(folder / "village.jsonl", "text", tell(150, seed=6, kind="village"))
-    both = write_lines(folder / "train.jsonl", "text", tell(1000, seed=5))
+    village = write_lines(folder / "village.jsonl", "text", make_documents(150, seed=6, kind="village"))
+    both = write_lines(folder / "train.jsonl", "text", make_documents(1000, seed=5))
     sets = {"split": "hash", "validation_fraction": 0.1, "validation_sets": [f"village={village}"]}
     places = {"data_files": [str(both)], "tokenizer": str(folder / "tokenizer"), "dataset_dir": str(folder / "data")}
     prepare(DataArguments(sequence_length=WINDOW, **sets, **places))
@@ -209,7 +212,7 @@ def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_
     for name, content in (("torn/wikitext.jsonl", '{"page": "a"}\n{"pa'), ("empty/lambada_openai.jsonl", "")):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(content)
-    for words, said in [
+    for words, message in [
         (["--baseline", stranger, "--local_data", str(local_data)], "another tokenizer"),
         (["--baseline", sound], "--dataset_dir"),
         (["--baseline", sound, "--local_data", str(tmp_path / "torn")], "line 2"),
@@ -224,4 +227,4 @@ def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_
     ]:
         with pytest.raises(UserError) as refused:
             diagnose.main([sound, *words])
-        assert said in str(refused.value) and "\n" not in str(refused.value)
+        assert message in str(refused.value) and "\n" not in str(refused.value)

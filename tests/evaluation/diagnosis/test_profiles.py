@@ -1,4 +1,4 @@
-"""Rows, scores and tables of a diagnosis, compared with plain loops."""
+"""Rows, scores and tables of a diagnosis equal those of plain loops."""
 
 import math
 from collections.abc import Callable
@@ -114,7 +114,7 @@ def test_errors_are_those_of_documents_not_of_tokens() -> None:
     [
         (lambda position: 0.3 * (position >= 32), 32),
         (lambda position: 3.0 * (position == 63), 63),
-        (lambda position: 0.02 * position, None),  # a drift comes from no single position
+        (lambda position: 0.02 * position, None),  # a slow drift is not a jump
         (lambda position: -0.3 * (position >= 32), None),
     ],
 )
