@@ -1,9 +1,9 @@
-"""plain_trainer.py, what a person might write, beside train.py: the table of docs/why.md.
+"""Compare a plain Trainer script with train.py: the table and the figure of docs/why.md.
 
-    python benchmarks/why.py --text prose.txt
+    python benchmarks/why.py --text prose.txt --figure docs/figures/why.png
 
-Both train the same small GPT-2 with one tokenizer on one text. What is compared with the truth is computed here, from the weights
-that lie on the disk, by a plain loop over rows.
+Both train the same small GPT-2 with the same tokenizer on the same text. This script computes the true losses from the
+saved weights with a plain loop over rows.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import psutil
 import torch
 import yaml
 from datasets import load_from_disk
+from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,28 +33,31 @@ from benchmarks import plain_trainer  # noqa: E402
 
 
 CONTEXT, ROWS, PASSES, STEPS = 256, 8, 4, 120
-LITTLE = 60_000  # characters, of which all rows are one step
+LITTLE = 60_000  # characters of the text whose rows make up one step
 SHAPE = {"n_layer": 4, "n_head": 4, "n_embd": 128}
+STEP = ROWS * PASSES * CONTEXT  # tokens
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="plain text, some megabytes")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of {ROWS * PASSES * CONTEXT:,} tokens ({STEPS})")
+    parser.add_argument("--text", type=Path, required=True, help="Plain text of a few megabytes.")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"Steps of {STEP:,} tokens (default: {STEPS}).")
+    parser.add_argument("--figure", type=Path, help="Draw three of the differences into this PNG.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="why-") as folder:
         work = Path(folder)
         recipe, tokenizer = prepare(work, args.text, args.steps)
         plain, ours = Plain(work, args.text, tokenizer, args.steps), Ours(work, recipe, args.steps)
-        for side in (plain, ours):
-            print(json.dumps({side.name: measure(side)}, indent=2), flush=True)
+        found = {side.name: measure(side) for side in (plain, ours)}
+        print(json.dumps(found, indent=2))
+        if args.figure:
+            draw(found, args.figure)
 
 
 def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
-    """The recipe of train.py, its prepared text, and the tokenizer that both sides take; beside it one step's worth of text."""
-    step = ROWS * PASSES * CONTEXT
+    """Prepare the text, and a small text of one step. Return the recipe of train.py and the shared tokenizer."""
     data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
-    training = {"tokens_per_step": step, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
+    training = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
     training |= {"accept_any_hardware": True, "eval_tokens": 0, "per_device_eval_batch_size": ROWS, "sample_steps": 0}
     whole = text.read_text()
     (work / "little.txt").write_text(whole[:LITTLE])
@@ -70,7 +74,7 @@ def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
 
 
 class Plain:
-    """The script: how it is started, and where it leaves what."""
+    """The plain Trainer script: its command, its rows and its results."""
 
     name = "plain_trainer.py"
 
@@ -98,7 +102,7 @@ class Plain:
         return {"text": self.work / "little.txt"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        """Of the training, which is one step where it matters, and of the last validation."""
+        """Return the training loss, which is used for runs of one step, and the last validation loss."""
         found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
         return found[0], found[1]
 
@@ -110,7 +114,7 @@ class Plain:
 
 
 class Ours:
-    """This project, in the same words."""
+    """train.py with the same methods as Plain."""
 
     name = "train.py"
 
@@ -150,7 +154,7 @@ class Ours:
 
 @torch.no_grad()
 def true_loss(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> float:
-    """Mean negative log-likelihood over the targets of all rows, one row at a time, softmax in fp32."""
+    """Return the mean negative log-likelihood over the targets of all rows, with an fp32 softmax."""
     total = targets = 0.0
     for row in rows:
         # train.py's rows hold one token more than the context: every position has a target.
@@ -166,7 +170,7 @@ Side = Plain | Ours
 
 
 def run(side: Side, out: Path, **changed: Any) -> float:
-    """Seconds of a command from its start to its end, which has to be a good one."""
+    """Run the command of a side and return its seconds. It must succeed."""
     began = time.perf_counter()
     done = subprocess.run(side.command(out, **changed), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
@@ -174,7 +178,7 @@ def run(side: Side, out: Path, **changed: Any) -> float:
 
 
 def measure(side: Side) -> dict[str, Any]:
-    """The rows of the table for one side."""
+    """Return the rows of the table for one side."""
     found: dict[str, Any] = {}
     trained, start = side.work / f"{side.name}-trained", side.work / f"{side.name}-start"
     run(side, trained)
@@ -183,7 +187,7 @@ def measure(side: Side) -> dict[str, Any]:
     run(side, start, max_steps=1, warmup_steps=0, learning_rate=1e-12, **one_step)
     model = AutoModelForCausalLM.from_pretrained(side.final(trained), dtype="auto").eval()
     unmoved = AutoModelForCausalLM.from_pretrained(side.final(start), dtype="auto").eval()
-    begun = side.work / f"{side.name}-begun"  # in the precision of the training: its weights are drawn in that
+    begun = side.work / f"{side.name}-begun"  # initial weights in the precision of the training
     run(side, begun, max_steps=1, warmup_steps=0, learning_rate=1e-12)
     before = AutoModelForCausalLM.from_pretrained(side.final(begun), dtype="auto")
     found["training loss of a step"] = round(side.losses(start)[0], 5)
@@ -198,14 +202,15 @@ def measure(side: Side) -> dict[str, Any]:
     gains = torch.cat(
         [weight.flatten() for name, weight in model.named_parameters() if "ln_" in name and "weight" in name]
     )
-    found["LayerNorm gains that moved"] = f"{int((gains.float() != 1).sum())} of {len(gains)}"
+    found["LayerNorm gains that moved"] = int((gains.float() != 1).sum())
+    found["LayerNorm gains"] = len(gains)
     found |= {"after a kill while saving": killed_while_saving(side)}
     found["tokens/s, fp32, without dropout"] = round(speed(side))
     return found
 
 
 def speed(side: Side) -> float:
-    """Tokens a second of further steps: what more steps take more, so that nobody's start or end counts."""
+    """Return tokens per second from the time difference of two run lengths, which excludes start and end."""
     few, many = 20, 80
     alike = {"dtype": "float32", "dropout": 0.0, "warmup_steps": 0}
     seconds = [run(side, side.work / f"{side.name}-{steps}", max_steps=steps, **alike) for steps in (few, many)]
@@ -213,7 +218,7 @@ def speed(side: Side) -> float:
 
 
 def killed_while_saving(side: Side) -> str:
-    """SIGKILL to everything as soon as a checkpoint is begun, and the same command again."""
+    """Kill all processes when a checkpoint is being written, run the command again and return its result."""
     out = side.work / f"{side.name}-killed"
     command = side.command(out, save_steps=10, max_steps=30)
     process = subprocess.Popen(
@@ -226,7 +231,36 @@ def killed_while_saving(side: Side) -> str:
     process.wait()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     last = [line for line in done.stderr.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return "goes on to the end" if done.returncode == 0 else f"ends with {(last or ['no word'])[-1][:160]}"
+    return "resumes" if done.returncode == 0 else f"fails: {(last or ['no message'])[-1][:160]}"
+
+
+def draw(found: dict[str, dict[str, Any]], file: Path) -> None:
+    """Draw one panel per difference, with one bar per side."""
+    panels: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+        "Error of the reported\nvalidation loss (nats)": (
+            "{:.4f}",
+            lambda side: abs(side["true, of the saved weights"] - side["validation loss"]),
+        ),
+        "Movement of the last\nposition embedding (1 - cos)": (
+            "{:.3f}",
+            lambda side: side["last position turned (1 - cosine)"],
+        ),
+        "LayerNorm gains\nthat were trained": (
+            "{:.0%}",
+            lambda side: side["LayerNorm gains that moved"] / side["LayerNorm gains"],
+        ),
+    }
+    figure = Figure(figsize=(7.6, 2.3), dpi=150, layout="constrained")
+    for axes, (title, (form, value)) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        heights = [value(side) for side in found.values()]
+        bars = axes.bar(list(found), heights, color=["#d55e00", "#0072b2"], width=0.6)
+        axes.bar_label(bars, [form.format(height) for height in heights], fontsize=9)
+        axes.set_title(title, fontsize=9)
+        axes.set_yticks([])
+        axes.margins(y=0.2)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.savefig(file)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Options, defaults, files and test names in docs/ and CONTRIBUTING.md exist."""
 
+import ast
 import contextlib
 import functools
 import importlib
@@ -153,3 +154,36 @@ def test_the_how_to_names_files_and_identifiers_that_exist() -> None:
     source = "".join(path.read_text() for name in ("gpt2_repro", "tests") for path in (ROOT / name).rglob("*.py"))
     for name in re.findall(r"`([A-Za-z_]+)(?:\(\))?`", section):
         assert re.search(rf"\b{name}(\(| = |: )", source), name
+
+
+TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "runpod/README.md"))]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.parent.name + "/" + page.stem)
+def test_lines_and_paragraphs_are_short(page: Path) -> None:
+    text = page.read_text()
+    for line in text.splitlines():
+        shown = re.sub(r"\]\([^)]*\)|https?://\S+", "]", line)
+        assert line.startswith("|") or len(shown) <= 119, f"{page.name}: {line}"
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-|#]|\d+\.) )", prose):
+        assert paragraph.count("\n", 0, len(paragraph.rstrip())) < 6 or paragraph.startswith("|"), paragraph
+
+
+def test_the_readme_is_short_and_lists_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 150
+    listed = set(re.findall(r"\]\(docs/([\w-]+)\.md\)", readme.partition("## Documentation\n")[2]))
+    assert listed == {page.stem for page in PAGES}
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", readme):
+        assert (ROOT / target).exists(), target
+    assert all(path.stat().st_size < 60_000 for path in (ROOT / "docs" / "figures").iterdir())
+
+
+@pytest.mark.parametrize("folder", ["gpt2_repro", "tests", "benchmarks", "dev"])
+def test_the_first_line_of_a_docstring_is_a_short_sentence(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").partition("\n")[0]
+                assert len(first) <= 80 and first[-1:] in ("", ".", "?"), f"{path}: {first}"
