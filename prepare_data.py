@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS, groups=HELP)
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     preparation = PreparationOptions(
-        **{its.name: getattr(options, its.name) for its in dataclasses.fields(PreparationOptions)}
+        **{field.name: getattr(options, field.name) for field in dataclasses.fields(PreparationOptions)}
     )
     if options.list_sources:
         return print(table(options.num_proc))

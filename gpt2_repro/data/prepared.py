@@ -76,13 +76,13 @@ class PreparedData:
         if not args.dataset_dir:
             fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the --dataset_dir that it prints."
             raise UserError(f"{recipe} does not set any data. {fix}")
-        its_own = "dataset_dir" in typed
-        folder = f" --dataset_dir {args.dataset_dir}" if its_own else ""
+        passed = "dataset_dir" in typed
+        folder = f" --dataset_dir {args.dataset_dir}" if passed else ""
         files = " --data_files FILE" if args.source == "files" and not args.data_files else ""
         data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{files}{folder}")
         request = request_of(args)
-        asked = form_of(args) | {key: request[key] for key in request if key in typed} if its_own else request
-        if difference := first_difference(data.manifest.request, asked):
+        requested = form_of(args) | {key: request[key] for key in request if key in typed} if passed else request
+        if difference := first_difference(data.manifest.request, requested):
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
             fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
@@ -158,10 +158,10 @@ class PreparedData:
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
         for name in sorted(here.keys() | expected.keys()):
             if here.get(name) != expected.get(name):
-                wants = f"records {expected[name]:,} bytes" if name in expected else "does not list it"
+                recorded = f"records {expected[name]:,} bytes" if name in expected else "does not list it"
                 found = f"has {here[name]:,} bytes" if name in here else "is missing"
                 file = self.path / split / name
-                raise UserError(f"{file} {found}, but the manifest {wants}. Copy or prepare the folder again.")
+                raise UserError(f"{file} {found}, but the manifest {recorded}. Copy or prepare the folder again.")
 
     def verify(self) -> None:
         """Read every file and compare its hash with the manifest.
@@ -209,7 +209,7 @@ def request_of(args: DataArguments) -> dict[str, Any]:
     return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
 
 
-def first_difference(recorded: dict[str, Any], asked: dict[str, Any]) -> tuple[str, Any, Any] | None:
+def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first field whose requested value differs from the recorded value.
 
     Returns its name, the recorded value and the requested value, or None if all fields agree. A field without a
@@ -217,10 +217,10 @@ def first_difference(recorded: dict[str, Any], asked: dict[str, Any]) -> tuple[s
 
     Args:
         recorded: request in the manifest of the folder.
-        asked: requested values.
+        requested: values of the recipe or of the command line.
     """
     recorded = dataclasses.asdict(DataArguments()) | recorded
-    for key, value in asked.items():
+    for key, value in requested.items():
         if recorded[key] != value:
             return key, _as_typed(recorded[key]), _as_typed(value)
     return None

@@ -32,9 +32,9 @@ def reference_losses(
     followers = np.bincount(pairs // vocab_size, minlength=vocab_size)
 
     context, target = _pairs(*validation)
-    asked = context * vocab_size + target
-    place = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
-    seen = np.where(pairs[place] == asked, pair_counts[place], 0)
+    queries = context * vocab_size + target
+    place = np.minimum(np.searchsorted(pairs, queries), len(pairs) - 1)
+    seen = np.where(pairs[place] == queries, pair_counts[place], 0)
     # A context without counts gets the probability of the unigram model.
     weight = np.maximum(followers[context], 1)
     bigram = (seen + weight * unigram[target]) / (context_counts[context] + weight)

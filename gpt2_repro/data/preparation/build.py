@@ -106,7 +106,7 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     elif first_difference(kept["request"], request):
         kept = {}
     known = [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()] if kept else []
-    revisions = {of["repository"]: of["revision"] for of in known if "revision" in of}
+    revisions = {source["repository"]: source["revision"] for source in known if "revision" in source}
     sources = SourceOpener(args, staging / "downloads", options.keep_downloads, revisions).open_all()
     check_split(args, sources)
     found = {"opened": sources.described(), "changed": sources.changed()}
@@ -241,11 +241,11 @@ def _write_folder(
         bytes_per_token=encoder.dtype.itemsize,
         counts=counts,
         read=ReadCounts(  # counts over all files, for any split
-            documents=sum(of["documents"] for of in facts),
-            text_bytes=sum(of["text_bytes"] for of in facts),
-            longest_document_tokens=max(of["longest"] for of in facts),
-            bad_documents=sum(of["bad"] for of in facts),
-            bad_examples=[line for of in facts for line in of["bad_examples"]][:EXAMPLES],
+            documents=sum(fact["documents"] for fact in facts),
+            text_bytes=sum(fact["text_bytes"] for fact in facts),
+            longest_document_tokens=max(fact["longest"] for fact in facts),
+            bad_documents=sum(fact["bad"] for fact in facts),
+            bad_examples=[line for fact in facts for line in fact["bad_examples"]][:EXAMPLES],
         ),
         sha256={split: split_hash(of_split) for split, of_split in shards.items()},
         shards=shards,

@@ -88,12 +88,12 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         trained |= files.keys()
     of_training = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        hold = f"The validation set {name} would repeat text of the training sources"
+        problem = f"The validation set {name} would repeat text of the training sources"
         for file in source.validation_files or source.files:
             if file.identity() in trained:
-                raise UserError(f"{hold}, {file.name}. Pass another source for it.")
+                raise UserError(f"{problem}, {file.name}. Pass another source for it.")
         if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
-            raise UserError(f"{hold}. Pass another source for it.")
+            raise UserError(f"{problem}. Pass another source for it.")
 
 
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
@@ -164,8 +164,8 @@ def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArgumen
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return {"head": head}
     less = f" ({wanted:,.0f} were requested)" if wanted > head else ""
-    told = "validation has the first %s of %s tokens (%.1f %%) and ends within a document%s"
-    logger.info(told, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, less)
+    text = "validation has the first %s of %s tokens (%.1f %%) and ends within a document%s"
+    logger.info(text, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, less)
     return {"head": head, "cut": True}
 
 
@@ -179,7 +179,7 @@ def _hash_needs_cut(
     if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
         return False
     counts = count_documents(order(head=None))
-    tokens = [sum(its["tokens"] for (split, _), its in counts.items() if split == name) for name in SPLITS]
+    tokens = [sum(count["tokens"] for (split, _), count in counts.items() if split == name) for name in SPLITS]
     return min(tokens) <= args.sequence_length
 
 

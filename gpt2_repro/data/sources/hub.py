@@ -102,18 +102,18 @@ class HubFile(SourceFile):
     def fetch(self) -> None:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-        of = self.repository
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": of.revision}
-        cached = try_to_load_from_cache(of.name, self.name, **where)
+        repository = self.repository
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": repository.revision}
+        cached = try_to_load_from_cache(repository.name, self.name, **where)
         if isinstance(cached, str):
             self.path = Path(cached)
             return
-        with hub_errors(f"fetch {self.name} of {of.name}"):
-            path = Path(hf_hub_download(of.name, self.name, local_dir=of.folder, **where))
+        with hub_errors(f"fetch {self.name} of {repository.name}"):
+            path = Path(hf_hub_download(repository.name, self.name, local_dir=repository.folder, **where))
         if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
             path.resolve().unlink()  # in the cache, the blob that the path links to
             path.unlink(missing_ok=True)
-            raise UserError(f"{self.name} of {of.name} was damaged in the download. Run the same command again.")
+            raise UserError(f"{self.name} of {repository.name} was damaged in the download. Run the command again.")
         self.path = path
 
     def parts(self) -> list[Part]:
