@@ -1,8 +1,10 @@
-"""Prepare data: tokenize text and write it as an Arrow folder with a manifest. Needs no GPU.
+"""Tokenize text and write it to a prepared folder with a manifest.
+
+No GPU is needed. Examples:
 
 python prepare_data.py                                      FineWeb 10BT from the Hub, for recipes/gpt2_124m.yaml
 python prepare_data.py recipes/own_text.yaml --data_files shakespeare.txt      your own text, into data/shakespeare
-python prepare_data.py recipes/demo.yaml                    Python's own documentation, no network
+python prepare_data.py recipes/demo.yaml                    Python's documentation, without network
 python prepare_data.py --list_sources                       all named sources with sizes and times
 python prepare_data.py --verify --dataset_dir data/books    compare a copied folder with its manifest
 """
@@ -22,12 +24,12 @@ from gpt2_repro.manifest import RowForm
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "list_sources": {"action": "store_true", "help": "Print the sources with size, tokens, disk and time, and stop."},
-    "verify": {"action": "store_true", "help": "Only compare every byte of the folder with its manifest."},
+    "list_sources": {"action": "store_true", "help": "Print all sources with sizes, tokens and times, then exit."},
+    "verify": {"action": "store_true", "help": "Compare every byte of the folder with its manifest, then exit."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
-# What --help lists, of all options.
+# The options that --help lists, by heading. `--help all` lists every option.
 HELP = {
     "Text": ("data_files", "source", "text_column", "sample_by", "max_tokens", "list_sources"),
     "Tokens": ("tokenizer", "packing", "sequence_length", "separator"),
@@ -37,28 +39,28 @@ HELP = {
 
 
 def main(argv: list[str]) -> None:
-    """Parse, prepare or verify, describe."""
-    # Here, because every worker process imports this file, and this imports transformers.
+    """Prepare or verify a folder, or list the sources, as the command line requests."""
+    # Imported here because every worker process imports this file, and gpt2_repro.recipe imports transformers.
     from gpt2_repro.recipe import Recipe, parse_recipe
 
     recipe: Recipe[DataArguments, None, None, None]
     recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS, groups=HELP)
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     preparation = PreparationOptions(
-        **{its.name: getattr(options, its.name) for its in dataclasses.fields(PreparationOptions)}
+        **{field.name: getattr(options, field.name) for field in dataclasses.fields(PreparationOptions)}
     )
     if options.list_sources:
         return print(table(options.num_proc))
     if options.verify:
         PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}").verify()
-        return print(f"{args.dataset_dir}: every file is what its manifest says")
+        return print(f"{args.dataset_dir}: every file matches the manifest")
     data = prepare(args, preparation)
     describe(data)
-    print(f"Train on it:\n{training_command(recipe, data.path)}")
+    print(f"Train on this data with:\n{training_command(recipe, data.path)}")
 
 
 def training_command(recipe: Any, folder: Path) -> str:
-    """Return the command that trains on a prepared folder with the same recipe."""
+    """Return the shell command that trains on a prepared folder with the recipe."""
     nvidia = Path("/dev/nvidia0").exists()
     words = ["accelerate", "launch", "--config_file", "accelerate_configs/zero1.yaml"] if nvidia else ["python"]
     words += ["train.py", str(recipe.path)]
@@ -69,15 +71,15 @@ def training_command(recipe: Any, folder: Path) -> str:
 
 
 def describe(data: PreparedData) -> None:
-    """Print what a finished folder holds."""
+    """Print the counts and the reference losses of a prepared folder."""
     manifest = data.manifest
     for split, counts in manifest.counts.items():
         text = f"{counts.documents:,} documents, {counts.tokens:,} tokens"
-        print(f"{data.path / split}: {text}, {counts.rows:,} rows, {counts.dropped_tokens:,} tokens left over")
+        print(f"{data.path / split}: {text}, {counts.rows:,} rows, {counts.dropped_tokens:,} tokens dropped")
     if bad := manifest.read.bad_documents:
-        print(f"{bad:,} rows held no readable text, the first: {manifest.read.bad_examples[0]}")
+        print(f"skipped {bad:,} rows without readable text, the first one: {manifest.read.bad_examples[0]}")
     if losses := manifest.reference_losses:
-        print(f"to beat, nats per token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
+        print(f"loss to beat, nats/token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
 
 
 if __name__ == "__main__":

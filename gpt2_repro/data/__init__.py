@@ -1,1 +1,4 @@
-"""Text to tokens to an Arrow folder with a manifest, and from there to batches. No torch until rows are collated."""
+"""Data pipeline: text to tokens, prepared folders, and batches for training.
+
+Only `batching` imports torch.
+"""

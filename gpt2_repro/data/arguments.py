@@ -1,4 +1,4 @@
-"""The recipe section `data:`: which text, which tokenizer, how it becomes rows; and how that is carried out."""
+"""The recipe section `data:` and the options of prepare_data.py."""
 
 import dataclasses
 import os
@@ -12,7 +12,10 @@ from gpt2_repro.errors import UserError
 
 
 def option(default: Any, help: str, **keywords: Any) -> Any:
-    """A field with its help text and further keywords of argparse. A list begins empty."""
+    """Return a dataclass field whose metadata has a help text and argparse keywords.
+
+    If `default` is a list, the field starts as an empty list.
+    """
     metadata = {"help": help, **keywords}
     if isinstance(default, list):
         return dataclasses.field(default_factory=list, metadata=metadata)
@@ -21,63 +24,66 @@ def option(default: Any, help: str, **keywords: Any) -> Any:
 
 @dataclasses.dataclass
 class DataArguments:
-    """Where the tokens come from and what form they take. Recorded in the manifest of the prepared folder."""
+    """The recipe section `data:`: the text, the tokenizer and the form of the rows.
+
+    The manifest of the prepared folder records all fields except dataset_dir.
+    """
 
     source: str = option(
         "fineweb-10bt",
-        "A name of --list_sources, OWNER/NAME[:CONFIG][@REVISION] of the Hub, or a glob; #COLUMN names its text column. "
-        "Several with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
+        "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob. #COLUMN at the end "
+        "selects its text column. Several sources with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
     data_files: list[str] = option(
         [],
-        "Your own text in place of the source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
+        "Your own text instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
     )
-    text_column: str = option("text", "Key or column that holds the document in .jsonl, .csv, .parquet.")
-    sample_by: Literal["document", "paragraph", "line"] = option("document", "What is a document in a .txt file.")
-    source_split: str = option("train", "The split to take of a Hub dataset that is named by its id.")
+    text_column: str = option("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
+    sample_by: Literal["document", "paragraph", "line"] = option("document", "Unit of a .txt file that is a document.")
+    source_split: str = option("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = option(
         "openai-community/gpt2",
-        "A Hub id, a folder, train:N for a BPE of N ids (train: by the size of the text), or char.",
+        "A Hub id, a folder, char for characters, train:N for a BPE of N ids, or train for a BPE sized by the text.",
     )
-    dataset_dir: str = option("", "The prepared folder. (default: data/ and the name of the files or the source)")
+    dataset_dir: str = option("", "Path of the prepared folder. (default: data/NAME, named after the files or source)")
     packing: Literal["concat", "wrap"] = option(
-        "concat", "concat joins documents and cuts rows of one length; wrap cuts each document alone."
+        "concat", "concat joins all documents and cuts rows of equal length; wrap cuts each document separately."
     )
-    sequence_length: int = option(1024, "Tokens that a row trains, with packing wrap at most.")
-    min_length: int = option(0, "Packing wrap drops windows that would train fewer tokens than this.")
-    separator: Literal["before", "after", "none"] = option("before", "Where a document has the end-of-text id.")
+    sequence_length: int = option(1024, "Targets (predicted tokens) per row. With --packing wrap, the maximum.")
+    min_length: int = option(0, "With --packing wrap, drop rows with fewer targets (predicted tokens).")
+    separator: Literal["before", "after", "none"] = option("before", "Where a document gets the end-of-text id.")
     split: Literal["head", "hash", "source"] = option(
         "head",
-        "Validation documents: the first, by a hash of the text, or the source's own (`val` in the file's name).",
+        "Validation documents: the first (head), by hash of the text (hash), or files with val in the name (source).",
     )
     validation_tokens: TokenCount = option(
-        TokenCount(100_000_000), "Tokens held out by the split head (at most 10 %), and of each further set at most."
+        TokenCount(100_000_000), "Tokens held out by --split head (at most 10 %), and limit of each --validation_sets."
     )
-    validation_fraction: float = option(0.01, "Share of the documents held out by the split hash.")
-    split_seed: int = option(2357, "Seed of the split hash.")
+    validation_fraction: float = option(0.01, "Fraction of the documents that --split hash holds out.")
+    split_seed: int = option(2357, "Seed of --split hash.")
     validation_text: bool = option(False, "Also write the validation documents to text/validation.jsonl.")
-    validation_sets: list[str] = option([], "Further validation sets, as NAME=SOURCE: books=pg19 mine='notes/*.txt'.")
-    max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 takes them all.")
+    validation_sets: list[str] = option([], "Further validation sets as NAME=SOURCE: books=pg19 mine='notes/*.txt'.")
+    max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 means no limit.")
 
     def __post_init__(self) -> None:
         self.data_files = [text.rstrip("/") or text for text in self.data_files]
         self.dataset_dir = self.dataset_dir or default_folder(self)
         if self.packing != "wrap" and self.min_length:
-            raise UserError(f"--min_length {self.min_length} is for --packing wrap: leave it out")
+            raise UserError(f"--min_length {self.min_length} needs --packing wrap. Remove it or pass --packing wrap.")
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
-                fix = f"such as --{name} {getattr(type(self), name)}"
-                raise UserError(f"--{name} {getattr(self, name)} must be from {least} to {most}, {fix}")
+                fix = f"For example, pass --{name} {getattr(type(self), name)}."
+                raise UserError(f"--{name} {getattr(self, name)} must be from {least} to {most}. {fix}")
         if not 0 < self.validation_fraction < 1:
-            fix = "such as --validation_fraction 0.01"
-            raise UserError(f"--validation_fraction {self.validation_fraction} must be between 0 and 1, {fix}")
+            fix = "For example, pass --validation_fraction 0.01."
+            raise UserError(f"--validation_fraction {self.validation_fraction} must be between 0 and 1. {fix}")
 
 
 def default_folder(data: DataArguments) -> str:
-    """Return data/ and the name of the files or the source, "" if nothing is named.
+    """Return data/NAME, named after the files or the source, or "" without either.
 
-    books/shakespeare.txt.gz gives data/shakespeare; books, 'books/*.txt' and several files of books give data/books.
+    books/shakespeare.txt.gz gives data/shakespeare. books, 'books/*.txt' and several files in books give data/books.
     """
     texts = data.source.split(",") if data.source != "files" else []
     if data.data_files:
@@ -91,7 +97,13 @@ def default_folder(data: DataArguments) -> str:
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
-    """Return the section with a folder of its own if a source or files were typed, and no folder."""
+    """Return `data`, with the default dataset_dir if only the text was passed.
+
+    If --source or --data_files was passed without --dataset_dir, the folder of the recipe is for another text.
+
+    Args:
+        typed: names of the options that were passed on the command line.
+    """
     if "dataset_dir" in typed or not {"source", "data_files"} & set(typed):
         return data
     return dataclasses.replace(data, dataset_dir="")
@@ -99,19 +111,22 @@ def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
 
 @dataclasses.dataclass(frozen=True)
 class PreparationOptions:
-    """How a preparation is carried out. Nothing of it changes the result. The metadata is argparse's."""
+    """Options of prepare_data.py that do not change the prepared rows.
 
-    num_proc: int = option(1, "Worker processes.", type=int)
+    The metadata of each field contains keywords of argparse's add_argument.
+    """
+
+    num_proc: int = option(1, "Number of worker processes.", type=int)
     encoder: Literal["auto", "fastokens", "tokenizers"] = option(
-        "auto", "auto takes fastokens for byte-level BPE.", choices=["auto", "fastokens", "tokenizers"]
+        "auto", "auto uses fastokens for byte-level BPE.", choices=["auto", "fastokens", "tokenizers"]
     )
-    max_bad_documents: int = option(0, "Skip and count rows without readable text, up to so many.", type=int)
-    keep_downloads: bool = option(False, "Leave files of the Hub in its cache.", action="store_true")
-    overwrite: bool = option(False, "Replace a finished folder, once its successor is whole.", action="store_true")
+    max_bad_documents: int = option(0, "Skip and count up to this many rows without readable text.", type=int)
+    keep_downloads: bool = option(False, "Keep downloaded files in the cache of the Hub.", action="store_true")
+    overwrite: bool = option(False, "Replace an existing folder after the new one is complete.", action="store_true")
 
     def __post_init__(self) -> None:
         if self.num_proc < 1:
-            raise UserError(f"--num_proc {self.num_proc} must be at least 1, such as --num_proc 2")
+            raise UserError(f"--num_proc {self.num_proc} must be at least 1. For example, pass --num_proc 2.")
         if self.max_bad_documents < 0:
-            fix = "such as --max_bad_documents 10"
-            raise UserError(f"--max_bad_documents {self.max_bad_documents} must be at least 0, {fix}")
+            fix = "For example, pass --max_bad_documents 10."
+            raise UserError(f"--max_bad_documents {self.max_bad_documents} must be at least 0. {fix}")

@@ -1,4 +1,4 @@
-"""The order in which a run reads rows, and rows as batches."""
+"""Order in which training reads rows, and collation of rows into batches."""
 
 import bisect
 import itertools
@@ -15,21 +15,22 @@ from gpt2_repro.batch_plan import IGNORED, BatchPlan
 def collate_rows(
     rows: Sequence[dict[str, np.ndarray]], *, num_rows: int | None = None, length: int | None = None
 ) -> dict[str, Tensor]:
-    """Collate rows of up to T + 1 ids into input_ids = ids[:-1] and shift_labels = ids[1:], int64 [rows, T].
+    """Collate rows of token ids into int64 tensors of shape [rows, T].
 
-    Shorter rows are padded at their end, with the id 0 and the label -100. `labels` is the same tensor under the name
-    that stock Trainer code expects. No attention_mask: attention is causal, so no target sees the padding, and a mask
-    would cost the flash kernel.
+    A row has up to T + 1 ids. `input_ids` is ids[:-1] and `shift_labels` is ids[1:]. `labels` is the same tensor as
+    `shift_labels`, under the name that stock Trainer code expects. Shorter rows are padded at the end with the id 0
+    and the label -100. The batch has no attention_mask: attention is causal, so the padding does not influence any
+    target, and a mask would rule out the flash attention kernel.
 
     Args:
-        num_rows: of the batch, if it must have more than `rows`.
-        length: T, if it must be longer than the longest row.
+        num_rows: number of rows of the batch (default: len(rows)). Extra rows contain only padding.
+        length: T (default: one less than the length of the longest row).
     """
     ids = [row["input_ids"] for row in rows]
     lengths = [len(row) for row in ids]
     shape = (num_rows or len(ids), length or max(lengths) - 1)
     if shape[0] == len(ids) and min(lengths) == max(lengths) == shape[1] + 1:
-        table = np.stack(ids)  # narrow, and widened once for each of the two
+        table = np.stack(ids)  # still in the narrow dtype: inputs and targets are each widened once
         inputs, targets = table[:, :-1].astype(np.int64), table[:, 1:].astype(np.int64)
     else:
         inputs, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
@@ -41,12 +42,12 @@ def collate_rows(
 
 
 class EpochSampler(Sampler[int]):
-    """The rows of an epoch in an order that is a function of the seed and the epoch alone.
+    """Sampler of the rows of an epoch; the order depends only on seed and epoch.
 
-    Shuffled twice: blocks of rows that lie together on the disk, then the rows inside a window of many blocks. A plain
-    permutation would read 2 KiB here and there, and a cold disk reads 128 KiB or more for each; a folder of up to one
-    window's rows is permuted as a whole. Rows that do not fill the last step are dropped (other ones in each epoch, if
-    shuffled), so that every step has the same number of tokens.
+    Rows are shuffled in two stages: first blocks of rows that are adjacent on disk, then the rows within a window of
+    many blocks. A plain permutation would read 2 KiB at random positions, and a cold disk reads 128 KiB or more for
+    each of them. A split with at most one window of rows gets a full permutation. Rows that do not fill the last step
+    are dropped, so that every step has the same number of tokens. With shuffling, each epoch drops different rows.
     """
 
     BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
@@ -69,7 +70,10 @@ class EpochSampler(Sampler[int]):
         return itertools.islice((row for window in self.windows() for row in window.tolist()), len(self))
 
     def windows(self) -> Iterator[np.ndarray]:
-        """All rows of the epoch in its order, those that fill no step too, one window at a time."""
+        """Yield all rows of the epoch in order, one window of row numbers at a time.
+
+        Rows after the last complete step are included.
+        """
         if not self.shuffle:
             for start in range(0, self.num_rows, self.WINDOW):
                 yield np.arange(start, min(start + self.WINDOW, self.num_rows))
@@ -84,23 +88,26 @@ class EpochSampler(Sampler[int]):
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
-    """The batches of an epoch: row numbers, `batches_per_step` lists for each optimizer step.
+    """Sampler of batches of rows with similar lengths, for steps with equal targets.
 
-    The rows of an epoch stand in the order of `EpochSampler`. Step i has those whose first target lies in
-    [i * B, (i + 1) * B) of all targets in that order, B = tokens_per_step: any rows as they come, with B targets, give or
-    take one row's, and the same ones for any number of batches. Only inside a step are rows sorted by length, longest
-    first, and cut; neighbouring batches have rows of like length, so processes that take one each have like work.
-    Targets after the last whole step are dropped, other ones in each epoch.
+    Yields lists of row numbers, `batches_per_step` lists for each optimizer step. The rows of an epoch have the order
+    of `EpochSampler`. Let B be tokens_per_step. Step i consists of the rows whose first target is at a position in
+    [i * B, (i + 1) * B) among all targets in that order. So a step has B targets, plus or minus those of one row. It
+    has the same rows for any number of batches.
+
+    Rows are sorted by length only within a step, longest first, and then cut into batches. Neighbouring batches have
+    rows of similar length, so processes that take one batch each have similar work. Targets after the last complete
+    step are dropped, different ones in each epoch.
 
     Args:
-        targets: of each row [rows].
-        plan: with as many passes per step as always suffice, see `batch_plan.passes_by_length`.
+        targets: number of targets of each row [rows].
+        plan: batch plan with enough passes per step for any rows, see `batch_plan.passes_by_length`.
     """
 
     def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
         self.targets = targets.astype(np.uint32)
         self.tokens_per_step, self.batches_per_step = plan.tokens_per_step, plan.passes_per_step
-        self.max_positions = plan.positions_per_pass  # of a batch, padding included
+        self.max_positions = plan.positions_per_pass  # per batch, including padding
         self.steps_per_epoch = int(targets.sum(dtype=np.int64)) // plan.tokens_per_step
         self.order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
 
@@ -120,11 +127,11 @@ class LengthGroupedBatches(Sampler[list[int]]):
                 yield numbers[start:end]
 
     def steps(self) -> Iterator[np.ndarray]:
-        """The rows of each whole step of the epoch [rows of the step], in the order of the epoch."""
+        """Yield the row numbers of each complete step of the epoch [rows of the step]."""
         return itertools.islice(self._steps(), self.steps_per_epoch)
 
     def _steps(self) -> Iterator[np.ndarray]:
-        step, before = 0, 0  # the step that is being gathered, and the targets in front of the window
+        step, before = 0, 0  # the current step, and the number of targets before the window
         held: list[np.ndarray] = []
         for rows in self.order.windows():
             lengths = self.targets[rows].astype(np.int64)
@@ -141,16 +148,21 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
 
 def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
-    """Cut rows that are sorted by length, longest first, into batches; returns where each ends.
+    """Cut rows, sorted longest first, into batches and return where each batch ends.
 
-    A batch has its number of rows times its longest row as positions. The most positions of a batch are as few as can
-    be, and at most `max_positions`. Raises ValueError where there are fewer rows than batches, or more positions.
+    The positions of a batch are its number of rows times the length of its longest row. The largest batch has as few
+    positions as possible, and at most `max_positions`. Raises ValueError if there are fewer rows than batches, or if
+    the rows do not fit into the batches.
+
+    Args:
+        lengths: targets of each row [rows], longest first.
     """
     if len(lengths) < num_batches:
-        raise ValueError(f"{len(lengths)} rows do not make {num_batches} batches")
+        raise ValueError(f"{len(lengths)} rows are too few for {num_batches} batches.")
     if len(_fill(lengths, max_positions, num_batches)) > num_batches:
-        raise ValueError(f"{len(lengths)} rows do not go into {num_batches} batches of {max_positions} positions")
-    # The fewest positions for which filling batch after batch takes no more than num_batches: it takes the least.
+        raise ValueError(f"{len(lengths)} rows do not fit into {num_batches} batches of {max_positions} positions.")
+    # Find the smallest batch size, in positions, for which greedy filling needs at most num_batches. No other way to
+    # cut the rows needs fewer batches of that size.
     positions = range(max(lengths[0], -(-sum(lengths) // num_batches)), max_positions)
     place = bisect.bisect_left(
         positions, True, key=lambda middle: len(_fill(lengths, middle, num_batches)) <= num_batches
@@ -164,13 +176,16 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
 
 
 def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
-    """Where full batches end; filling stops at one batch more than `num_batches`."""
+    """Fill batches of `positions` positions with rows in order; return their ends.
+
+    Filling stops after `num_batches` + 1 batches.
+    """
     ends: list[int] = []
     end = 0
     while end < len(lengths) and len(ends) <= num_batches:
         rows = positions // lengths[end]
         if not rows:
-            raise ValueError(f"a row of {lengths[end]} targets does not go into {positions} positions")
+            raise ValueError(f"A row of {lengths[end]} targets does not fit into {positions} positions.")
         end = min(end + rows, len(lengths))
         ends.append(end)
     return ends

@@ -1,4 +1,7 @@
-"""Cut documents into rows, joined (concat) or each alone (wrap). Pure: arrays in, arrays out."""
+"""Cut documents into rows, joined (concat) or each separately (wrap).
+
+The functions are pure: they take and return arrays.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,15 +11,16 @@ import numpy as np
 def pack_rows(
     pieces: Iterable[np.ndarray], sequence_length: int, *, rows_per_block: int = 4096
 ) -> Iterator[np.ndarray]:
-    """Cut a stream of ids into rows of sequence_length + 1 with stride sequence_length.
+    """Yield blocks of rows, cut from a stream of token ids.
 
-    A row's last id is the next row's first: every id but the stream's first is a target once. Ids after the last
-    full row are left over.
+    A row has sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first id of
+    the next row, and every id except the first of the stream is a target once. Ids after the last full row are
+    dropped.
 
     Args:
         pieces: arrays of ids [any length], in order.
         sequence_length: targets per row.
-        rows_per_block: rows of every yielded array but the last, wherever the pieces end.
+        rows_per_block: rows of every yielded array except the last, for any lengths of the pieces.
 
     Yields arrays [rows, sequence_length + 1] of the pieces' dtype.
     """
@@ -48,18 +52,19 @@ def pack_windows(
     min_length: int = 0,
     rows_per_block: int = 4096,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Cut each document alone into rows of at most sequence_length + 1 ids with stride sequence_length.
+    """Yield blocks of rows, cut from each document separately.
 
-    A row's last id is the first of the same document's next row: every id but the document's first is a target once.
-    A row with fewer targets than min_length, or with none, is dropped; only a document's last one can have so few.
+    A row has at most sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first
+    id of the document's next row, and every id except the first of the document is a target once. A row with fewer
+    than min_length targets, or without targets, is dropped. Only the last row of a document can be that short.
 
     Args:
-        pieces: ids of whole documents one after another [ids], and the length of each document [documents].
-        sequence_length: targets of a row, at most.
-        min_length: targets of a row, at least; not more than sequence_length.
-        rows_per_block: rows of all that is yielded but the last, wherever the pieces end.
+        pieces: pairs of the concatenated ids of complete documents [ids] and the length of each document [documents].
+        sequence_length: maximum number of targets per row.
+        min_length: minimum number of targets per row, at most sequence_length.
+        rows_per_block: rows of every yielded block except the last, for any lengths of the pieces.
 
-    Yields ids of rows one after another [ids], of the pieces' dtype, and the length of each row [rows].
+    Yields pairs of the concatenated ids of rows [ids], in the pieces' dtype, and the length of each row [rows].
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
     rows = 0
@@ -90,7 +95,7 @@ def _cut_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     targets = np.maximum(documents - 1, 0)
     rows = targets // sequence_length + (targets % sequence_length >= min_targets)
-    # Of each row: its place among its document's rows, its first id, its length.
+    # For each row: its index within its document, the position of its first id, its length.
     place = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
     starts = np.repeat(np.cumsum(documents) - documents, rows) + place * sequence_length
     lengths = np.minimum(np.repeat(targets, rows) - place * sequence_length, sequence_length) + 1

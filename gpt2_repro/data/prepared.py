@@ -1,4 +1,7 @@
-"""A prepared folder: its manifest, tokenizer and splits, opened and checked. Imports nothing slow until rows are read."""
+"""Open, check, lock and verify prepared folders.
+
+Slow libraries are imported only when the rows or the tokenizer are read.
+"""
 
 import contextlib
 import dataclasses
@@ -27,56 +30,59 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FURTHER = "validation_"  # prefix of the splits of further validation sets
+FURTHER = "validation_"  # prefix of the split names of further validation sets
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedData:
-    """A finished prepared folder."""
+    """A complete prepared folder: its path and its manifest."""
 
     path: Path
     manifest: Manifest
 
     @classmethod
     def read(cls, path: str | Path, *, command: str = "python prepare_data.py") -> "PreparedData":
-        """Read the manifest of a folder, whatever it was prepared for.
+        """Open a prepared folder without comparing it with a recipe.
 
         Args:
-            command: prepares the folder, for the message.
+            command: the command that prepares the folder, for the error message.
 
-        Raises UserError if the folder is missing or its manifest is missing or damaged.
+        Raises UserError if the folder is missing, or its manifest is missing or damaged.
         """
         folder, file = Path(path), Path(path, MANIFEST)
         if not folder.exists():
             others = [str(path.parent) for path in folder.parent.glob(f"*/{MANIFEST}")]
-            hint = f"Did you mean {near}? Else prepare" if (near := nearest(str(folder), others)) else "Prepare"
-            raise UserError(f"There is no {folder}. {hint} the data with `{command}`.")
+            hint = f"Did you mean {near}? Otherwise, prepare" if (near := nearest(str(folder), others)) else "Prepare"
+            raise UserError(f"{folder} does not exist. {hint} the data with `{command}`.")
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
-            fix = f"Pass the --dataset_dir of a prepared folder, or of a new one and run `{command}`."
+            fix = f"Pass a prepared folder as --dataset_dir, or prepare a new folder with `{command}`."
             raise UserError(f"{file} is missing or damaged, so this is not a prepared folder. {fix}") from None
 
     @classmethod
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
-        """Open the folder of a recipe. A folder that was typed has to fit in its row form and in other typed fields.
+        """Open the prepared folder of a recipe and compare its manifest with the recipe.
+
+        A folder from the recipe must match all fields of the section. A folder that was passed as --dataset_dir must
+        match the form of the rows and the other fields that were passed on the command line.
 
         Args:
-            typed: names of the fields on the command line.
-            recipe: its path, for the message.
+            typed: names of the fields that were passed on the command line.
+            recipe: path of the recipe, for error messages.
 
-        Raises UserError if the folder is missing, damaged or was prepared otherwise.
+        Raises UserError if the folder is missing or damaged, or was prepared with other values.
         """
         if not args.dataset_dir:
             fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the --dataset_dir that it prints."
-            raise UserError(f"{recipe} names no data. {fix}")
-        its_own = "dataset_dir" in typed
-        folder = f" --dataset_dir {args.dataset_dir}" if its_own else ""
+            raise UserError(f"{recipe} does not set any data. {fix}")
+        passed = "dataset_dir" in typed
+        folder = f" --dataset_dir {args.dataset_dir}" if passed else ""
         files = " --data_files FILE" if args.source == "files" and not args.data_files else ""
         data = cls.read(args.dataset_dir, command=f"python prepare_data.py {recipe}{files}{folder}")
         request = request_of(args)
-        asked = form_of(args) | {key: request[key] for key in request if key in typed} if its_own else request
-        if difference := first_difference(data.manifest.request, asked):
+        requested = form_of(args) | {key: request[key] for key in request if key in typed} if passed else request
+        if difference := first_difference(data.manifest.request, requested):
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
             fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
@@ -85,72 +91,83 @@ class PreparedData:
 
     @property
     def section(self) -> DataArguments:
-        """The recipe section `data:` that the folder was prepared with."""
+        """The recipe section `data:` with which the folder was prepared."""
         known = {field.name for field in dataclasses.fields(DataArguments)}
         request = {key: value for key, value in self.manifest.request.items() if key in known}
         return DataArguments(**request | {"dataset_dir": str(self.path)})
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer of the folder. Raises UserError if it cannot be loaded."""
         from transformers import AutoTokenizer
 
         try:
             return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"))
-        except Exception as error:  # `tokenizers` raises nothing narrower
-            fix = "Copy or prepare it again."
+        except Exception as error:  # `tokenizers` raises plain Exception
+            fix = "Copy the folder again or prepare it again."
             raise UserError(f"{self.path}/tokenizer cannot be read ({in_a_line(error)}). {fix}") from None
 
     def rows(self, split: str) -> "Rows":
-        """The rows of a split. Raises UserError if its files or the number of rows are not the manifest's."""
+        """Return the rows of a split.
+
+        Raises UserError if its files or its number of rows do not match the manifest.
+        """
         from gpt2_repro.data.rows import open_rows
 
         self.check_shards(split)
         rows, expected = open_rows(self.path / split, self.manifest.largest_id), self.manifest.counts[split].rows
         if len(rows) != expected:
-            raise UserError(f"{self.path}/{split} has {len(rows):,} rows, its manifest {expected:,}: prepare it again")
+            raise UserError(f"{self.path}/{split} has {len(rows):,} rows, not {expected:,}. Prepare the folder again.")
         return rows
 
     def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
-        """The rows of each validation set by its name; the main set, `validation/`, has the name "".
+        """Return the rows of each validation set by name; the main set's name is "".
 
         Args:
-            eval_tokens: take the first rows of a set that make so many targets; 0 takes all.
+            eval_tokens: number of targets to use from each set: its first rows with at least that many; 0 uses all.
 
-        A set with fewer targets is taken whole; for the main set that is logged.
+        If a set has fewer targets, all its rows are used. For the main set, `validation/`, this is logged.
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
-            logger.info("validation: all %s tokens of the split, not %s", f"{targets:,}", f"{eval_tokens:,}")
+            logger.info("validation uses all %s tokens (requested: %s)", f"{targets:,}", f"{eval_tokens:,}")
         further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
         sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}
 
     def lock(self) -> None:
-        """Until this process ends, keep others from replacing the folder. Raises UserError if it is being replaced.
+        """Prevent other processes from replacing the folder until this process ends.
 
-        Mapped files that are replaced under a reader end it with SIGBUS. A file system that cannot lock is passed over.
+        If memory-mapped files are replaced, their reader is killed by SIGBUS. Raises UserError if the folder is being
+        replaced now. If the file system cannot lock files, a warning is logged.
         """
         try:
-            # Never closed, so it is locked until the process ends.
+            # The descriptor is never closed, so the lock lasts until the process ends.
             fcntl.flock(os.open(self.path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{self.path} is being replaced: wait for it, or name another --dataset_dir") from None
+            raise UserError(f"{self.path} is being replaced. Try again later or pass another --dataset_dir.") from None
         except OSError as error:
-            logger.warning("%s cannot be locked against being replaced (%s)", self.path, error)
+            logger.warning("%s cannot be locked against replacement (%s)", self.path, error)
 
     def check_shards(self, split: str) -> None:
-        """Raise UserError if the files of a split are not the manifest's, by name and size. Reads none of them."""
+        """Raise UserError if the files of a split do not match the manifest.
+
+        Compares names and sizes only; the files are not read.
+        """
         here = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
         for name in sorted(here.keys() | expected.keys()):
             if here.get(name) != expected.get(name):
-                wants = f"{expected[name]:,} bytes" if name in expected else "no such file"
-                found = f"{here[name]:,}" if name in here else "none"
+                recorded = f"records {expected[name]:,} bytes" if name in expected else "does not list it"
+                found = f"has {here[name]:,} bytes" if name in here else "is missing"
                 file = self.path / split / name
-                raise UserError(f"{file} has {found} and its manifest says {wants}: copy or prepare it again")
+                raise UserError(f"{file} {found}, but the manifest {recorded}. Copy or prepare the folder again.")
 
     def verify(self) -> None:
-        """Read every byte again and compare it with the manifest. Raises UserError if they differ."""
+        """Read every file and compare its hash with the manifest.
+
+        Raises UserError if a file is missing or differs.
+        """
         expected = dict(self.manifest.files)
         for split, shards in self.manifest.shards.items():
             self.check_shards(split)
@@ -158,12 +175,15 @@ class PreparedData:
         for name, sha256 in Progress(expected.items(), desc="verify", unit="file"):
             file = self.path / name
             if not file.is_file() or sha256_of(file) != sha256:
-                raise UserError(f"{file} is missing or differs from its manifest: copy or prepare it again")
+                raise UserError(f"{file} is missing or differs from the manifest. Copy or prepare the folder again.")
 
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
-    """Keep others from reading or changing a folder. Raises UserError with the message if another process holds it."""
+    """Lock a folder so that other processes cannot read or change it.
+
+    Raises UserError with `message` if another process has locked it.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,29 +195,37 @@ def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
 
 
 def form_of(args: DataArguments) -> dict[str, Any]:
-    """The fields that decide the form of a row."""
+    """Return the fields of the section `data:` that decide the form of a row."""
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(RowForm)}
 
 
 def request_of(args: DataArguments) -> dict[str, Any]:
-    """The fields that decide the content of a prepared folder: all but the folder's own name."""
+    """Return the fields that decide the content of a prepared folder.
+
+    These are all fields except `dataset_dir`. `source` is "files" if `data_files` is set.
+    """
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
-    # Through JSON, as the recorded request went.
+    # Converted through JSON, like the request in a manifest.
     return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
 
 
-def first_difference(recorded: dict[str, Any], asked: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first key of `asked` that was recorded with another value, that value and the one asked for; None if none.
+def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first field whose requested value differs from the recorded value.
 
-    A field that a folder does not record was added later, and has its default there.
+    Returns its name, the recorded value and the requested value, or None if all fields agree. A field without a
+    recorded value was added to the project after the folder was prepared, and counts as its default.
+
+    Args:
+        recorded: request in the manifest of the folder.
+        requested: values of the recipe or of the command line.
     """
     recorded = dataclasses.asdict(DataArguments()) | recorded
-    for key, value in asked.items():
+    for key, value in requested.items():
         if recorded[key] != value:
             return key, _as_typed(recorded[key]), _as_typed(value)
     return None
 
 
 def _as_typed(value: Any) -> Any:
-    """Return a value as it is typed on the command line."""
+    """Return a value in the form in which the command line accepts it."""
     return " ".join(value) if isinstance(value, list) else value

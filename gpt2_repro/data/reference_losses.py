@@ -1,29 +1,30 @@
-"""Reference losses that a language model has to beat: unigram and interpolated bigram of the same tokens."""
+"""Reference losses of unigram and interpolated bigram models of the same tokens."""
 
 import numpy as np
 
 
-# Counting pairs sorts them: beyond this that takes longer than reading the text did.
+# Maximum number of training tokens. Counting pairs sorts them, which takes longer than reading the text beyond this.
 MAX_TOKENS = 5_000_000
 
 
 def reference_losses(
     train: tuple[np.ndarray, np.ndarray], validation: tuple[np.ndarray, np.ndarray], vocab_size: int
 ) -> dict[str, float]:
-    """Mean negative log-likelihood per target of `validation` under models counted on `train`, in nats.
+    """Return the validation losses of a unigram and a bigram model, in nats.
 
-    Unigram: add-one smoothed. Bigram: Witten-Bell interpolation with that unigram, so
-    p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), n(v) the number of different ids seen after v (Witten and Bell
-    1991). Both are asked for the targets of the rows, so the figures compare with a validation loss as they are.
+    Both models are counted on `train`. The unigram model uses add-one smoothing. The bigram model uses Witten-Bell
+    interpolation with that unigram model: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where n(v) is the number of
+    different ids seen after v (Witten and Bell 1991). A loss is the mean negative log-likelihood per target of
+    `validation`. The targets are those of the rows, so the losses can be compared with a validation loss directly.
 
     Args:
-        train, validation: ids of rows one after another [ids], and the length of each row [rows].
-        vocab_size: number of ids.
+        train, validation: pairs of the concatenated ids of rows [ids] and the length of each row [rows].
+        vocab_size: number of ids in the vocabulary.
     """
     context, target = _pairs(*train)
     counts = np.bincount(target, minlength=vocab_size)
     unigram = (counts + 1) / (counts.sum() + vocab_size)
-    # Narrow keys, where they hold a pair, sort in half the time.
+    # 32-bit keys, if they can represent every pair, sort in half the time.
     key = np.uint32 if vocab_size**2 <= 2**32 else np.int64
     pairs, pair_counts = np.unique((context * vocab_size + target).astype(key), return_counts=True)
     pairs = pairs.astype(np.int64)
@@ -31,16 +32,19 @@ def reference_losses(
     followers = np.bincount(pairs // vocab_size, minlength=vocab_size)
 
     context, target = _pairs(*validation)
-    asked = context * vocab_size + target
-    place = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
-    seen = np.where(pairs[place] == asked, pair_counts[place], 0)
-    # A context never seen has no counts at all: its weight falls to the unigram.
+    queries = context * vocab_size + target
+    place = np.minimum(np.searchsorted(pairs, queries), len(pairs) - 1)
+    seen = np.where(pairs[place] == queries, pair_counts[place], 0)
+    # A context without counts gets the probability of the unigram model.
     weight = np.maximum(followers[context], 1)
     bigram = (seen + weight * unigram[target]) / (context_counts[context] + weight)
     return {"unigram": float(-np.log(unigram[target]).mean()), "bigram": float(-np.log(bigram).mean())}
 
 
 def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every target and the id before it, never across two rows: [targets] each."""
+    """Return the id before each target, and each target: two arrays [targets].
+
+    A target and the id before it are always in the same row.
+    """
     ends = np.cumsum(lengths)
     return np.delete(ids, ends - 1).astype(np.int64), np.delete(ids, ends - lengths).astype(np.int64)

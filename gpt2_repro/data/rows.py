@@ -1,4 +1,4 @@
-"""Rows on disk, read back as views of the mapped files."""
+"""Read the rows of a split as views of memory-mapped files."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,27 +14,29 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-# Ids of rows one after another [ids], and the length of each row [rows].
+# Concatenated ids of rows [ids], and the length of each row [rows].
 Block = tuple[np.ndarray, np.ndarray]
 
 
 class Rows:
-    """The rows of a split as a map-style data set of `{"input_ids": ids}`: views of the mapped files, read-only.
+    """Map-style dataset of the rows of a split, each row as `{"input_ids": ids}`.
 
-    The numpy format of `datasets` copies every row and widens its ids to int64: 0.43 ms for 64 rows of 1,025 ids,
-    against 0.03 ms here (2026-11-21, datasets 5.2.0, one core of an AMD EPYC, the files in memory).
+    The ids are read-only views of memory-mapped files. The numpy format of `datasets` copies every row and widens its
+    ids to int64. For 64 rows of 1,025 ids that takes 0.43 ms, compared with 0.03 ms here (2026-11-21, datasets 5.2.0,
+    one core of an AMD EPYC, the files in memory).
     """
 
     def __init__(self, dataset: "Dataset", largest_id: int | None = None) -> None:
-        """Wrap a dataset.
+        """Wrap a dataset of the `datasets` library.
 
         Args:
-            dataset: with the one column `input_ids`, and no order of its own (`shuffle`, `select` of single rows).
-            largest_id: of the manifest. Rows with a larger one are refused, because they are damaged.
+            dataset: dataset with the single column `input_ids`. It must not have an indices mapping, as `shuffle` or
+                `select` of single rows create.
+            largest_id: largest id according to the manifest. A row with a larger id is damaged and is refused.
         """
         self._dataset, self._largest_id = dataset, largest_id
         chunks = [chunk for chunk in dataset.data.column("input_ids").chunks if len(chunk)]
-        # Of each chunk all ids, and where its rows begin and end.
+        # For each chunk: all its ids, and the boundaries of its rows.
         self._chunks: list[tuple[np.ndarray, np.ndarray | range]] = []
         for chunk in chunks:
             if pa.types.is_fixed_size_list(chunk.type):
@@ -45,14 +47,14 @@ class Rows:
         self._starts = np.cumsum([0, *map(len, chunks)])
 
     def __reduce__(self) -> tuple[type["Rows"], tuple["Dataset", int | None]]:
-        # The dataset pickles as the names of its files; views would be pickled as what they show.
+        # A pickled dataset contains the names of its files. Pickled views would contain all the ids.
         return Rows, (self._dataset, self._largest_id)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def __getitem__(self, key: int | Sequence[int]) -> dict[str, Any]:
-        """One row, or for several numbers a list of them, under the name of the column."""
+        """Return one row, or several rows as a list, under the key `input_ids`."""
         if isinstance(key, int):
             return self.__getitems__([key])[0]
         return {"input_ids": [row["input_ids"] for row in self.__getitems__(key)]}
@@ -60,11 +62,11 @@ class Rows:
     def __getitems__(self, keys: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """Return the rows of a batch, for torch's DataLoader.
 
-        Raises IndexError for a row that is not there, and UserError for a damaged one.
+        Raises IndexError if a row number is out of range, and UserError if a row is damaged.
         """
         places = np.asarray(keys, dtype=np.int64)
         if len(places) and not 0 <= places.min() <= places.max() < len(self):
-            raise IndexError(f"rows are numbered from 0 to {len(self) - 1}: {places.min()} to {places.max()}")
+            raise IndexError(f"Rows are numbered from 0 to {len(self) - 1}, not {places.min()} to {places.max()}.")
         of_chunk = np.searchsorted(self._starts, places, side="right") - 1
         inside = places - self._starts[of_chunk]
         rows = []
@@ -78,29 +80,35 @@ class Rows:
         return rows
 
     def first(self, targets: int) -> "Rows":
-        """The first rows that make so many targets; all if there are fewer, or `targets` is 0."""
+        """Return the first rows that together have at least `targets` targets.
+
+        Returns all rows if they have fewer targets, or if `targets` is 0.
+        """
         ends = np.cumsum(self.lengths() - 1)
         if not 0 < targets <= ends[-1]:
             return self
         return Rows(self._dataset.select(range(int(np.searchsorted(ends, targets)) + 1)), self._largest_id)
 
     def lengths(self) -> np.ndarray:
-        """Ids of each row [rows], from the offsets alone."""
+        """Return the number of ids of each row [rows], without reading the ids."""
         return np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for _, ends in self._chunks)])
 
     def blocks(self) -> Iterator[Block]:
-        """All rows in order, thousands at a time."""
+        """Yield all rows in order, as blocks of thousands of rows."""
         for ids, ends in self._chunks:
             yield ids[ends[0] : ends[-1]], np.diff(ends)
 
     def joined(self) -> Block:
-        """All rows in order, in memory."""
+        """Return all rows in order as one block in memory."""
         ids, lengths = zip(*self.blocks(), strict=True)
         return np.concatenate(ids), np.concatenate(lengths)
 
 
 def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
-    """Map the rows of a `datasets` folder into memory. Raises UserError if its files are damaged."""
+    """Memory-map the rows of a `datasets` folder.
+
+    Raises UserError if the files of the folder are damaged.
+    """
     from datasets import load_from_disk
 
     try:

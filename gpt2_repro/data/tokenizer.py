@@ -1,4 +1,4 @@
-"""Tokenizers without torch: fetch one, train one or count the characters, save it beside the data, encode with it."""
+"""Fetch, train and save tokenizers, and encode documents. Imports no torch."""
 
 import functools
 import importlib.util
@@ -20,15 +20,21 @@ logger = logging.getLogger(__name__)
 
 END_OF_TEXT = "<|endoftext|>"
 Engine = Literal["auto", "fastokens", "tokenizers"]
-# A trainer holds every different word: beyond this much text it learns little and takes gigabytes.
+# Maximum amount of text for training a tokenizer. The trainer keeps every distinct word: more text takes gigabytes of
+# memory and changes little.
 TRAINING_BYTES = 500_000_000
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
 
 def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> None:
-    """Copy the tokenizer of a local folder or a Hub id to `destination`, so that AutoTokenizer loads it from there.
+    """Copy a tokenizer from a local folder or the Hub, for use with AutoTokenizer.
 
-    Raises UserError where there is no such tokenizer, or none with a tokenizer.json.
+    Raises UserError if the tokenizer does not exist, cannot be read or has no tokenizer.json.
+
+    Args:
+        name: a local folder or a Hub id.
+        destination: folder to write, which AutoTokenizer can load.
+        sequence_length: `model_max_length` of the tokenizer, if its configuration does not set it.
     """
     from tokenizers import Tokenizer
 
@@ -39,14 +45,14 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
         raise UserError(
-            f"{name} has no tokenizer.json. Pass a --tokenizer that has one, or train, train:4096 or char."
+            f"The tokenizer {name} has no tokenizer.json. Pass another --tokenizer, or train, train:4096 or char."
         )
     try:
         Tokenizer.from_file(str(destination / "tokenizer.json"))
         _complete_config(destination, sequence_length)
-    except Exception as error:  # `tokenizers` raises nothing narrower
+    except Exception as error:  # `tokenizers` raises plain Exception
         line = " ".join(str(error).split())[:200]
-        raise UserError(f"the tokenizer {name} cannot be read ({line}): name another --tokenizer") from None
+        raise UserError(f"The tokenizer {name} cannot be read ({line}). Pass another --tokenizer.") from None
 
 
 def _download_tokenizer(name: str) -> Path:
@@ -57,12 +63,15 @@ def _download_tokenizer(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=TOKENIZER_FILES))
     except (HTTPError, HFValidationError, OSError) as error:
-        fix = "Pass a folder as --tokenizer, or --tokenizer train for a BPE of your own text."
+        fix = "Pass a local folder as --tokenizer, or --tokenizer train to train a BPE on your text."
         raise UserError(f"The tokenizer {name} cannot be fetched from the Hub ({hub_reason(error)}). {fix}") from None
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:
-    """Name a class and the end-of-text token where the tokenizer's own configuration leaves them out."""
+    """Add class, maximum length and end-of-text token to tokenizer_config.json.
+
+    Values that the configuration already has are kept.
+    """
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
@@ -76,11 +85,15 @@ def _complete_config(folder: Path, sequence_length: int) -> None:
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
-    """Train a byte-level BPE of `vocab_size` ids, the last one end-of-text, and save it as save_tokenizer does."""
+    """Train a byte-level BPE with `vocab_size` ids and save it to `destination`.
+
+    The last id is end-of-text. The folder has the same form as that of save_tokenizer. Raises UserError if
+    `vocab_size` is below 257.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise UserError(f"train:{vocab_size} is too small: 256 bytes and end-of-text need train:257")
+        raise UserError(f"train:{vocab_size} is too small for 256 bytes and end-of-text. Pass --tokenizer train:257.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,15 +105,16 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
 
 
 def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
-    """Save a tokenizer whose ids are the characters of the documents in their order, as nanoGPT's shakespeare_char.
+    """Save a tokenizer with one id per character that the documents contain.
 
-    It knows no other character and has no end-of-text.
+    The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char. The tokenizer cannot encode
+    other characters and has no end-of-text id.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     characters = sorted(set().union(*map(set, documents)))
     if not characters:
-        raise UserError("the source holds no text: there are no characters to count")
+        raise UserError("--tokenizer char found no text in the source. Pass other files or another source.")
     tokenizer = Tokenizer(models.WordLevel({character: place for place, character in enumerate(characters)}, ""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -121,11 +135,14 @@ def obtain_tokenizer(
     sequence_length: int,
     text_bytes: Callable[[], float],
 ) -> None:
-    """Fetch, train or count the tokenizer `name` and save it, whole or not at all.
+    """Save the tokenizer `name` to `destination`, unless that folder exists.
+
+    The tokenizer is fetched, trained, or made from the characters of the text. It is saved completely or not at all.
 
     Args:
-        documents: training text, for a tokenizer that is made of it.
-        text_bytes: size of that text, for the size of its vocabulary if the name has none.
+        name: value of --tokenizer.
+        documents: function that returns the training text, for `train` and `char`.
+        text_bytes: function that returns the size of that text; it decides the vocabulary size of a plain `train`.
     """
     if destination.is_dir():
         return
@@ -135,8 +152,8 @@ def obtain_tokenizer(
     if kind == "train":
         size = size or str(vocabulary_for(text_bytes()))
         if not size.isdecimal():
-            raise UserError(f"the tokenizer {name} needs a number of ids, as in train:4096")
-        logger.info("training a tokenizer of %s ids", size)
+            raise UserError(f"The tokenizer {name} needs a number of ids. For example, pass --tokenizer train:4096.")
+        logger.info("training a tokenizer with %s ids", size)
         train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=sequence_length)
     elif name == "char":
         count_characters(documents(), partial, sequence_length=sequence_length)
@@ -146,7 +163,10 @@ def obtain_tokenizer(
 
 
 def vocabulary_for(text_bytes: float) -> int:
-    """Return the size of a vocabulary for a text: a power of two, an id for 400 bytes or more, 512 to 32,768."""
+    """Return a vocabulary size for a text of `text_bytes` bytes.
+
+    The size is the largest power of two with at least 400 bytes of text per id, limited to 512 to 32,768.
+    """
     return 1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1))
 
 
@@ -156,12 +176,12 @@ def _beginning(documents: Iterable[str]) -> Iterator[str]:
         yield document
         characters += len(document)
         if characters >= TRAINING_BYTES:
-            logger.info("the tokenizer is trained on the first %.0f MB of the text", TRAINING_BYTES / 1e6)
+            logger.info("the tokenizer uses only the first %.0f MB of the text", TRAINING_BYTES / 1e6)
             return
 
 
 def expected_vocab_size(name: str) -> int | None:
-    """How many ids a tokenizer will have, where its name alone tells."""
+    """Return the vocabulary size if the tokenizer's name determines it, or None."""
     if name == "openai-community/gpt2":
         return 50_257
     kind, _, size = name.partition(":")
@@ -169,12 +189,14 @@ def expected_vocab_size(name: str) -> int | None:
 
 
 class Encoder:
-    """Encodes documents to ids. Special tokens are known by id alone: text that spells one is encoded as text.
+    """Encoder of documents to token ids, with separators.
+
+    The end-of-text id is only added as a separator. Text that spells a special token is encoded as text.
 
     Args:
-        folder: a tokenizer as save_tokenizer leaves it.
-        separator: where the end-of-text id goes: before or after each document, or none.
-        engine: `auto` takes fastokens for byte-level BPE, 20 to 100 times as fast, and `tokenizers` otherwise.
+        folder: tokenizer folder that save_tokenizer wrote.
+        separator: position of the end-of-text id: `before` or `after` each document, or `none`.
+        engine: `auto` uses fastokens for byte-level BPE, which is 20 to 100 times as fast, and `tokenizers` otherwise.
     """
 
     def __init__(self, folder: Path, *, separator: str, engine: Engine = "auto") -> None:
@@ -189,16 +211,16 @@ class Encoder:
         self.end_of_text = None if separator == "none" else _end_of_text_id(folder, vocabulary)
         added = self._description.get("added_tokens", [])
         self._description["added_tokens"] = [token for token in added if not token.get("special")]
-        # What a tokenizer was saved with for batches of a model would cut documents short and fill them up.
+        # Truncation and padding that were saved with the tokenizer would cut or pad documents.
         self._description |= {"truncation": None, "padding": None}
         wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
         if engine == "fastokens" and not wanted:
-            raise UserError("--encoder fastokens encodes byte-level BPE alone: use --encoder auto")
+            raise UserError("--encoder fastokens supports only byte-level BPE. Pass --encoder auto.")
         self.engine = "fastokens" if wanted and _has_fastokens(needed=engine == "fastokens") else "tokenizers"
 
     @functools.cached_property
     def _fast(self) -> Any:
-        # Workers are processes; threads inside them would only compete.
+        # Each worker is a process, so threads within a worker would only compete for cores.
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
         from fastokens import Tokenizer
 
@@ -211,9 +233,9 @@ class Encoder:
         return Tokenizer.from_str(json.dumps(self._description))
 
     def encode(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of the documents with their separators one after another [tokens], and how many each has [documents].
+        """Return the concatenated ids [tokens] and each document's length [documents].
 
-        An empty document has none, and no separator.
+        Both include the separators. An empty document has length 0 and no separator.
         """
         ids, lengths = self._plain(documents)
         if self.end_of_text is None:
@@ -223,10 +245,13 @@ class Encoder:
         return np.insert(ids, places[lengths > 0], self.end_of_text), lengths + (lengths > 0)
 
     def check(self, documents: list[str], source: str) -> None:
-        """Raise UserError if the engine gives a document, or the beginning of a long one, other ids than `tokenizers`."""
+        """Raise UserError if the engine encodes a document differently from `tokenizers`.
+
+        Only the first 50,000 characters of each document are compared.
+        """
         for text in (document[:50_000] for document in documents if self.engine != "tokenizers"):
             if self._plain([text])[0].tolist() != self._reference.encode(text, add_special_tokens=False).ids:
-                raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly: pass --encoder tokenizers")
+                raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly. Pass --encoder tokenizers.")
 
     def _plain(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         if self.engine == "fastokens":
@@ -235,17 +260,21 @@ class Encoder:
             return np.frombuffer(content, np.uint32).astype(self.dtype), np.diff(offsets)
         try:
             encoded = self._reference.encode_batch_fast(documents, add_special_tokens=False)
-        except Exception as error:  # `tokenizers` raises nothing narrower
-            raise UserError(f"the tokenizer cannot encode this text ({error}): use another --tokenizer") from None
+        except Exception as error:  # `tokenizers` raises plain Exception
+            raise UserError(f"The tokenizer cannot encode this text ({error}). Pass another --tokenizer.") from None
         arrays = [np.array(document.ids, dtype=self.dtype) for document in encoded]
         return np.concatenate([np.empty(0, self.dtype), *arrays]), np.array([len(array) for array in arrays], int)
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Whether a tokenizer is of the form for which fastokens was seen to give the ids of `tokenizers`."""
+    """Whether a tokenizer has the form for which fastokens was tested.
+
+    For this form fastokens gave the same ids as `tokenizers`: byte-level BPE without normalizer, prefix space,
+    ordinary added tokens or gaps between ids.
+    """
     step = description.get("pre_tokenizer") or {}
     plain = description.get("normalizer") is None and not description["added_tokens"]
-    plain = plain and len(vocabulary) == max(vocabulary.values()) + 1  # ids with gaps it does not load
+    plain = plain and len(vocabulary) == max(vocabulary.values()) + 1  # fastokens cannot load gaps
     byte_level = step.get("type") == "ByteLevel" and not step.get("add_prefix_space")
     return description["model"].get("type") == "BPE" and byte_level and plain
 
@@ -254,8 +283,8 @@ def _has_fastokens(*, needed: bool) -> bool:
     if importlib.util.find_spec("fastokens"):
         return True
     if needed:
-        raise UserError("fastokens is not installed: pip install -r requirements.txt, or use --encoder auto")
-    logger.warning("fastokens is not installed: `tokenizers` encodes, at a fraction of the speed")
+        raise UserError("fastokens is not installed. Run `pip install -r requirements.txt` or pass --encoder auto.")
+    logger.warning("fastokens is not installed, so text is encoded with `tokenizers`, which is much slower")
     return False
 
 
@@ -263,5 +292,5 @@ def _end_of_text_id(folder: Path, vocabulary: dict[str, int]) -> int:
     token = json.loads((folder / "tokenizer_config.json").read_text()).get("eos_token", END_OF_TEXT)
     content = token["content"] if isinstance(token, dict) else token
     if content not in vocabulary:
-        raise UserError("the tokenizer has no end-of-text token to separate documents with: use --separator none")
+        raise UserError("The tokenizer has no end-of-text token to separate documents. Pass --separator none.")
     return vocabulary[content]

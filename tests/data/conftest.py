@@ -1,4 +1,4 @@
-"""What the tests of a prepared folder share."""
+"""Fixtures for tests of prepared folders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,8 @@ from gpt2_repro.data.arguments import DataArguments
 
 @pytest.fixture
 def arguments(corpus: list[Path], tmp_path: Path) -> Callable[..., DataArguments]:
+    """Return a function that builds a recipe section `data:` for a small corpus."""
+
     def build(name: str = "out", **changes: object) -> DataArguments:
         values = {
             "data_files": [str(path) for path in corpus],
@@ -25,6 +27,8 @@ def arguments(corpus: list[Path], tmp_path: Path) -> Callable[..., DataArguments
 
 @pytest.fixture
 def content() -> Callable[[str | Path], dict[str, bytes]]:
+    """Return a function that reads the bytes of all files in a folder."""
+
     def read(folder: str | Path) -> dict[str, bytes]:
         return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
 

@@ -1,4 +1,7 @@
-"""Batches have the form that Trainer needs. The order of rows depends on the seed alone; grouped steps have equal targets."""
+"""Tests of batches: the form that Trainer needs, the row order, equal targets.
+
+The order of rows depends only on seed and epoch. Steps of batches that are grouped by length have equal targets.
+"""
 
 import itertools
 
@@ -11,26 +14,26 @@ from gpt2_repro.data.batching import EpochSampler, LengthGroupedBatches, collate
 
 
 SOURCE = np.random.default_rng(0)
-# Targets of the rows of a folder, of 1 to 512.
+# Numbers of targets of the rows of a split, from 1 to 512.
 LENGTHS = {
     "all-longest": np.full(3000, 512),
     "all-shortest": np.ones(200_000, int),
     "uniform": SOURCE.integers(1, 513, 6000),
     "few-long": np.where(SOURCE.random(60_000) < 0.01, 512, SOURCE.integers(1, 9, 60_000)),
-    # 512 * m / (m + 1) and one more, so that m + 1 rows just do not fit where m of 512 do.
+    # One more than 512 * m / (m + 1), with m = 8: m + 1 such rows just do not fit into the space of m rows of 512.
     "worst-for-8": np.full(4000, 512 * 8 // 9 + 1),
 }
 
 
 def batches_of(targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1) -> LengthGroupedBatches:
-    """As a run with micro-batches of `rows` rows of 512 targets has them."""
+    """Return the batches of a run with micro-batches of `rows` rows of 512 targets."""
     needed = passes_by_length(tokens, rows=rows, longest=512, shortest=int(targets.min()))
     plan = BatchPlan(tokens, 512, rows, processes, -(-needed // processes), 1, by_length=True)
     return LengthGroupedBatches(targets, plan, seed=seed)
 
 
 def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0) -> list[set[int]]:
-    """The definition, row by row."""
+    """Return the rows of each step: a direct implementation of the definition."""
     order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
     order.set_epoch(epoch)
     steps: list[set[int]] = [set() for _ in range(targets.sum() // tokens)]
@@ -57,7 +60,7 @@ def test_the_derived_batches_always_suffice(name: str, rows: int, processes: int
         own = batches[number * per_step : (number + 1) * per_step]
         joined = list(itertools.chain(*own))
         assert len(joined) == len(step) and set(joined) == step
-        assert (np.diff(targets[joined]) <= 0).all()  # neighbours are of like length
+        assert (np.diff(targets[joined]) <= 0).all()  # neighbouring rows have similar lengths
         assert abs(targets[joined].sum() - tokens) < targets.max()
 
 
@@ -69,7 +72,7 @@ def test_steps_follow_the_order_of_seed_and_epoch_in_any_window(monkeypatch: pyt
         monkeypatch.setattr(EpochSampler, "WINDOW", window)
         sampler = batches_of(targets, tokens=8192, rows=8, processes=1, seed=seed)
         sampler.set_epoch(epoch)
-        np.random.seed(len(found))  # nothing global may matter
+        np.random.seed(len(found))  # the global random state must have no effect
         found.append([set(rows.tolist()) for rows in sampler.steps()])
         assert found[-1] == rows_of_steps(targets, 8192, seed=seed, epoch=epoch)
     assert found[1] != found[2] != found[3] != found[1]
@@ -113,7 +116,7 @@ def test_an_epoch_has_whole_steps_and_an_order_of_seed_and_epoch_alone() -> None
     def order(seed: int, epoch: int) -> list[int]:
         sampler = EpochSampler(103, rows_per_step=10, seed=seed, shuffle=True)
         sampler.set_epoch(epoch)
-        np.random.seed(epoch * 7 + 1)  # nothing global may matter
+        np.random.seed(epoch * 7 + 1)  # the global random state must have no effect
         torch.manual_seed(epoch)
         rows = list(sampler)
         assert len(rows) == len(sampler) == 100 == len(set(rows)) and set(rows) < set(range(103))
@@ -130,9 +133,9 @@ def test_a_large_folder_is_read_in_blocks_and_shuffled_in_windows(monkeypatch: p
     order = list(EpochSampler(1002, rows_per_step=1, seed=3, shuffle=True))
     assert sorted(order) == list(range(1002))
     blocks = {row // 4 for row in order[:20]}
-    assert len(blocks) == 5 and max(blocks) - min(blocks) > 20  # five whole blocks from all over the folder
-    assert any(order[i] // 4 != order[i + 1] // 4 for i in range(0, 20, 4))  # whose rows are mixed
+    assert len(blocks) == 5 and max(blocks) - min(blocks) > 20  # five complete blocks from distant places of the split
+    assert any(order[i] // 4 != order[i + 1] // 4 for i in range(0, 20, 4))  # with their rows mixed
     places = np.empty(1002)
     places[order] = np.arange(1002)
-    # Far apart on the disk, independent in the order.
+    # The positions of rows that are far apart on disk are not correlated.
     assert abs(np.corrcoef(places[:-100], places[100:])[0, 1]) < 0.15

@@ -1,4 +1,4 @@
-"""A prepared folder opens as its manifest says, for a recipe that it fits, with as many validation rows as asked."""
+"""Tests of opening prepared folders: checks against recipe and manifest, rows."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def test_another_form_is_refused_even_for_a_typed_folder(arguments) -> None:
                 open_for(arguments(**changes), *typed)
     path = Path(args.dataset_dir, "manifest.json")
     manifest = json.loads(path.read_text())
-    manifest["request"].pop("split_seed")  # of a commit before this option: it is the default there
+    manifest["request"].pop("split_seed")  # as in a manifest that is older than this option: the default applies
     path.write_text(json.dumps(manifest))
     assert open_for(args) == prepare(args) != data
     manifest.pop("shards")

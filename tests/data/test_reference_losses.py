@@ -1,4 +1,4 @@
-"""The reference losses against counting with dictionaries."""
+"""The reference losses equal those of a direct implementation with dictionaries."""
 
 import math
 from collections import Counter
@@ -18,7 +18,7 @@ def test_reference_losses_equal_counting_by_hand(lengths: tuple[int, ...]) -> No
     source = np.random.default_rng(0)
     vocabulary = 12
     train = [source.integers(0, 10, source.choice(lengths)).tolist() for _ in range(20)]
-    # Two ids and most pairs never seen.
+    # Two ids and most pairs do not occur in the training rows.
     validation = [source.integers(0, vocabulary, source.choice(lengths)).tolist() for _ in range(8)]
 
     unigram, pairs, contexts = Counter(), Counter(), Counter()

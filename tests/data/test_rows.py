@@ -1,4 +1,4 @@
-"""Rows are read as the library reads them, whatever their form, their shards and the process that reads."""
+"""Rows are read as `datasets` reads them, for any form, shards and process."""
 
 import pickle
 from pathlib import Path
@@ -13,7 +13,10 @@ from gpt2_repro.data.rows import Rows, open_rows
 
 
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fixed: bool) -> list[list[int]]:
-    """Write 24 rows, all of 5 ids or of 2 to 5, as batches of 1 to 6 in three shards."""
+    """Write 24 rows in three shards and return them as lists.
+
+    The rows have 5 ids each (`fixed`), or 2 to 5 ids. The record batches have 1 to 6 rows.
+    """
     monkeypatch.setattr(writing, "SHARD_BLOCKS", 2)
     source = np.random.default_rng(0)
     rows = [source.integers(0, 2**16, 5 if fixed else source.integers(2, 6)).tolist() for _ in range(24)]
@@ -48,7 +51,7 @@ def test_rows_are_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(first) == number and as_lists(first, range(number)) == wanted[:number]
         assert first.lengths().tolist() == [len(row) for row in wanted[:number]]
         assert first.joined()[0].tolist() == sum(wanted[:number], [])
-    # Another process opens the files itself: the ids are not pickled.
+    # Another process opens the files again: the ids are not pickled.
     content = pickle.dumps(rows.first(int(targets[12])))
     assert as_lists(pickle.loads(content), range(13)) == wanted[:13]
     blocks = [(np.arange(500_000, dtype=np.uint16), np.full(100_000, 5))]

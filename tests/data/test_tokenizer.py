@@ -1,4 +1,7 @@
-"""Ids equal a second tokenizer's or nanoGPT's; separators are added by id; text that spells one stays text."""
+"""Ids equal those of a second tokenizer or of nanoGPT; separators are added by id.
+
+Text that spells a separator is encoded as text.
+"""
 
 import json
 import shutil
@@ -100,7 +103,7 @@ def test_gpt2_ids_of_real_text(real_data: Path, tmp_path: Path) -> None:
     save_tokenizer(str(real_data / "gpt2"), tmp_path, sequence_length=1024)
     text = (real_data / "tinyshakespeare" / "input.txt").read_text()
     ids, _ = Encoder(tmp_path, separator="none").encode([text])
-    assert len(ids) == 338_025 and ids.dtype == "uint16"  # what nanoGPT's prepare.py counts
+    assert len(ids) == 338_025 and ids.dtype == "uint16"  # as counted by nanoGPT's prepare.py
     reference = AutoTokenizer.from_pretrained(real_data / "gpt2")
     assert ids[:2000].tolist() == reference(text[:20_000])["input_ids"][:2000]
     saved = AutoTokenizer.from_pretrained(tmp_path)
@@ -134,7 +137,7 @@ def test_shakespeare_is_nanogpt_s(real_data: Path, tmp_path: Path, monkeypatch: 
     for split, part in (("train", wanted[:1_003_854]), ("validation", wanted[1_003_854:])):
         rows = open_rows(tmp_path / "out" / split).joined()[0].reshape(-1, 65)
         assert [*rows[:, :-1].ravel(), rows[-1, -1]] == part[: len(rows) * 64 + 1].tolist()
-    # Another text under the same address is not taken for it.
+    # Another text at the same URL is refused.
     monkeypatch.setattr(small_texts, "SHA256", "0" * 64)
     args = DataArguments(source="tiny-shakespeare", tokenizer="char", dataset_dir=str(tmp_path / "other"))
     with pytest.raises(UserError, match="--data_files"):

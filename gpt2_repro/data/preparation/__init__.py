@@ -1,1 +1,1 @@
-"""How a prepared folder is made: tokens staged part by part, split, cut into rows, published whole."""
+"""Build prepared folders: stage tokens, split documents, cut rows, publish."""

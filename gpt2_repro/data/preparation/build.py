@@ -1,4 +1,7 @@
-"""Build a folder in its staging folder: open the sources, stage their tokens, cut the rows, write the manifest last."""
+"""Build the files of a prepared folder inside its staging folder.
+
+The steps are: open the sources, stage their tokens, cut the rows, write the manifest.
+"""
 
 import functools
 import json
@@ -33,17 +36,22 @@ from gpt2_repro.manifest import MANIFEST, Manifest, ReadCounts, Shard, SplitCoun
 
 logger = logging.getLogger(__name__)
 
-# The marker of a staging folder: it records the request, and proves that the folder is ours to delete.
+# Marker file of a staging folder. It records the request and proves that prepare_data.py made the folder.
 REQUEST = "request.json"
-PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # whose versions the manifest records
+PACKAGES = ("datasets", "pyarrow", "numpy", "tokenizers")  # the manifest records their versions
 COUNTED = ("documents", "empty_documents", "tokens")
-# Bytes of text in a byte of the file: FineWeb's parquet 1.6 (46 GB in 28.5), English prose 2.7 by gzip and 3 by zstd.
+# Bytes of text per byte of the file: 1.6 in FineWeb's parquet (46 GB in 28.5 GB); for English prose 2.7 with gzip and
+# 3 with zstd.
 TEXT_PER_BYTE = {".parquet": 1.6, ".gz": 2.7, ".zst": 3.0}
-BYTES_PER_TOKEN = 4.5  # of English web text in GPT-2's ids: 46.0 GB make 9.95B tokens
+BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB have 9.95B tokens
 
 
 def build_folder(target: Path, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
-    """Write everything of the finished folder to `staging/folder`, the manifest last."""
+    """Write all files of the prepared folder to `staging/folder`, the manifest last.
+
+    Args:
+        target: path of the prepared folder, for messages.
+    """
     try:
         sources = _open_sources(staging, args, options)
         tokenizer = staging / "tokenizer"
@@ -58,30 +66,36 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
         one_stage = functools.partial(stage, staging=staging, tokenizer=tokenizer, args=args, options=options)
         groups = stage_groups(sources, args, one_stage)
     except UserError:
-        # Nothing is there that the next start could resume: a tokenizer is soon made again.
+        # Without tokens and downloads there is nothing to resume: only a tokenizer, which is quickly made again.
         if not _has_tokens(staging) and not any(path.is_file() for path in (staging / "downloads").rglob("*")):
             remove_folder(staging, REQUEST)
         raise
     try:
         _write_folder(staging, args, sources, groups, encoder)
     except DamagedTokens:
-        raise  # the next start stages them again
+        raise  # the next start stages the damaged tokens again
     except UserError:
         remove_folder(staging, REQUEST)  # the same tokens would fail again
         raise
 
 
 def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> None:
-    """Raise UserError if the staging is of another request, so that hours of work never vanish by a changed option."""
+    """Raise UserError if a staging folder was made with other options.
+
+    A changed option must not delete hours of work.
+
+    Args:
+        kept: request that the staging folder records.
+    """
     if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
-        raise UserError(f"{staging} has unfinished work with {key} {holds}, not {value}. Pass {holds} or delete it.")
+        raise UserError(f"{staging} has unfinished work with {key} {holds}, not {value}. Delete it or pass {holds}.")
 
 
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
-    """Open the sources, and keep what an interrupted preparation of the same request has staged.
+    """Open the sources, and keep the files that the same request has staged.
 
-    Raises UserError if another request has staged tokens.
+    Staged files are deleted if a source has changed. Raises UserError if another request has staged tokens.
     """
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
@@ -92,7 +106,7 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
     elif first_difference(kept["request"], request):
         kept = {}
     known = [*kept["opened"]["sources"], *kept["opened"]["validation_sets"].values()] if kept else []
-    revisions = {of["repository"]: of["revision"] for of in known if "revision" in of}
+    revisions = {source["repository"]: source["revision"] for source in known if "revision" in source}
     sources = SourceOpener(args, staging / "downloads", options.keep_downloads, revisions).open_all()
     check_split(args, sources)
     found = {"opened": sources.described(), "changed": sources.changed()}
@@ -100,8 +114,8 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
         logger.info("resuming the interrupted preparation in %s", staging)
         return sources
     if kept:
-        logger.warning("the source has changed since the preparation in %s was interrupted: starting over", staging)
-    write_whole(note, json.dumps({"request": request}))  # the marker, while the rest is deleted
+        logger.warning("the source has changed: the interrupted preparation in %s starts again", staging)
+    write_whole(note, json.dumps({"request": request}))  # keeps the marker while all other files are deleted
     for path in set(staging.iterdir()) - {note}:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_whole(note, json.dumps({"request": request, **found}, indent=2))
@@ -113,7 +127,10 @@ def _has_tokens(staging: Path) -> bool:
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the text for a tokenizer: for characters all, for a trained one nothing that the hash holds out."""
+    """Yield the text from which a tokenizer is made.
+
+    `char` uses all text. A trained tokenizer uses the training files, without documents that --split hash holds out.
+    """
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
     for file in Progress(files, desc="read for the tokenizer", unit="file"):
@@ -133,7 +150,7 @@ def _text_bytes(sources: Sequence[Source]) -> float:
 
 
 def tokens_of(file: SourceFile, *, characters: bool) -> float:
-    """How many tokens a file will give, about."""
+    """Return the approximate number of tokens in a source file."""
     ending = Path(file.name).suffix
     if ending == ".bin":
         return file.size / 2
@@ -142,14 +159,20 @@ def tokens_of(file: SourceFile, *, characters: bool) -> float:
 
 
 def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: int, characters: bool) -> float:
-    """Estimate the most bytes on disk while streams of files are prepared, each up to a limit of tokens (0: all)."""
+    """Return the estimated peak disk usage of a preparation in bytes.
+
+    Args:
+        streams: pairs of the files of a stream and its limit in tokens (0: no limit).
+        itemsize: bytes per id.
+        characters: whether each character is a token.
+    """
     staged = rows = downloads = 0.0
     for files, limit in streams:
         tokens = sum(tokens_of(file, characters=characters) for file in files)
         of_stream = itemsize * (min(tokens, limit) if limit else tokens)
         rows += of_stream
         if any(isinstance(file, LocalFile) and file.name.endswith(".bin") for file in files):
-            continue  # token files of this disk are read in place
+            continue  # local token files are read in place
         staged += of_stream
         fetched = [file.size for file in files if isinstance(file, HubFile) and not file.name.endswith(".bin")]
         downloads = max(downloads, sum(sorted(fetched)[-2:]))
@@ -157,17 +180,23 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
 
 
 def check_disk(target: Path, staging: Path, needed: float) -> None:
-    """Raise UserError if the disk is clearly too small. Files of an interrupted preparation count as free."""
+    """Raise UserError if the disk is clearly too small for a preparation.
+
+    Files of an interrupted preparation count as free space.
+
+    Args:
+        needed: estimated peak disk usage in bytes.
+    """
     staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     free = shutil.disk_usage(staging).free + staged
-    logger.info("preparing %s takes about %s of disk at its peak; %s are free", target, size(needed), size(free))
-    if 0.8 * needed > free:  # the estimate is of English text
-        fix = "Pass another --dataset_dir or fewer --max_tokens."
-        raise UserError(f"{target} needs {size(needed)}, and {size(free)} are free. {fix}")
+    logger.info("preparing %s needs up to about %s of disk space (free: %s)", target, size(needed), size(free))
+    if 0.8 * needed > free:  # the estimate assumes English text
+        fix = "Pass another --dataset_dir or a smaller --max_tokens."
+        raise UserError(f"{target} needs {size(needed)} of disk space, but only {size(free)} is free. {fix}")
 
 
 def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: Encoder) -> None:
-    """Raise UserError if files of tokens have the separator elsewhere than the recipe says."""
+    """Raise UserError if the separators in token files do not match --separator."""
     for source in sources:
         ends = [file.name for file in (source.files[0], source.files[-1])]
         if encoder.end_of_text is None or not all(name.endswith(".bin") and Path(name).is_file() for name in ends):
@@ -175,7 +204,7 @@ def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: En
         first, last = (read_header(Path(name)) for name in ends)
         shown = separator_shown(first, last, encoder.end_of_text)
         if shown is not None and shown != args.separator:
-            raise UserError(f"{first.name} has its separators {shown} the documents. Pass --separator {shown}.")
+            raise UserError(f"{first.name} has separators {shown} its documents. Pass --separator {shown}.")
 
 
 def _write_folder(
@@ -183,14 +212,14 @@ def _write_folder(
 ) -> None:
     folder = staging / "folder"
     if folder.exists():
-        shutil.rmtree(folder)  # of a pass that was interrupted
+        shutil.rmtree(folder)  # left by an interrupted pass
     folder.mkdir()
     counts, shards = _write_splits(folder, args, groups, encoder)
     if args.validation_text:
         _write_validation_text(folder / "text", groups, staging / "tokenizer" / "tokenizer.json")
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": sorted(counts)}))  # for load_from_disk
     (folder / "tokenizer").mkdir()
-    for path in (staging / "tokenizer").iterdir():  # copytree hides a full disk in an error of its own
+    for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)
     facts = [part.facts for group in groups for parts in group.streams for part in parts]
     described = sources.described()
@@ -211,12 +240,12 @@ def _write_folder(
         largest_id=max(shard.largest_id for of_split in shards.values() for shard in of_split),
         bytes_per_token=encoder.dtype.itemsize,
         counts=counts,
-        read=ReadCounts(  # of the files, for whichever split
-            documents=sum(of["documents"] for of in facts),
-            text_bytes=sum(of["text_bytes"] for of in facts),
-            longest_document_tokens=max(of["longest"] for of in facts),
-            bad_documents=sum(of["bad"] for of in facts),
-            bad_examples=[line for of in facts for line in of["bad_examples"]][:EXAMPLES],
+        read=ReadCounts(  # counts over all files, for any split
+            documents=sum(fact["documents"] for fact in facts),
+            text_bytes=sum(fact["text_bytes"] for fact in facts),
+            longest_document_tokens=max(fact["longest"] for fact in facts),
+            bad_documents=sum(fact["bad"] for fact in facts),
+            bad_examples=[line for fact in facts for line in fact["bad_examples"]][:EXAMPLES],
         ),
         sha256={split: split_hash(of_split) for split, of_split in shards.items()},
         shards=shards,
@@ -231,12 +260,12 @@ def _write_folder(
 def _write_splits(
     folder: Path, args: DataArguments, groups: Sequence[Group], encoder: Encoder
 ) -> tuple[dict[str, SplitCounts], dict[str, list[Shard]]]:
-    """Write the rows of every split. Returns the counts and the files of each."""
+    """Write the rows of every split, and return the counts and files of each split."""
     counted = [count_documents(group.spans()) for group in groups]
     for group, found in zip(groups, counted, strict=True):
         if not sum(of_stream["tokens"] for of_stream in found.values()):
             named = args.data_files if group.names == ["files"] else group.names
-            raise UserError(f"There is no text in {', '.join(named)}. Pass other files or sources.")
+            raise UserError(f"No text found in {', '.join(named)}. Pass other files or sources.")
     shards: dict[str, list[Shard]] = {}
     counts: dict[str, SplitCounts] = {}
     for group, found in zip(groups, counted, strict=True):
@@ -251,10 +280,10 @@ def _write_splits(
             if not rows:
                 needed = args.sequence_length + 1
                 fix = "Pass a smaller --sequence_length, more text, or another --validation_tokens or --min_length."
-                raise UserError(f"{split} has {tokens:,} tokens, and a row has {needed:,}. {fix}")
+                raise UserError(f"The split {split} has {tokens:,} tokens, but a row needs {needed:,}. {fix}")
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
-                raise UserError(f"{split} holds the id {largest} of another tokenizer: pass its --tokenizer")
-            # The whole split is cut, or each document; its first id is no target.
+                raise UserError(f"The split {split} has the id {largest} of another tokenizer. Pass that --tokenizer.")
+            # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
             of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
             counts[split] = SplitCounts(**total, **of_rows, sources=of_sources)
@@ -262,13 +291,16 @@ def _write_splits(
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
-    """Write the documents of the split validation, a line each. One that was cut is decoded from its tokens."""
+    """Write the documents of the split `validation` to text/validation.jsonl.
+
+    A document that was cut in two is decoded from its tokens.
+    """
     from tokenizers import Tokenizer
 
     folder.mkdir()
     decode = Tokenizer.from_file(str(tokenizer)).decode
     group = next(group for group in groups if "validation" in group.splits)
-    # One part of each stream is being read.
+    # Keep the texts of one part per stream in memory: the part that is being read.
     texts_of = functools.lru_cache(len(group.streams))(lambda stream, part: group.streams[stream][part].texts())
     with (folder / "validation.jsonl").open("w", encoding="utf-8") as out:
         for span in group.spans():

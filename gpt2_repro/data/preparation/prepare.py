@@ -1,4 +1,4 @@
-"""Prepare a folder: build it in a staging folder that can be resumed, then rename it into place."""
+"""Prepare a folder: build it in a resumable staging folder, then rename it."""
 
 import contextlib
 import errno
@@ -20,23 +20,32 @@ from gpt2_repro.manifest import MANIFEST
 
 logger = logging.getLogger(__name__)
 
-PUBLISHED = "published.json"  # the name of REQUEST once the prepared folder is finished: nothing is left to resume
+PUBLISHED = "published.json"  # REQUEST is renamed to this after the prepared folder is complete: nothing to resume
 
 
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> PreparedData:
-    """Prepare `args.dataset_dir`, or find it finished.
+    """Prepare the folder `args.dataset_dir` and return it.
 
-    Unfinished work is kept in `<dataset_dir>.staging`; a later call with the same arguments resumes it.
-    Raises UserError for a folder prepared with other arguments, a folder that is not ours, an unknown source, an empty
-    corpus or split, a full disk, and if a training reads the folder to be replaced.
+    A folder that is already prepared with the same arguments is returned as it is.
+
+    Unfinished work is kept in `<dataset_dir>.staging`. A later call with the same arguments resumes it.
+
+    Raises UserError if
+
+    - the folder was prepared with other arguments,
+    - the folder or its staging folder was not made by prepare_data.py,
+    - the source is unknown,
+    - the text or a split is empty,
+    - the disk is full, or
+    - a training run reads the folder that would be replaced.
     """
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
     request = request_of(args)
     if args.source == "files" and not args.data_files:
-        raise UserError("No text is named. Pass --data_files with your files, folders or globs.")
+        raise UserError("No text was passed. Pass --data_files with your files, folders or globs.")
     if not target.name:
-        raise UserError(f"--dataset_dir {args.dataset_dir} has no name of its own: name a folder, as in data/books")
+        raise UserError(f"--dataset_dir {args.dataset_dir} has no folder name. Pass a folder such as data/books.")
     staging = target.with_name(target.name + ".staging")
     if target.exists() and not options.overwrite:
         data = PreparedData.read(target)
@@ -62,53 +71,68 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise UserError(f"the disk of {target} is full: make space and start the same command again") from None
+            raise UserError(f"The disk of {target} is full. Free some space and run the same command again.") from None
         remove_folder(staging, PUBLISHED)
     return PreparedData.read(target)
 
 
 @contextlib.contextmanager
 def _replacement_lock(target: Path) -> Iterator[None]:
-    """Lock a prepared folder that will be replaced. Raises UserError if it is not ours, or something reads it."""
+    """Lock a prepared folder that will be replaced.
+
+    Raises UserError if it is not a prepared folder, or if another process reads it.
+    """
     if not target.exists():
         yield
         return
     if "request" not in read_object(target / MANIFEST):
         PreparedData.read(target)  # raises
-    with exclusive_lock(target, f"A training reads {target}. Wait for it, or pass another --dataset_dir."):
+    with exclusive_lock(target, f"A training run reads {target}. Wait for its end or pass another --dataset_dir."):
         yield
 
 
 @contextlib.contextmanager
 def _staging_lock(staging: Path) -> Iterator[None]:
-    """Create the staging folder for this process alone. Raises UserError if another process has it, or on failure."""
+    """Create the staging folder and lock it for this process.
+
+    Raises UserError if the folder cannot be created, or if another process has locked it.
+    """
     try:
         staging.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{staging} cannot be made ({error.strerror}): name another --dataset_dir") from None
-    with exclusive_lock(staging, f"another process is preparing {staging.with_suffix('')}: wait for it or end it"):
+        raise UserError(f"{staging} cannot be created ({error.strerror}). Pass another --dataset_dir.") from None
+    with exclusive_lock(staging, f"Another process is preparing {staging.with_suffix('')}. Wait for it or stop it."):
         yield
 
 
 def _claim(staging: Path, request: dict[str, Any]) -> None:
-    """Mark an empty staging folder as ours. Raises UserError if it holds files and prepare_data.py did not make it."""
+    """Write the marker file with the request into an empty staging folder.
+
+    Raises UserError if the folder contains files and was not made by prepare_data.py.
+    """
     found = sorted(path.name for path in staging.iterdir() if not path.name.startswith(f".{REQUEST}."))
     markers = (staging / REQUEST, staging / PUBLISHED, staging / "folder" / MANIFEST)
     if not found:
         write_whole(staging / REQUEST, json.dumps({"request": request}))
     elif not any("request" in read_object(marker) for marker in markers):
-        raise UserError(f"{staging} holds {found[0]}, which is not ours. Move it away or pass another --dataset_dir.")
+        raise UserError(f"{staging} has an unknown file {found[0]}. Move it away or pass another --dataset_dir.")
 
 
 def _clear_away(target: Path, staging: Path) -> None:
-    """Remove the staging folder of a process that was killed after it had renamed the finished folder into place."""
+    """Delete a staging folder whose prepared folder is already in place.
+
+    It was left by a process that was killed after it had renamed the finished folder.
+    """
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
-        with contextlib.suppress(UserError), _staging_lock(staging):  # unless another process starts there
+        with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
             remove_folder(staging, PUBLISHED)
 
 
 def _publish(folder: Path, target: Path) -> None:
-    """Rename a finished folder into place. The one it replaces moves into the staging folder and is deleted with it."""
+    """Rename a finished folder into place.
+
+    A folder that it replaces is moved into the staging folder, to be deleted with it.
+    """
     if target.exists():
         replaced = folder.with_name("replaced")
         shutil.rmtree(replaced, ignore_errors=True)
@@ -117,9 +141,12 @@ def _publish(folder: Path, target: Path) -> None:
 
 
 def _warn_of_changes(data: PreparedData, args: DataArguments) -> None:
-    """Local files that came or changed after the preparation are not in the folder; those that went are."""
+    """Warn if a local file was added or changed after the folder was prepared.
+
+    Deleted files cause no warning: their text is still in the folder.
+    """
     paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
     known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", []) if args.data_files}
     changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
     if changed:
-        logger.warning("%s does not hold %s as it is now: --overwrite prepares it anew", data.path, changed[0])
+        logger.warning("%s was prepared without the current %s. Pass --overwrite to update it.", data.path, changed[0])

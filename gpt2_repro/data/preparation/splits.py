@@ -1,6 +1,6 @@
-"""Which files a preparation stages, in which order their documents stand, and to which split each goes.
+"""Choose the files to stage, the order of their documents and their splits.
 
-The order and the split are a function of the documents' lengths alone, or of a hash of the text.
+Order and splits depend only on the lengths of the documents, or on a hash of their text.
 """
 
 import collections
@@ -23,19 +23,19 @@ from gpt2_repro.errors import UserError
 logger = logging.getLogger(__name__)
 
 SPLITS = ["validation", "train"]
-MOST_HELD_OUT = 0.1  # of the tokens, by the split head
-FEW_DOCUMENTS = 10_000  # of so few the split hash may hold out none, or all
+MOST_HELD_OUT = 0.1  # maximum share of the tokens that --split head holds out
+FEW_DOCUMENTS = 10_000  # with no more documents than this, --split hash may hold out none or all of them
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSpan:
-    """Documents of one part that follow each other and go to one split.
+    """Consecutive documents of one staged part that go to the same split.
 
     Args:
-        stream, part: numbers of the stream and of its part.
-        first_document, first_token: how many of the part come before it.
-        lengths: of the documents [documents], in tokens.
-        split: the name of the split.
+        stream, part: index of the stream, and index of the part within the stream.
+        first_document, first_token: number of documents and tokens in the part before the span.
+        lengths: tokens of each document [documents].
+        split: name of the split.
     """
 
     stream: int
@@ -48,13 +48,13 @@ class DocumentSpan:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Splits that are made of the same streams.
+    """A group of splits whose documents come from the same streams.
 
     Args:
-        splits: their names, in the order in which they are written.
-        streams: the staged parts of each stream.
-        names: of the streams' sources.
-        spans: yields the documents of all streams in order, from the first one at each call.
+        splits: names of the splits, in the order in which they are written.
+        streams: staged parts of each stream.
+        names: name of the source of each stream.
+        spans: function that yields the documents of all streams in order; each call starts at the first document.
     """
 
     splits: list[str]
@@ -64,37 +64,43 @@ class Group:
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
-    """Raise UserError if a source cannot be split as asked for, or a document would be in two places."""
+    """Raise UserError if a source does not support --split or is used twice.
+
+    A file may be used once for training. It may not be used for training and for a further validation set.
+    """
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
         name = source.description["name"]
         tokens = any(file.name.endswith(".bin") for file in source.files)
         if not source.files:
-            raise UserError(f"{name} has validation files alone: name training files too")
+            raise UserError(f"{name} has only validation files. Pass training files too.")
         if args.split == "source" and not source.validation_files:
-            raise UserError(f"{name} has no validation files (named `val` or `validation`): pass --split head or hash")
+            raise UserError(f"{name} has no validation files (with `val` in the name). Pass --split head or hash.")
         if args.split == "head" and tokens and source.validation_files:
-            raise UserError(f"{name} brings its own validation tokens: add --split source")
+            raise UserError(f"{name} has its own validation tokens. Pass --split source.")
         if args.split == "hash" and tokens:
-            raise UserError(f"{name} holds tokens, and the split hash is of text: use --split source or --split head")
+            raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
         if args.validation_text and tokens:
-            raise UserError(f"{name} holds tokens, no text to write down: leave out --validation_text")
+            raise UserError(f"{name} contains tokens, so its text cannot be written. Remove --validation_text.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
-            raise UserError(f"two sources of the mixture hold {files[min(twice)]}: name it once")
+            raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass it only once.")
         trained |= files.keys()
     of_training = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        hold = f"the validation set {name} would hold what is trained on"
+        problem = f"The validation set {name} would repeat text of the training sources"
         for file in source.validation_files or source.files:
             if file.identity() in trained:
-                raise UserError(f"{hold}, {file.name}: name another")
+                raise UserError(f"{problem}, {file.name}. Pass another source for it.")
         if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
-            raise UserError(f"{hold}: name another source")
+            raise UserError(f"{problem}. Pass another source for it.")
 
 
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
-    """The streams of training, those of the sources' own validation files if they are used, those of further sets."""
+    """Return the streams for training, for own validation files and for further sets.
+
+    The sources' own validation files are used only with --split source.
+    """
     texts, by_source = args.validation_text, args.split == "source"
     numbered = list(enumerate(sources.training))
     limits = [int(args.max_tokens * source.weight) + 1 if args.max_tokens else 0 for source in sources.training]
@@ -108,13 +114,16 @@ def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], lis
 
 
 def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
-    """Stage all streams, and split their documents. A mixture ends with the source that ends first."""
+    """Stage all streams and return the groups of splits that their documents make.
+
+    A mixture ends as soon as one of its sources ends.
+    """
     training, own, further = streams_of(sources, args)
     names = [source.description["name"] for source in sources.training]
     weights = [source.weight for source in sources.training]
     train: list[list[StagedPart]] = [[] for _ in training]
     below = float(args.max_tokens or np.inf)
-    # The source that seems to end first comes first: of the others no more is staged than goes with it.
+    # Stage the source first that will probably end first, and of the others only as much as the mixture can use.
     for i in sorted(range(len(names)), key=lambda i: sum(file.size for file in training[i].files) / weights[i]):
         limit = 0 if below == np.inf else int(below * weights[i]) + 1
         train[i] = stage(dataclasses.replace(training[i], limit=limit))
@@ -144,42 +153,45 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 
 
 def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
-    """Return the arguments of `order_documents` that hold out the beginning of `total` tokens, 10 % at most.
+    """Return the arguments of `order_documents` that hold out the first tokens.
 
-    The documents that start in it are held out whole if they are no more than 10 % together. Otherwise the documents
-    at its end are cut in two.
+    Of `total` tokens, 10 % are held out at most. Documents that start in this head are held out completely if they
+    have at most 10 % of the tokens together. Otherwise the documents at the end of the head are cut in two.
     """
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
     head = min(wanted, most)
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return {"head": head}
-    less = f", not {wanted:,.0f}" if wanted > head else ""
-    told = "validation: the first %s of %s tokens (%.1f %%), cut inside a document%s"
-    logger.info(told, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, less)
+    less = f" ({wanted:,.0f} were requested)" if wanted > head else ""
+    text = "validation has the first %s of %s tokens (%.1f %%) and ends within a document%s"
+    logger.info(text, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, less)
     return {"head": head, "cut": True}
 
 
 def _hash_needs_cut(
     train: list[list[StagedPart]], order: Callable[..., Iterator[DocumentSpan]], args: DataArguments
 ) -> bool:
-    """Return whether the split hash leaves no whole row for one of the two sides, because there are few documents."""
+    """Return whether --split hash would leave one split without a complete row.
+
+    This happens only with few documents.
+    """
     if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
         return False
     counts = count_documents(order(head=None))
-    tokens = [sum(its["tokens"] for (split, _), its in counts.items() if split == name) for name in SPLITS]
+    tokens = [sum(count["tokens"] for (split, _), count in counts.items() if split == name) for name in SPLITS]
     return min(tokens) <= args.sequence_length
 
 
 def _in_turn(streams: list[list[StagedPart]]) -> Iterator[DocumentSpan]:
-    """Yield the documents of one stream after the other, for validation."""
+    """Yield the documents of the streams, one stream after another, for validation."""
     for number, parts in enumerate(streams):
         for span in order_documents([parts], [1.0], ["validation"]):
             yield dataclasses.replace(span, stream=number)
 
 
-# What is known of each document: where it starts, whether a hash holds it out, its length, the tokens of its part
-# before it, its stream, its part and its number in the part.
+# Fields of a document: its position, whether the hash holds it out, its length in tokens, the tokens before it in its
+# part, its stream, its part, and its number within the part.
 _DOCUMENT = np.dtype(
     [("start", float), ("held_out", bool)]
     + [(name, np.int64) for name in ("length", "first_token", "stream", "part", "number")]
@@ -197,26 +209,27 @@ def order_documents(
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all streams in order, as spans.
 
-    A document stands where it starts: at the tokens before it in its stream, divided by the stream's weight. So each
-    stream has its share of every stretch, and of documents that start together the first stream's comes first.
+    Documents are sorted by position. The position of a document is the number of tokens before it in its stream,
+    divided by the weight of the stream. So each stream has its share of any sequence of documents. If documents have
+    the same position, the document of the first stream comes first.
 
     Args:
         streams: parts of each stream, in order.
-        weights: of the streams, summing to 1.
-        splits: names of one split that takes all, or of two: the one that is held out and the rest.
-        head: documents that start before it go to the first split; None leaves that to the hash.
-        cut: documents that start before `head` and end after it are cut in two.
-        below: documents that start here or later are left out.
+        weights: weight of each stream; the sum is 1.
+        splits: name of a single split for all documents, or names of the held-out split and of the other split.
+        head: documents with a position below `head` go to the first split; with None, the hash decides.
+        cut: whether to cut a document in two if it starts before `head` and ends after it.
+        below: documents at this position or later are omitted.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
     loading = [_documents(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
     waiting = [np.empty(0, _DOCUMENT) for _ in streams]
-    ends = [0.0] * len(streams)  # where the next part of each stream starts
+    ends = [0.0] * len(streams)  # position of the next part of each stream
     while (known := min(ends)) < below:
         behind = ends.index(known)
         loaded, ends[behind] = next(loading[behind], (waiting[behind][:0], np.inf))
         waiting[behind] = np.concatenate([waiting[behind], loaded])
-        # All documents that start before the earliest of the next parts are loaded.
+        # All documents before the earliest next part are loaded now.
         counts = [int(np.searchsorted(of_stream["start"], min(ends))) for of_stream in waiting]
         documents = np.concatenate([of_stream[:count] for of_stream, count in zip(waiting, counts, strict=True)])
         waiting = [of_stream[count:] for of_stream, count in zip(waiting, counts, strict=True)]
@@ -232,7 +245,7 @@ def order_documents(
 def _documents(
     parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Yield the documents of each part, and where the next part starts."""
+    """Yield the documents of each part, and the position of the next part."""
     tokens = 0
     for number, part in enumerate(parts):
         lengths = part.lengths()
@@ -247,7 +260,7 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut each document that contains the position `place` into two that follow each other."""
+    """Cut each document that contains the position `place` into two documents."""
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
     across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
     rest, tokens = documents[across], tokens[across]
@@ -270,7 +283,7 @@ def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> I
 
 
 def count_documents(spans: Iterable[DocumentSpan]) -> dict[tuple[str, int], collections.Counter[str]]:
-    """Count documents, empty documents and tokens of each split and stream."""
+    """Count documents, empty documents and tokens per split and stream."""
     counts: dict[tuple[str, int], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for span in spans:
         empty = int((span.lengths == 0).sum())

@@ -1,4 +1,4 @@
-"""The tokens of one part of a file, staged: ids in a row, the length of each document, and what was counted."""
+"""Tokenize one part of a file and stage its ids, document lengths and counts."""
 
 import functools
 import hashlib
@@ -19,18 +19,19 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 
 
-EXAMPLES = 3  # of bad documents, in the manifest
-CHECKED = 1000  # one document of so many is encoded a second time, by `tokenizers`
+EXAMPLES = 3  # number of bad documents that the manifest quotes
+CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokenizers`
 
 
 class DamagedTokens(UserError):
-    """Staged ids are not what was written."""
+    """Error for staged ids that differ from the ids that were written."""
 
 
 class StagedPart:
-    """The staged files of a part: .ids (not for .bin sources), .lengths.npy, .held_out.npy, .jsonl if texts are kept.
+    """The staged files of one part of a source file.
 
-    .json is written last and makes the part complete.
+    They end with .ids (not for .bin sources), .lengths.npy, .held_out.npy, .jsonl (if texts are kept) and .json. The
+    .json file is written last and marks the part as complete.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -44,11 +45,17 @@ class StagedPart:
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """tokens, documents, text_bytes, bad, bad_examples, longest, and where the ids lie."""
+        """Counts of the staged part, and the location of its token ids.
+
+        The keys are tokens, documents, text_bytes, bad, bad_examples, longest, source and ids.
+        """
         return json.loads(self.path(".json").read_text())
 
     def ids(self) -> np.ndarray:
-        """[tokens], mapped. Raises DamagedTokens, and forgets the part, where they are not what was written."""
+        """Return the memory-mapped ids of the part [tokens].
+
+        If the ids are damaged, raises DamagedTokens and marks the part as not staged.
+        """
         where = self.facts["ids"]
         path = self.path(".ids") if where["path"] is None else Path(where["path"])
         try:
@@ -57,20 +64,23 @@ class StagedPart:
             ids = None
         if ids is None or (where["crc32"] is not None and zlib.crc32(ids.data) != where["crc32"]):
             self.path(".json").unlink()
-            self.folder.joinpath(f"{self.name.split('-')[0]}.json").unlink(missing_ok=True)  # the note of its file
-            raise DamagedTokens(f"staged tokens of {self.facts['source']} are damaged: start the same command again")
+            self.folder.joinpath(f"{self.name.split('-')[0]}.json").unlink(missing_ok=True)  # the record of its file
+            raise DamagedTokens(f"Staged tokens of {self.facts['source']} are damaged. Run the same command again.")
         return ids
 
     def lengths(self) -> np.ndarray:
-        """[documents], in tokens with their separators"""
+        """Return the number of tokens of each document [documents], with separator."""
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """[documents], whether the split `hash` puts them into validation; of other splits see `_held_out`"""
+        """Return whether --split hash puts each document into validation [documents].
+
+        For other values of --split see `_held_out`.
+        """
         return np.load(self.path(".held_out.npy"))
 
     def texts(self) -> dict[int, str]:
-        """Texts that were kept, by the numbers of their documents in the part."""
+        """Return the staged texts, by document number within the part."""
         with self.path(".jsonl").open(encoding="utf-8") as lines:
             return dict(map(json.loads, lines))
 
@@ -79,7 +89,7 @@ class StagedPart:
 
     def complete(self, facts: dict[str, Any], lengths: np.ndarray, held_out: np.ndarray) -> None:
         for ending, array in ((".lengths.npy", lengths.astype(np.uint32)), (".held_out.npy", held_out)):
-            # Given a file, numpy hides a full disk in an error without a number.
+            # np.save to a real file would report a full disk as an error without errno.
             content = io.BytesIO()
             np.save(content, array)
             self.path(ending).write_bytes(content.getbuffer())
@@ -88,7 +98,10 @@ class StagedPart:
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:
-    """Whether the split `hash` puts a document into validation: a function of its text and split_seed alone."""
+    """Whether --split hash puts a document into validation.
+
+    The answer depends only on the text, `split_seed` and `validation_fraction`.
+    """
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=args.split_seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") < args.validation_fraction * 2**64
 
@@ -108,13 +121,14 @@ def stage_part(
     limit: int,
     keep_texts: bool,
 ) -> None:
-    """Tokenize one part, stopping after `limit` tokens of its own (0: never).
+    """Tokenize one part and stage the result.
 
     Args:
-        keep_texts: stage the texts too that may be the split validation's.
+        limit: stop after this many tokens of the part (0: no limit).
+        keep_texts: also stage the texts of documents that may go to the split `validation`.
 
-    Raises UserError for more bad documents than allowed, naming the first, and for one that the engine encodes
-    otherwise than `tokenizers`.
+    Raises UserError if more documents are bad than allowed, naming the first one, and if the engine encodes a
+    document differently from `tokenizers`.
     """
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
@@ -160,10 +174,10 @@ def stage_part(
 
 
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
-    """Return which documents are for validation: bool [documents].
+    """Return which documents may go to validation: bool [documents].
 
-    With the split hash this is final. With head it is an upper bound, because tokens are counted from the start of the
-    part; it only decides which texts are kept.
+    With --split hash the result is final. With --split head it is an upper bound, because tokens are counted from the
+    start of the part; then it only decides which texts are kept.
     """
     if args.split == "hash":
         return np.array([is_held_out(text, args) for text in documents], bool)
@@ -173,6 +187,6 @@ def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
     """Raise UserError if more documents are bad than allowed."""
     if bad > allowed:
-        more = f", and more than {allowed:,} in all" if allowed else ""
-        fix = f"Repair it, or pass --max_bad_documents {max(100, 10 * allowed)} to skip such rows."
+        more = f", and more than {allowed:,} rows are bad" if allowed else ""
+        fix = f"Repair the file, or pass --max_bad_documents {max(100, 10 * allowed)} to skip such rows."
         raise UserError(f"{examples[0]}{more}. {fix}")

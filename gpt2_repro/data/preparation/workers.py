@@ -1,4 +1,7 @@
-"""Stage the files of a stream part by part, in worker processes, keeping what is already finished."""
+"""Tokenize and stage the files of a stream part by part, in worker processes.
+
+Parts that are already staged are kept.
+"""
 
 import collections
 import concurrent.futures
@@ -26,18 +29,18 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.files import write_whole
 
 
-STREAMS = "streams"  # the folder of staged tokens
+STREAMS = "streams"  # the subfolder of the staging folder with the staged tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Files whose documents follow each other.
+    """A sequence of source files that are staged one after another.
 
     Args:
-        name: of its folder in the staging.
-        files: in their order.
-        limit: stop once there are so many tokens; 0 takes them all.
-        keep_texts: stage the texts too that may be the split validation's.
+        name: name of the stream's folder within the staging folder.
+        files: the files in order.
+        limit: stop after this many tokens; 0 stages all of them.
+        keep_texts: also stage the texts of documents that may go to the split `validation`.
     """
 
     name: str
@@ -48,19 +51,22 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    part: Part | None  # None: staged before
+    part: Part | None  # None if it is already staged
     staged: StagedPart
     size: int  # bytes of this part, for the progress bar
-    done: Callable[[], None] | None = None  # to be called when the last part of a file is staged, and all before it
+    done: Callable[[], None] | None = None  # called when the last part of a file and all parts before it are staged
 
 
 def stage(
     stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions
 ) -> list[StagedPart]:
-    """Stage what is not staged yet, with a progress bar. Returns the parts in their order, up to the stream's limit."""
+    """Stage the missing parts of a stream and return all its parts in order.
+
+    Returns only the parts up to the stream's limit of tokens. Shows a progress bar.
+    """
     folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("*.partial"):  # of workers that were killed
+    for path in folder.glob("*.partial"):  # left by workers that were killed
         path.unlink(missing_ok=True)
     work = functools.partial(stage_part, tokenizer=tokenizer, args=args, options=options)
     work = functools.partial(work, limit=stream.limit, keep_texts=stream.keep_texts)
@@ -69,7 +75,7 @@ def stage(
     tokens = bad = 0
     size = sum(file.size for file in stream.files)
     bar = Progress(total=size, desc=f"tokenize {stream.name}", unit="B", unit_scale=True, unit_divisor=1000)
-    # Rows are written with it, a second's import; the workers have the work now.
+    # Import `datasets`, which takes a second, while the workers are busy. Writing the rows needs it later.
     threading.Thread(target=importlib.import_module, args=("datasets",), daemon=True).start()
     with (
         bar,
@@ -82,7 +88,7 @@ def stage(
             bar.update(task.size)
             parts.append(task.staged)
             if args.split == "head" and tokens >= args.validation_tokens:
-                task.staged.drop_texts()  # workers cannot know that this part lies behind the head
+                task.staged.drop_texts()  # this part starts after the head; a worker only counts its own part
             tokens += task.staged.facts["tokens"]
             bad += task.staged.facts["bad"]
             examples += task.staged.facts["bad_examples"]
@@ -90,13 +96,16 @@ def stage(
             if stream.limit and tokens >= stream.limit:
                 break
         background.close()
-        background.join()  # the download of a file beyond the limit would outlive the staging
+        background.join()  # otherwise the download of a file beyond the limit could outlast this function
         bar.update(max(0, size - bar.n))
     return parts
 
 
 def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
-    """The parts of all files. While one file is tokenized, the next is fetched in the background."""
+    """Yield a staging task for each part of each file of a stream.
+
+    While one file is tokenized, the next file is fetched in the background.
+    """
     notes = [folder / f"{index:05d}.json" for index in range(len(stream.files))]
     read = 0
     fetch = functools.cache(lambda index: background.apply_async(stream.files[index].fetch))
@@ -109,7 +118,7 @@ def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Ta
             continue
         fetch(index).get()
         following = index + 1
-        # A third of a token a byte of parquet: is the next file needed?
+        # Fetch the next file only if it is needed: a byte of parquet gives about a third of a token.
         if following < len(notes) and not notes[following].is_file() and not 0 < stream.limit < read // 3:
             fetch(following)
         parts = file.parts()
@@ -128,21 +137,24 @@ def _complete_file(file: SourceFile, note: Path, parts: int) -> None:
 
 
 def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
-    """Yield tasks in their order, each when its part is staged. Workers are a few tasks ahead of what is asked for."""
+    """Yield the staging tasks in order, each after its part of a file is staged.
+
+    Workers are a few tasks ahead of the caller.
+    """
     if num_proc == 1:
         for task in tasks:
             if task.part is not None:
                 work(task.part, task.staged)
             yield task
         return
-    # Spawned, not forked: a fork copies the locks of the tokenizer's threads as they happen to be.
+    # Spawn instead of fork: a forked process inherits locks that threads of the tokenizer may hold.
     context = multiprocessing.get_context("spawn")
     executor = concurrent.futures.ProcessPoolExecutor(num_proc, context, initializer=_begin_worker)
     queue: collections.deque[tuple[_Task, concurrent.futures.Future[None] | None]] = collections.deque()
     try:
         while True:
             for task in itertools.islice(tasks, 2 * num_proc + 1 - len(queue)):
-                with _ctrl_c_waits():  # the first calls start the workers
+                with _ctrl_c_waits():  # the first calls of submit start the workers
                     queue.append((task, executor.submit(work, task.part, task.staged) if task.part else None))
             if not queue:
                 return
@@ -152,9 +164,9 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
             yield task
     except BrokenProcessPool:
         fewer = max(1, num_proc // 2)
-        raise UserError(f"A worker was killed, usually for memory. Resume with --num_proc {fewer}.") from None
+        raise UserError(f"A worker was killed, usually for lack of memory. Resume with --num_proc {fewer}.") from None
     finally:
-        # Enough tokens, an error or Ctrl-C: parts that a worker has begun are not waited for.
+        # After enough tokens, an error or Ctrl-C, do not wait for parts that workers have begun.
         for worker in multiprocessing.active_children():
             worker.terminate()
         executor.shutdown(cancel_futures=True)
@@ -162,10 +174,11 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
 
 @contextlib.contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """Hold Ctrl-C back while workers are started: a half-started one would end with a traceback.
+    """Delay Ctrl-C while worker processes are started.
 
-    The workers inherit the mask, for they import for seconds before they ignore the signal. In this process the mask is
-    not enough: another thread may take the signal, and its handler runs in the main thread all the same.
+    A worker that is interrupted while it starts would print a traceback. Workers inherit the signal mask, because they
+    import modules for seconds before they ignore the signal. In this process the mask is not enough: another thread
+    may receive the signal, and the handler still runs in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -183,12 +196,12 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the main process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: only the main process handles it
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    # A worker of a killed process would wait for tasks for ever.
+    # If the main process is killed, its workers would otherwise wait for tasks and never end.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,7 @@
-"""Cut the staged documents of one split into rows and write them as a `datasets` folder, in one sequential pass."""
+"""Cut the staged documents of a split into rows and write a `datasets` folder.
+
+Each split is written in one sequential pass.
+"""
 
 import functools
 import hashlib
@@ -22,8 +25,8 @@ from gpt2_repro.manifest import Shard
 
 
 PIECE_TOKENS = 2**22  # tokens in memory at once
-BLOCK_IDS = 2**25  # targets of a record batch: 64 MiB at 2 bytes
-SHARD_BLOCKS = 4  # 2**17 rows of 1,025 ids
+BLOCK_IDS = 2**25  # targets per record batch: 64 MiB at 2 bytes per id
+SHARD_BLOCKS = 4  # record batches per file: 2**17 rows of 1,025 ids
 
 
 def write_split(
@@ -35,15 +38,17 @@ def write_split(
     tokens: int,
     dtype: np.dtype[Any],
 ) -> list[Shard]:
-    """Write the rows of a split to the new folder `folder`.
+    """Write the rows of a split to the new folder `folder` and return its files.
 
     Args:
+        folder: folder to create; its name is the name of the split.
         spans: documents of the split, in order.
-        streams: staged parts that the spans refer to.
+        streams: staged parts of each stream, to which the spans refer.
         tokens: number of tokens in `spans`, for the progress bar.
+        dtype: dtype of the ids.
     """
     length = args.sequence_length
-    # Rows of each record batch but the last. It depends only on the recipe, so files are reproducible byte for byte.
+    # Rows of each record batch except the last. This depends only on the recipe, so files are reproducible bit by bit.
     per_block = max(1, BLOCK_IDS // length)
     with Progress(total=tokens, desc=f"pack {folder.name}", unit="tok", unit_scale=True) as bar:
         pieces = _read(spans, streams, args, bar)
@@ -58,13 +63,13 @@ def write_split(
 def _read(
     spans: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], args: DataArguments, bar: Progress
 ) -> Iterator[Block]:
-    """Yield the ids of documents, a few million at a time, with the lengths of the documents.
+    """Yield the ids and lengths of documents, a few million ids at a time.
 
-    A document that is longer, such as a token file without separators, comes in pieces that give the same rows.
+    A longer document, such as a token file without separators, is cut into pieces that give the same rows.
     """
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
-    shared = 1 if args.packing == "wrap" else 0  # a document's next row begins with the last id of the row before
-    # One part of each stream is being read.
+    shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
+    # Keep one part of each stream open: the one that is being read.
     ids_of = functools.lru_cache(maxsize=len(streams))(lambda stream, part: streams[stream][part].ids())
     for span in spans:
         ids = ids_of(span.stream, span.part)
@@ -86,15 +91,18 @@ def _read(
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:
     """Write the rows of the split `folder.name` as a `datasets` folder.
 
+    Returns the files of the split.
+
     Args:
-        blocks: one record batch each, SHARD_BLOCKS of them a file.
-        row_length: ids of every row, None if the rows differ in length.
+        blocks: the rows of one record batch each. SHARD_BLOCKS record batches make one file.
+        dtype: dtype of the ids.
+        row_length: number of ids of every row, or None if the rows have different lengths.
     """
     from datasets import Dataset, Features, List, Value, disable_progress_bars
 
     features = Features({"input_ids": List(Value(dtype.name), length=-1 if row_length is None else row_length)})
-    # `datasets` writes the description of a folder. save_to_disk would need all rows in another dataset first; so it
-    # gets one row, whose file is deleted.
+    # `datasets` writes the metadata of the folder. save_to_disk would need all rows as a dataset, so it is called with
+    # a single row, whose file is then deleted.
     disable_progress_bars()
     Dataset.from_dict({"input_ids": [[0] * (row_length or 1)]}, features, split=folder.name).save_to_disk(folder)
     for path in folder.glob("*.arrow"):
@@ -113,7 +121,7 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
 
 
 def split_hash(shards: Sequence[Shard]) -> str:
-    """The sha256 of a split: of its shards' hashes, a line each."""
+    """Return the sha256 of a split: the hash of its shards' hashes, one per line."""
     return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in shards).encode()).hexdigest()
 
 

@@ -1,1 +1,1 @@
-"""Where documents come from: files of text or tokens on this disk, and how they come from the Hub."""
+"""Sources of documents: local files of text or tokens, and datasets of the Hub."""

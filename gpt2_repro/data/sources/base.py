@@ -1,4 +1,7 @@
-"""A source is made of files, and a file of parts: each part is one task of a worker process."""
+"""Base classes: a source has files, a file has parts, a part yields documents.
+
+Each part is one task of a worker process.
+"""
 
 import abc
 import contextlib
@@ -14,13 +17,14 @@ from gpt2_repro.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class TextForm:
-    """How rows become documents.
+    """How the rows of a file become documents.
 
     Args:
-        text_column: of jsonl, csv and parquet.
-        sample_by: what of a .txt file is a document: all of it (document), a line or a paragraph.
-        first_row: of parquet, where given: a row that begins and ends with this, once, starts a document, and the rows
-            up to the next such one belong to it (WikiText has a row a line and ` = Title = ` as the first of a page).
+        text_column: key or column with the text in .json, .jsonl, .csv and .parquet files.
+        sample_by: unit of a .txt file that is a document: the complete file (document), a line or a paragraph.
+        first_row: for .parquet files. If set, a row that begins and ends with this string starts a document, which has
+            all rows up to the next such row. WikiText has one row per line: with ` = `, the row ` = Title = ` starts a
+            page, but ` = = Section = = ` does not.
     """
 
     text_column: str = "text"
@@ -30,11 +34,11 @@ class TextForm:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Documents in their order.
+    """Some documents of a file in order, and its rows that could not be read.
 
     Args:
-        documents: texts, '' for a row that holds none.
-        bad: of each row that could not be read, its place and what is wrong.
+        documents: texts of the documents, '' for a row without text.
+        bad: location and error of each row that could not be read.
     """
 
     documents: list[str]
@@ -42,46 +46,59 @@ class Batch:
 
 
 class Part(abc.ABC):
-    """A stretch of a file. Picklable, and a function of the file alone, so that any number of workers agree."""
+    """A contiguous part of a file, which a worker process reads.
 
-    name: str  # of the file
+    A part can be pickled. It depends only on the file, so the result is the same for any number of workers.
+    """
+
+    name: str  # name of the file
     size: int  # bytes of this part, for the progress bar
 
     @abc.abstractmethod
     def read(self) -> Iterator[Batch]:
-        """Documents in their order. Raises UserError, with the file's name, where they cannot be read at all."""
+        """Yield the documents of the part in order.
+
+        Raises UserError, with the name of the file, if the file cannot be read.
+        """
 
 
 class SourceFile(abc.ABC):
-    """A file of a source, here or to be fetched."""
+    """A file of a source: a local file, or a file that can be fetched."""
 
     name: str
     size: int  # bytes
 
     def identity(self) -> tuple[str, ...]:
-        """Tell the documents of this file from those of any other file."""
+        """Return a key that identifies the documents of this file."""
         return (self.name,)
 
-    def fetch(self) -> None:  # noqa: B027 - most files are here
-        """Bring it to this disk, if it is not there. Raises UserError where that fails."""
+    def fetch(self) -> None:  # noqa: B027 - most files are local
+        """Download the file if it is not on the local disk.
+
+        Raises UserError if the download fails.
+        """
 
     @abc.abstractmethod
     def parts(self) -> list[Part]:
-        """Its parts in their order, once it has been fetched."""
+        """Return the parts of the file in order. Call fetch first."""
 
     def drop(self) -> None:  # noqa: B027 - most files are the user's
-        """Its tokens are staged: what was fetched for them may go."""
+        """Delete the downloaded file. Called after its tokens are staged."""
 
 
 class WholeFile(SourceFile, Part):
-    """A file whose only part is itself."""
+    """A file that consists of a single part."""
 
     def parts(self) -> list[Part]:
         return [self]
 
 
 def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
-    """Group rows of (text or None, what is wrong if it is None) to batches of about a million characters."""
+    """Group rows into batches of about a million characters, or of 1,000 rows.
+
+    Args:
+        rows: pairs of a text and an error message; the text is None if the row could not be read.
+    """
     batch, characters = Batch([]), 0
     for text, wrong in rows:
         if text is None:
@@ -97,8 +114,8 @@ def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what a damaged file raises into a UserError with its name."""
+    """Convert exceptions that a damaged file causes into a UserError with its name."""
     try:
         yield
     except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
-        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}). Repair the file.") from None

@@ -1,4 +1,4 @@
-"""Files of datasets on the Hub: list them, fetch one at a time, check it and drop it after use."""
+"""Files of Hub datasets: list, fetch one at a time, check, and delete after use."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,17 @@ from gpt2_repro.hub import check_hub, hub_reason
 
 
 class Repository:
-    """A dataset repository at one revision."""
+    """A dataset repository of the Hub at one revision."""
 
     def __init__(self, name: str, revision: str | None, folder: Path | None) -> None:
-        """Look the repository up. Raises UserError if the Hub does not know it or cannot be reached.
+        """Look up the repository on the Hub.
+
+        Raises UserError if it does not exist or the Hub cannot be reached.
 
         Args:
-            folder: for downloads, dropped after use; None leaves them in the Hub's cache.
+            name: Hub id of the dataset.
+            revision: branch, tag or commit; None for the default branch.
+            folder: folder for downloads, which are deleted after use; None keeps downloads in the Hub's cache.
         """
         from huggingface_hub import HfApi
 
@@ -34,18 +38,24 @@ class Repository:
             self.revision = str(self._api.dataset_info(name, revision=revision).sha)
 
     def files(self, pattern: str, form: TextForm) -> list[SourceFile]:
-        """The files whose path matches, by name. Raises UserError if there are none."""
+        """Return the files whose paths match a pattern, sorted by path.
+
+        Raises UserError if no file matches.
+        """
         folder = pattern.rpartition("/")[0] or None
         where: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision, "recursive": folder is not None}
         with self._listing():
             tree = self._api.list_repo_tree(self.name, folder, **where)
             found = [entry for entry in tree if fnmatch.fnmatch(entry.path, pattern)]
         if not found:
-            raise UserError(f"{self.name} has no files {pattern} at revision {self.revision}")
+            raise UserError(f"{self.name} has no {pattern} at revision {self.revision}. Pass another --source.")
         return [self._file(entry, form) for entry in sorted(found, key=lambda entry: entry.path)]
 
     def resolve(self, config: str | None, split: str, form: TextForm) -> list[SourceFile]:
-        """The files of a split as `datasets` finds them. Raises UserError for an unknown config, split or form."""
+        """Return the files of a split, as `datasets` finds them.
+
+        Raises UserError for an unknown config or split, and for files of an unsupported format.
+        """
         from datasets import load_dataset_builder
         from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
@@ -53,15 +63,15 @@ class Repository:
             try:
                 found = load_dataset_builder(self.name, config, revision=self.revision).config.data_files or {}
             except (ValueError, RuntimeError, DataFilesNotFoundError, DatasetNotFoundError) as error:
-                with_script = "script" in str(error)  # which `datasets` no longer runs
-                other = "@refs/convert/parquet, the Hub's copy of it" if with_script else ":CONFIG with another config"
+                with_script = "script" in str(error)  # `datasets` no longer runs loading scripts
+                other = "@refs/convert/parquet, the Parquet copy" if with_script else ":CONFIG with another config"
                 line = " ".join(str(error).split())[:300]
-                raise UserError(f"{self.name} cannot be opened ({line}): try {self.name}{other}") from None
+                raise UserError(f"{self.name} cannot be opened ({line}). Pass {self.name}{other}.") from None
         if split not in found:
-            raise UserError(f"{self.name} has no split {split!r}: --source_split can be {', '.join(found)}")
+            raise UserError(f"{self.name} has no split {split!r}. Pass one as --source_split: {', '.join(found)}.")
         paths = [url.split(f"@{self.revision}/", 1)[1] for url in found[split]]
         if wrong := [path for path in paths if kind_of(Path(path)) not in KINDS]:
-            raise UserError(f"{self.name} holds {wrong[0]}: {', '.join(KINDS)} are read")
+            raise UserError(f"{self.name} has the file {wrong[0]}. Pass a dataset with {', '.join(KINDS)} files.")
         with self._listing():
             entries = self._api.get_paths_info(self.name, paths, repo_type="dataset", revision=self.revision)
         by_path = {entry.path: entry for entry in entries}
@@ -73,7 +83,11 @@ class Repository:
 
 @dataclasses.dataclass
 class HubFile(SourceFile):
-    """A file on the Hub: taken from its cache, or fetched into the folder of downloads and dropped afterwards."""
+    """A file of a Hub dataset.
+
+    The file is read from the Hub's cache if it is there. Otherwise it is downloaded to the folder for downloads and
+    deleted after use. With --keep_downloads it is downloaded to the Hub's cache and kept.
+    """
 
     name: str
     size: int
@@ -88,18 +102,18 @@ class HubFile(SourceFile):
     def fetch(self) -> None:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-        of = self.repository
-        where: dict[str, Any] = {"repo_type": "dataset", "revision": of.revision}
-        cached = try_to_load_from_cache(of.name, self.name, **where)
+        repository = self.repository
+        where: dict[str, Any] = {"repo_type": "dataset", "revision": repository.revision}
+        cached = try_to_load_from_cache(repository.name, self.name, **where)
         if isinstance(cached, str):
             self.path = Path(cached)
             return
-        with hub_errors(f"fetch {self.name} of {of.name}"):
-            path = Path(hf_hub_download(of.name, self.name, local_dir=of.folder, **where))
+        with hub_errors(f"fetch {self.name} of {repository.name}"):
+            path = Path(hf_hub_download(repository.name, self.name, local_dir=repository.folder, **where))
         if path.stat().st_size != self.size or (self.sha256 is not None and sha256_of(path) != self.sha256):
             path.resolve().unlink()  # in the cache, the blob that the path links to
             path.unlink(missing_ok=True)
-            raise UserError(f"{self.name} of {of.name} arrived damaged: start the same command again")
+            raise UserError(f"{self.name} of {repository.name} was damaged in the download. Run the command again.")
         self.path = path
 
     def parts(self) -> list[Part]:
@@ -107,7 +121,7 @@ class HubFile(SourceFile):
         return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
-        """Ready-made tokens stay until their rows are cut."""
+        """Delete a downloaded text file. Token files stay until their rows are cut."""
         folder = self.repository.folder
         if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
@@ -115,7 +129,13 @@ class HubFile(SourceFile):
 
 @contextlib.contextmanager
 def hub_errors(what: str) -> Iterator[None]:
-    """Turn errors of the Hub and of the network into a UserError. Errors of this disk stay an OSError."""
+    """Convert errors of the Hub and of the network into a UserError.
+
+    Errors of the local disk stay an OSError.
+
+    Args:
+        what: end of the message "Cannot …", such as "fetch FILE".
+    """
     from huggingface_hub import errors as hub
 
     try:
@@ -124,5 +144,5 @@ def hub_errors(what: str) -> Iterator[None]:
         from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
         if not from_network and error.errno is not None:
             raise
-        fix = "Check the name, the network and HF_TOKEN and run the command again, or pass --data_files GLOB."
+        fix = "Check the name, the network and HF_TOKEN. Then run the command again, or pass --data_files GLOB."
         raise UserError(f"Cannot {what} ({hub_reason(error)}). {fix}") from None

@@ -1,4 +1,4 @@
-"""Files of text or tokens on this disk, by their ending, and the parts that each is read in."""
+"""Local files of text or tokens, and the parts in which they are read."""
 
 import dataclasses
 from pathlib import Path
@@ -10,24 +10,27 @@ from gpt2_repro.data.sources.token_files import read_header
 
 
 KINDS = (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet")
-PART_BYTES = 2**25  # of text: a worker's task of a quarter of a second
+PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a second
 
 
 def kind_of(path: Path) -> str:
-    """The ending that says how to read a file, .gz and .zst aside."""
+    """Return the file ending that decides how to read a file, without .gz or .zst."""
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalFile(SourceFile):
-    """A file of one of KINDS, which may be compressed, or of tokens (.bin)."""
+    """A local file: text in one of the formats in KINDS, or tokens (.bin).
+
+    Text files may be compressed.
+    """
 
     name: str
     size: int
     form: TextForm = TextForm()
 
     def identity(self) -> tuple[str, ...]:
-        """Links of one file are equal."""
+        """Return a key that is equal for all links to the same file."""
         found = Path(self.name).stat()
         return str(found.st_dev), str(found.st_ino), "" if self.name.endswith(".bin") else self.form.text_column
 

@@ -1,4 +1,4 @@
-"""Where documents come from: a name, an id of the Hub, globs of local files, or a mixture of these."""
+"""Open sources: names, Hub ids, globs of local files, and mixtures of these."""
 
 import dataclasses
 import glob
@@ -24,13 +24,14 @@ _VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A source and what the manifest says of it.
+    """A source of documents: its description and its files.
 
     Args:
-        description: with the revision where there is one: what a later start must find again.
-        files: of training.
-        validation_files: its own, where it has some.
-        weight: its share of the tokens, 1 for the only one.
+        description: entry of the manifest, including the revision of a Hub dataset. A preparation is resumed only if
+            the description is the same.
+        files: files for training.
+        validation_files: the source's own validation files, if it has any.
+        weight: share of the tokens in a mixture; 1 for a single source.
     """
 
     description: dict[str, Any]
@@ -41,26 +42,35 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The sources of training, and those of further validation sets by name."""
+    """The sources for training, and the source of each further validation set."""
 
     training: list[Source]
     validation_sets: dict[str, Source]
 
     def described(self) -> dict[str, Any]:
-        """Their descriptions, as JSON gives them back."""
+        """Return the descriptions of all sources, in the form that JSON returns them."""
         sets = {name: source.description for name, source in self.validation_sets.items()}
         of_training = [source.description | {"weight": source.weight} for source in self.training]
         return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
 
     def changed(self) -> list[int]:
-        """Return the mtimes of local files [ns], to detect changes on resume. They are not in the manifest."""
+        """Return the modification times of the local files in nanoseconds.
+
+        They reveal changed files on resume. They are not in the manifest.
+        """
         sources = [*self.training, *self.validation_sets.values()]
         files = [file for source in sources for file in [*source.files, *source.validation_files]]
         return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
 
 
 def mixed(text: str) -> list[tuple[str, float]]:
-    """The sources that `text` names and their shares, which sum to 1. Raises UserError for weights that are none."""
+    """Return the sources that `text` names, each with its share; the sum is 1.
+
+    Raises UserError for a missing or invalid weight.
+
+    Args:
+        text: value of --source.
+    """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 1 and not re.search(r"=[\d.e+-]+$", text):
         return [(text, 1.0)]
@@ -72,33 +82,36 @@ def mixed(text: str) -> list[tuple[str, float]]:
         except ValueError:
             pairs.append((part, 0.0))
         if not name or not 0 < pairs[-1][1] < float("inf"):
-            raise UserError(f"{part!r} of {text!r} has no weight: write fineweb-edu-10bt=0.9,pg19=0.1")
+            raise UserError(f"{part!r} in {text!r} has no valid weight. Use the form fineweb-edu-10bt=0.9,pg19=0.1.")
     total = sum(weight for _, weight in pairs)
     return [(name, weight / total) for name, weight in pairs]
 
 
 def validation_sets(args: DataArguments) -> dict[str, str]:
-    """The sources of further validation sets by their names. Raises UserError for what names none."""
+    """Return the sources of further validation sets by the name of the set.
+
+    Raises UserError if an entry does not have the form NAME=SOURCE, or if a name occurs twice.
+    """
     sets = {}
     for text in args.validation_sets:
         name, _, source = text.partition("=")
         if not re.fullmatch(r"[a-z0-9_]+", name) or not source:
-            raise UserError(f"--validation_sets {text} is not NAME=SOURCE with a NAME of a-z, 0-9 and _")
+            raise UserError(f"--validation_sets {text} is invalid. Pass NAME=SOURCE with a NAME of a-z, 0-9 and _.")
         if name in sets:
-            raise UserError(f"--validation_sets names {name} twice")
+            raise UserError(f"--validation_sets names {name} twice. Pass each name once.")
         sets[name] = source
     return sets
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceOpener:
-    """Opens sources by name.
+    """Opener of the sources that a recipe names.
 
     Args:
-        args: what is asked for.
-        downloads: folder for files of the network.
-        keep_downloads: leave files of the Hub in its cache instead.
-        revisions: by repository, those that an interrupted preparation began with.
+        args: the recipe section `data:`.
+        downloads: folder for downloaded files.
+        keep_downloads: download files of the Hub to the Hub's cache instead, and keep them.
+        revisions: revision of each repository that an interrupted preparation used.
     """
 
     args: DataArguments
@@ -107,7 +120,10 @@ class SourceOpener:
     revisions: dict[str, str]
 
     def open_all(self) -> Sources:
-        """The sources that the arguments name. Raises UserError for an unknown name and globs that match nothing."""
+        """Open all sources that the recipe section names.
+
+        Raises UserError for an unknown name, and for a glob that matches no file.
+        """
         if self.args.data_files:
             form = TextForm(self.args.text_column, self.args.sample_by)
             training = [self._local("files", self.args.data_files, form)]
@@ -117,7 +133,7 @@ class SourceOpener:
         return Sources(training, {name: self.open(text) for name, text in validation_sets(self.args).items()})
 
     def open(self, text: str) -> Source:
-        """The source of that name; #COLUMN after it names the column of its text."""
+        """Open the source that `text` names; #COLUMN at its end selects the text column."""
         name, _, column = text.partition("#")
         form = TextForm(column or self.args.text_column, self.args.sample_by)
         described: dict[str, Any] = {"name": name}
@@ -140,28 +156,32 @@ class SourceOpener:
             files = repository.resolve(match["config"], split, form)
             described |= {"repository": repository.name, "config": match["config"], "split": split}
             return Source(described | {"revision": repository.revision}, files, [])
-        raise UserError(f"there is no source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
+        raise UserError(f"Unknown source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
         folder = None if self.keep_downloads else self.downloads
         return Repository(name, self.revisions.get(name, revision), folder)
 
     def _local(self, name: str, globs: list[str], form: TextForm) -> Source:
-        """Return local files. Those named val, valid or validation are for validation: with --split source, and .bin always."""
+        """Return a source of local files.
+
+        With --split source, files with val, valid or validation in their names are validation files. For .bin files
+        this is so with every --split.
+        """
         found: set[Path] = set()
         for pattern in globs:
             if not set("*?[") & set(pattern) and not Path(pattern).exists():
                 near = nearest(pattern, [str(path) for path in Path(pattern).parent.glob("*")])
-                hint = f"Did you mean {near}?" if near else "Quote names that have spaces."
-                raise UserError(f"There is no {pattern}. {hint}")
-            # An existing name is taken as it is, because it may hold [].
+                hint = f"Did you mean {near}?" if near else "Quote names that contain spaces."
+                raise UserError(f"{pattern} does not exist. {hint}")
+            # An existing path is not used as a glob, because its name may contain [].
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
                 found.update([path] if path.is_file() else _text_files_in(path))
-        # One file by two names is read once.
+        # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
         if not paths:
             fix = "Pass --data_files with a file, a folder or a quoted glob such as 'books/*.txt'."
-            raise UserError(f"{' '.join(globs)} has no {', '.join(KINDS)} file. {fix}")
+            raise UserError(f"{' '.join(globs)} contains no {', '.join(KINDS)} file. {fix}")
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
                 raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst). Convert it.")
@@ -177,6 +197,6 @@ class SourceOpener:
 
 
 def _text_files_in(folder: Path) -> list[Path]:
-    """Return the files of text below a folder, except hidden ones."""
+    """Return the text files in a folder and its subfolders, except hidden files."""
     files = (path for path in folder.rglob("*") if path.is_file() and kind_of(path) in KINDS)
     return [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]

@@ -1,4 +1,4 @@
-"""Parquet files: parts of whole row groups, and the texts of a part."""
+"""Read the texts of Parquet files, in parts of complete row groups."""
 
 import dataclasses
 import sys
@@ -13,7 +13,9 @@ from gpt2_repro.errors import UserError
 
 
 def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> list[Part]:
-    """Row groups of about `part_bytes` of text each. Raises UserError if there is no such text column.
+    """Return parts of complete row groups, with about `part_bytes` of text each.
+
+    Raises UserError if the file does not have the text column.
 
     Args:
         size: bytes of the file.
@@ -23,7 +25,7 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
         groups = [table.metadata.row_group(number).column(place) for number in range(table.metadata.num_row_groups)]
         sizes = [group.total_uncompressed_size for group in groups]
     if form.first_row:
-        part_bytes = sys.maxsize  # a page must not end where a part does
+        part_bytes = sys.maxsize  # a single part, because a page must not be divided between two parts
     parts: list[Part] = []
     start, held, total = 0, 0, max(1, sum(sizes))
     for number, of_group in enumerate(sizes, 1):
@@ -36,7 +38,10 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
 
 @dataclasses.dataclass(frozen=True)
 class ParquetPart(Part):
-    """The row groups from `start` up to `stop`, which are `size` bytes of the file."""
+    """The row groups of a Parquet file from `start` to `stop` (exclusive).
+
+    They take `size` bytes of the file.
+    """
 
     name: str
     form: TextForm
@@ -54,7 +59,7 @@ class ParquetPart(Part):
             _place(table, path, column)
             rows = [table.metadata.row_group(group).num_rows for group in range(self.stop)]
             before = sum(rows[: self.start])
-            # The part's share of the file is its text's: a batch of about a megabyte.
+            # Aim for batches of a megabyte, under the assumption that the text has the size of the part in the file.
             per_batch = min(1000, max(1, sum(rows[self.start :]) * 2**20 // max(1, self.size)))
             groups = list(range(self.start, self.stop))
             for batch in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
@@ -63,7 +68,10 @@ class ParquetPart(Part):
 
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
-    """The number of the text column among the file's primitive columns. Raises UserError where there is none."""
+    """Return the index of the text column among the primitive columns of a file.
+
+    Raises UserError if the file has no text column of this name.
+    """
     names = table.schema_arrow.names
     field = table.schema_arrow.field(column) if column in names else None
     kind = field.type.value_type if field is not None and pa.types.is_dictionary(field.type) else field and field.type
@@ -82,7 +90,7 @@ def _batch(column: pa.Array, path: Path, before: int) -> Batch:
         try:
             batch.documents.append(text.as_py() or "")
         except UnicodeDecodeError:
-            batch.bad.append(f"{path}, row {row}, is no valid UTF-8")
+            batch.bad.append(f"{path}, row {row}, is not valid UTF-8")
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Sources that have a name, with their sizes, and the time to prepare them."""
+"""Named sources, their sizes, and the time to prepare them."""
 
 import dataclasses
 from pathlib import Path
@@ -9,15 +9,15 @@ from gpt2_repro.data.sources.base import TextForm
 from gpt2_repro.formatting import duration, size
 
 
-# Text a second that one of two workers prepares, of text that no worker has seen before: 91 MB/s of both,
-# python benchmarks/data_preparation.py --small 1, 2026-11-21, 2 cores of an AMD EPYC (benchmarks/RESULTS.md).
+# Bytes of text per second and worker, for text that the worker has not encoded before. Two workers together reach
+# 91 MB/s: python benchmarks/data_preparation.py --small 1, 2026-11-21, 2 cores of an AMD EPYC (benchmarks/RESULTS.md).
 TEXT_RATE = 45e6
-LINE_RATE = 100e6  # bytes a second, of a line of 1 Gbit/s
+LINE_RATE = 100e6  # bytes per second of download over a line of 1 Gbit/s
 
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A dataset of the Hub. presets.yaml describes the fields."""
+    """A named dataset of the Hub. presets.yaml describes the fields."""
 
     about: str
     repository: str
@@ -31,12 +31,15 @@ class Preset:
 
     @property
     def form(self) -> TextForm:
-        """How rows become documents."""
+        """How the rows of the dataset become documents."""
         return TextForm(first_row=self.first_row)
 
     @property
     def downloads(self) -> float:
-        """Bytes of text files that are on disk at once. Files of tokens are staged as they are."""
+        """Maximum bytes of downloaded text files on disk at the same time.
+
+        The value is 0 for token files, because the downloaded files serve as the staged tokens.
+        """
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
 
@@ -46,22 +49,28 @@ PRESETS = {
 }
 
 OTHER_SOURCES = {
-    "tiny-shakespeare": "40,000 lines of plays, one document, with nanoGPT's validation part: 1.1 MB, 338 K tokens",
-    "embedded": "the English documentation inside every CPython: 2 MB, no network, another text for each version",
-    "files": "your own text or tokens: --data_files GLOB",
+    "tiny-shakespeare": "40,000 lines of plays as one document, with nanoGPT's validation text: 1.1 MB, 338 K tokens",
+    "embedded": "the English documentation that is part of CPython: 2 MB, no network, depends on the Python version",
+    "files": "your own text or tokens: pass --data_files GLOB",
 }
 FORMS = {
-    "OWNER/NAME[:CONFIG][@REVISION]": "any other dataset of the Hub whose files are .parquet, .jsonl, .csv or .txt",
-    "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture, weights in tokens; it ends with the source that ends first",
+    "OWNER/NAME[:CONFIG][@REVISION]": "any other dataset of the Hub with .parquet, .jsonl, .csv or .txt files",
+    "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture with weights in tokens; it ends as soon as one of its sources ends",
 }
 
 
 def table(num_proc: int) -> str:
-    """The sources as lines of text: download, tokens, disk and time of each preset with so many workers."""
+    """Return the list of sources that --list_sources prints.
+
+    It has the download size, tokens, disk space and preparation time of each preset.
+
+    Args:
+        num_proc: number of workers, for the preparation time.
+    """
     lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  about"]
     for name, preset in PRESETS.items():
         minutes = max(1, round(max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc) / 60))
-        own = "; brings validation: --split source" if preset.validation else ""
+        own = "; has validation files: --split source" if preset.validation else ""
         folder = 2 * preset.tokens
         peak = peak_bytes(staged=folder, rows=folder, downloads=preset.downloads)
         lines.append(
@@ -70,16 +79,21 @@ def table(num_proc: int) -> str:
         )
     lines += ["", *(f"{name}\n    {about}" for name, about in (OTHER_SOURCES | FORMS).items()), ""]
     lines.append(
-        "disk: the finished folder, 2 bytes a token; peak: while it is made, with the staged tokens. "
-        f"time: with {num_proc} workers at {TEXT_RATE / 1e6:.0f} MB of text a second each (benchmarks/RESULTS.md) and "
-        f"{LINE_RATE / 1e6:.0f} MB a second of network, whichever is slower."
+        "disk: the prepared folder, 2 bytes per token. peak: maximum during preparation, with the staged tokens. "
+        f"time: with {num_proc} workers at {TEXT_RATE / 1e6:.0f} MB of text per second each (benchmarks/RESULTS.md), "
+        f"or with a download of {LINE_RATE / 1e6:.0f} MB per second if that takes longer."
     )
     return "\n".join(lines)
 
 
 def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:
-    """Return the most bytes on disk during a preparation.
+    """Return the peak disk usage of a preparation in bytes.
 
-    Tokens are staged while text files are downloaded; all of them stay on disk until the rows are cut.
+    Tokens are staged while text files are downloaded. All staged tokens stay on disk until the rows are cut.
+
+    Args:
+        staged: bytes of the staged tokens.
+        rows: bytes of the rows.
+        downloads: maximum bytes of downloaded text files at the same time.
     """
-    return 1.02 * (staged + max(rows, downloads))  # 2 % for lengths, notes and texts
+    return 1.02 * (staged + max(rows, downloads))  # 2 % for document lengths, records and texts

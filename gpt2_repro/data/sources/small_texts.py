@@ -1,4 +1,4 @@
-"""Small texts: Karpathy's tiny Shakespeare, and the English documentation that every CPython ships."""
+"""Small texts: Karpathy's tiny Shakespeare, and the documentation in CPython."""
 
 import ast
 import dataclasses
@@ -17,12 +17,12 @@ from gpt2_repro.files import sha256_of
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 CHARACTERS = 1_115_394
-TRAINING = int(0.9 * CHARACTERS)  # nanoGPT, data/shakespeare_char/prepare.py: the first 90 % train
+TRAINING = int(0.9 * CHARACTERS)  # nanoGPT, data/shakespeare_char/prepare.py: train on the first 90 %
 
 
 @dataclasses.dataclass
 class Shakespeare(WholeFile):
-    """Characters `start` to `stop` of the text, one document."""
+    """Characters `start` to `stop` of tiny Shakespeare, as one document."""
 
     start: int
     stop: int
@@ -51,7 +51,7 @@ class Shakespeare(WholeFile):
             shutil.copyfileobj(answer, file)
         if sha256_of(partial) != SHA256:
             partial.unlink()
-            raise UserError(f"{URL} does not hold the known text: fetch it by hand and name it with --data_files")
+            raise UserError(f"{URL} does not have the expected text. Pass your own copy as --data_files.")
         partial.replace(self._path)
 
     def read(self) -> Iterator[Batch]:
@@ -61,10 +61,13 @@ class Shakespeare(WholeFile):
 
 @dataclasses.dataclass(frozen=True)
 class Topics(WholeFile):
-    """The topics of pydoc_data: the language reference as text, a document a topic. Parsed, never imported."""
+    """The topics of pydoc_data: Python's language reference, one document per topic.
+
+    The module is parsed, not imported.
+    """
 
     name: str = "pydoc_data.topics"
-    size: int = 500_000  # about, for the progress bar
+    size: int = 500_000  # approximate, for the progress bar
 
     def read(self) -> Iterator[Batch]:
         path = Path(sysconfig.get_paths()["stdlib"], "pydoc_data", "topics.py")
@@ -77,11 +80,14 @@ class Topics(WholeFile):
 
 @dataclasses.dataclass(frozen=True)
 class Docstrings(WholeFile):
-    """The docstrings of the standard library, a document a module. Parsed, never imported."""
+    """The docstrings of Python's standard library, one document per module.
+
+    The modules are parsed, not imported.
+    """
 
     name: str = "docstrings"
-    size: int = 2_000_000  # about
-    # Bundled installers and demonstrations hold no prose of their own.
+    size: int = 2_000_000  # approximate, for the progress bar
+    # Installed packages, tests, tools and demonstrations are skipped: they are not documentation of Python.
     skipped = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"})
 
     def read(self) -> Iterator[Batch]:
@@ -91,7 +97,10 @@ class Docstrings(WholeFile):
 
 
 def module_docstrings(path: Path) -> str:
-    """All docstrings of a module, each under the name it documents, in the order of the file; '' if it has none."""
+    """Return all docstrings of a module, each below the name that it documents.
+
+    They have the order of `ast.walk`. Returns '' if the module has none or cannot be parsed.
+    """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError):

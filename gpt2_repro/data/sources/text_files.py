@@ -1,4 +1,4 @@
-"""Files of text: .txt, .md, .json, .jsonl and .csv, each also as .gz and .zst."""
+"""Read text files: .txt, .md, .json, .jsonl and .csv, each also as .gz or .zst."""
 
 import csv
 import dataclasses
@@ -16,21 +16,21 @@ from gpt2_repro.errors import UserError
 
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-LONGEST_DOCUMENT = 2**27  # bytes: a worker needs twelve times as much memory
+LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
 
-Line = tuple[bytes, int]  # its bytes and its number, from the part's beginning on
-Row = tuple[str | None, str]  # text, or None and what is wrong
+Line = tuple[bytes, int]  # bytes of the line, and its number counted from the start of the part
+Row = tuple[str | None, str]  # text or None, and the error message if the text is None
 
 
 @dataclasses.dataclass(frozen=True)
 class TextPart(Part):
-    """The lines of a file that begin in the bytes from `start` up to `stop`.
+    """The lines of a text file that begin in the bytes from `start` up to `stop`.
 
-    Only uncompressed .jsonl and .txt by line are cut into several parts.
+    Only uncompressed .jsonl files, and .txt files with one document per line, are cut into several parts.
 
     Args:
-        kind: .txt, .jsonl, .csv, or .json for an array.
+        kind: .txt, .jsonl, .csv, or .json for a file with one array.
     """
 
     name: str
@@ -68,11 +68,11 @@ class TextPart(Part):
             number += 1
             at += len(line)
             if len(line) > LONGEST_DOCUMENT:
-                raise UserError(f"{self._place(number)} is longer than {LONGEST_DOCUMENT:,} bytes")
+                raise UserError(f"{self._place(number)} is longer than {LONGEST_DOCUMENT:,} bytes. Split it.")
             yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 and not self.start else line, number
 
     def _place(self, number: int) -> str:
-        """The file and the number of a line in the whole file."""
+        """Return the file and the number of a line, counted from the start of the file."""
         before = at = 0
         with Path(self.name).open("rb") as file:
             while at < self.start:
@@ -88,11 +88,11 @@ class TextPart(Part):
                 elif (text := _jsonl_text(line, self.form.text_column)) is not None:
                     yield text, ""
             except ValueError as error:
-                wrong = "is no valid Unicode" if isinstance(error, UnicodeError) else str(error)
+                wrong = "is not valid Unicode" if isinstance(error, UnicodeError) else str(error)
                 yield None, f"{self._place(number)} {wrong}"
 
     def _paragraphs(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """Join the lines of a paragraph. Its number is its first line's."""
+        """Join the lines of each paragraph, with the number of the first line."""
         for blank, paragraph in itertools.groupby(lines, key=lambda line: not line[0].strip()):
             if blank:
                 continue
@@ -103,14 +103,14 @@ class TextPart(Part):
                 held.append(line)
                 size += len(line)
                 if size > LONGEST_DOCUMENT:
-                    raise UserError(f"{self._place(first)} begins a paragraph of more than {LONGEST_DOCUMENT:,} bytes")
+                    raise UserError(f"{self._place(first)} has a paragraph over {LONGEST_DOCUMENT:,} bytes. Split it.")
             yield b"".join(held), first
 
     def _array(self, stream: BinaryIO) -> Iterator[Row]:
         try:
             items = json.loads(stream.read().removeprefix(BYTE_ORDER_MARK))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{self.name} is not valid JSON ({error}). Repair it.") from None
+            raise UserError(f"{self.name} is not valid JSON ({error}). Repair the file.") from None
         for number, item in enumerate(items, 1):
             try:
                 yield item if isinstance(item, str) else _text_of(item, self.form.text_column), ""
@@ -125,16 +125,16 @@ class TextPart(Part):
             yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n"), ""
         except UnicodeDecodeError as error:
             encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
-            fix = f"Convert it: iconv -f {encoding} -t utf-8 {self.name}"
+            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {self.name}`"
             if encoding == "latin1" and b"\0" in content:
-                fix = "It looks like a binary file: leave it out"
+                fix = "It looks like a binary file, so remove it"
             yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
 
     def _csv(self, stream: BinaryIO) -> Iterator[Row]:
         csv.field_size_limit(LONGEST_DOCUMENT)
         column = self.form.text_column
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        # strict: without it an unclosed quote swallows all rows up to the next quote.
+        # strict, because otherwise an unclosed quote would include all rows up to the next quote.
         rows = csv.reader(text, strict=True)
         number = line = 0
         try:
@@ -142,7 +142,7 @@ class TextPart(Part):
             if (columns := header.count(column)) != 1:
                 fix = f"Pass --text_column with one of: {', '.join(header)}."
                 if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
-                    fix = f"Its columns are separated by {other!r}. Save it with commas."
+                    fix = f"Its columns are separated by {other!r}. Save it with commas instead."
                 raise UserError(f"{self.name} has the text column `{column}` {columns} times, not once. {fix}")
             place = header.index(column)
             line = rows.line_num
@@ -160,7 +160,13 @@ class TextPart(Part):
 
 
 def _wrong_fields(row: list[str], expected: int, place: int) -> str:
-    """Return what is wrong with a CSV row whose text is field `place`, or ""."""
+    """Return an error message for a CSV row, or "" if the row is valid.
+
+    Args:
+        row: fields of the row.
+        expected: number of columns.
+        place: index of the field with the text.
+    """
     if len(row) > expected:
         return "has too many fields"
     if len(row) <= place:
@@ -168,13 +174,16 @@ def _wrong_fields(row: list[str], expected: int, place: int) -> str:
     try:
         row[place].encode()
     except UnicodeEncodeError:
-        return "is no valid UTF-8"
+        return "is not valid UTF-8"
     return ""
 
 
 def _jsonl_text(line: bytes, column: str) -> str | None:
-    """The text of a line; None for a blank one. Raises ValueError for anything else."""
-    # Left to itself, json lets halves of surrogate pairs pass that are written as bytes.
+    """Return the text of a .jsonl line, or None for a blank line.
+
+    Raises ValueError if the line is not an object with a text in `column`.
+    """
+    # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
     decoded = line.decode().removeprefix("\ufeff")
     if not decoded.strip():
         return None
@@ -184,29 +193,35 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
         raise ValueError("is not valid JSON") from None
     text = _text_of(value, column)
     if b"\\u" in line:
-        text.encode()  # half of a surrogate pair has no UTF-8
+        text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
     return text
 
 
 def _text_of(value: Any, column: str) -> str:
-    """Return the text of a JSON object, "" for null. Raises ValueError if there is none."""
+    """Return the text of a JSON object in the key `column`, or "" for null.
+
+    Raises ValueError if the object has no text in `column`.
+    """
     if not isinstance(value, dict) or column not in value:
-        raise ValueError(f"has no key `{column}`. Pass --text_column with the key of its text")
+        raise ValueError(f"has no key `{column}`. Pass --text_column with the key of the text")
     if not isinstance(text := value[column], str | None):
         raise ValueError(
-            f"has a {type(text).__name__} under the key `{column}`, not a text. Pass another --text_column"
+            f"has a value of type {type(text).__name__} under the key `{column}`, not text. Pass another --text_column"
         )
     return text or ""
 
 
 def is_json_array(path: Path) -> bool:
-    """Return whether a .json file is one array. Otherwise it is read as .jsonl, an object per line."""
+    """Return whether a .json file contains one array.
+
+    Other .json files are read like .jsonl files, with one object per line.
+    """
     with reading(path), open_bytes(path) as stream:
         return stream.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading its decompressed bytes."""
+    """Open a file and return a stream of its decompressed bytes."""
     if path.suffix not in COMPRESSIONS:
         return path.open("rb", 2**20)
     inflated: Any = pa.input_stream(str(path), compression=COMPRESSIONS[path.suffix])

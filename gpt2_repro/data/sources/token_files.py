@@ -1,4 +1,4 @@
-"""Files of tokens: llm.c's .bin shards and nanoGPT's raw uint16 files."""
+"""Read token files: llm.c's .bin shards and nanoGPT's raw uint16 files."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from gpt2_repro.data.sources.base import Batch, Part
 from gpt2_repro.errors import UserError
 
 
-# llm.c, llmc/dataloader.h: 256 int32 (magic, version, number of tokens), then uint16 ids. Its Llama 3 shards are another
-# version with uint32 ids.
+# Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids. Its Llama 3
+# shards have another header and uint32 ids.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
 OTHER_MAGICS = {20240801: "Llama 3 shard of llm.c (uint32)", 20240522: "evaluation file of llm.c"}
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenPart(Part):
-    """The ids of a file, where they lie."""
+    """The ids of a token file, which are read in place."""
 
     name: str
     offset: int  # bytes
@@ -26,14 +26,18 @@ class TokenPart(Part):
     size: int
 
     def read(self) -> Iterator[Batch]:
-        raise UserError(f"{self.name} holds tokens, not text: name the --tokenizer that made them")
+        raise UserError(f"{self.name} contains tokens, not text. Pass the --tokenizer that made them.")
 
     def ids(self) -> np.ndarray:
-        """[tokens], mapped from the file"""
+        """Return the memory-mapped ids of the token file [tokens]."""
         return map_ids(Path(self.name), self.offset, self.tokens, np.dtype("<u2"))
 
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
-        """[documents], in tokens with their separators; the rest of a document that an earlier file began is one."""
+        """Return the number of tokens of each document [documents], with separator.
+
+        The rest of a document that begins in an earlier file counts as a document. Without separators, all tokens of
+        the file are one document.
+        """
         if end_of_text is None or separator == "none":
             return np.array([self.tokens])
         ids, chunk = self.ids(), 2**26
@@ -43,36 +47,50 @@ class TokenPart(Part):
 
 
 def read_header(path: Path) -> TokenPart:
-    """Where the ids of a file lie. Raises UserError for another format and for one that was cut off."""
+    """Read the header of a token file and return the location of its ids.
+
+    Raises UserError if the file has another format or was cut off.
+    """
     try:
         size = path.stat().st_size
         start = np.fromfile(path, "<i4", count=3)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}). Pass another file.") from None
     first = int(start[0]) if len(start) else 0
     if first in OTHER_MAGICS:
-        raise UserError(f"{path} is a {OTHER_MAGICS[first]}: shards with the header {MAGIC} and uint16 ids are read")
+        raise UserError(f"Unsupported: {path} ({OTHER_MAGICS[first]}). Pass shards with magic {MAGIC} and uint16 ids.")
     if first != MAGIC:
         if size % 2:
-            raise UserError(f"{path} has {size:,} bytes: raw uint16 ids have an even number, so it was cut off")
+            raise UserError(f"{path} was cut off: {size:,} bytes do not make complete uint16 ids. Fetch it again.")
         return TokenPart(str(path), 0, size // 2, size)
     if len(start) < 3 or start[1] != VERSION:
-        raise UserError(f"{path} is of version {start[1:2]} of llm.c's format: version {VERSION} is read")
+        raise UserError(f"{path} has version {start[1:2]} of llm.c's format. Pass files of version {VERSION}.")
     tokens = int(start[2])
     if size != HEADER_BYTES + 2 * tokens:
-        raise UserError(f"{path} has {size:,} bytes, its header says {HEADER_BYTES + 2 * tokens:,}: fetch it again")
+        raise UserError(f"{path} has {size:,} bytes instead of {HEADER_BYTES + 2 * tokens:,}. Fetch it again.")
     return TokenPart(str(path), HEADER_BYTES, tokens, size)
 
 
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:
-    """[tokens] of `dtype`, mapped from the file; an empty array for none, which cannot be mapped."""
+    """Return memory-mapped ids of a file [tokens].
+
+    Returns an empty array for 0 tokens, because an empty range cannot be mapped.
+
+    Args:
+        offset: bytes before the ids.
+    """
     return np.memmap(path, dtype, "r", offset, (tokens,)) if tokens else np.empty(0, dtype)
 
 
 def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str | None:
-    """Where the end-of-text id stands in documents that begin with the one part and end with the other.
+    """Return the position of the end-of-text ids in token files, or None if unknown.
 
-    None where it cannot be seen: llm.c's training shards begin and end in the middle of documents.
+    The position is "before" or "after" each document. It is unknown if the files neither begin nor end with the id:
+    llm.c's training shards begin and end in the middle of documents.
+
+    Args:
+        first: ids of the first file.
+        last: ids of the last file.
     """
     if first.tokens and first.ids()[0] == end_of_text:
         return "before"

@@ -1,4 +1,4 @@
-"""A preparation is killed several times, by SIGKILL, and ends with the folder of one that was left alone."""
+"""A preparation that is killed several times gives the usual folder."""
 
 import contextlib
 import glob
@@ -17,7 +17,7 @@ from tests.commands import ROOT, start_command
 
 pytestmark = pytest.mark.slow
 
-# Parts of 2 KB and files of rows of 3 KB, so that a second of work has a hundred places to be killed at.
+# Parts of 2 KB and shards of 3 KB, so that one second of work has a hundred points at which a kill can happen.
 STORY = """
 import sys
 import prepare_data
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def start(tmp_path: Path, corpus: list[Path]) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a preparation in a session of its own."""
+    """Return a function that starts a preparation in a new process session."""
     story = tmp_path / "story.py"
     story.write_text(STORY)
 
@@ -48,7 +48,7 @@ def start(tmp_path: Path, corpus: list[Path]) -> Callable[..., subprocess.Popen[
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """Living processes of the session, those without a parent too."""
+    """Return the running processes of the session, also those without a parent."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
@@ -72,7 +72,7 @@ def wait_for(process: subprocess.Popen[str], reached: Callable[[], bool]) -> Non
 def test_a_killed_preparation_ends_as_one_that_was_left_alone(start, tmp_path: Path, content) -> None:
     def kill_at(pattern: str, wanted: int) -> None:
         def count() -> int:
-            return len(glob.glob(f"{tmp_path}/out.staging/{pattern}"))  # no error for files that vanish, as Path.glob
+            return len(glob.glob(f"{tmp_path}/out.staging/{pattern}"))  # unlike Path.glob, no error for vanished files
 
         process = start("out", 2)
         wait_for(process, lambda: count() >= wanted)
@@ -85,7 +85,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(start, tmp_path: P
         kill_at("streams/train-0/*-*.json", parts)
     process = start("out", 2)
     wait_for(process, lambda: len(workers_of(process)) >= 4)
-    os.kill(max(workers_of(process)), signal.SIGKILL)  # the newest: neither the preparation nor the resource tracker
+    os.kill(max(workers_of(process)), signal.SIGKILL)  # the newest process is a worker
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 2 and "--num_proc 1" in output and "Traceback" not in output, output
     assert len(glob.glob(f"{tmp_path}/out.staging/streams/train-0/*-*.ids")) >= 15
@@ -102,7 +102,7 @@ def test_a_killed_preparation_ends_as_one_that_was_left_alone(start, tmp_path: P
 @pytest.mark.parametrize("after", [0, 0.3])
 def test_ctrl_c_ends_workers_in_silence_while_they_start(start, after: float) -> None:
     process = start("out", 2)
-    wait_for(process, lambda: len(workers_of(process)) >= 4)  # with the preparation and the resource tracker
+    wait_for(process, lambda: len(workers_of(process)) >= 4)  # including main process and resource tracker
     time.sleep(after)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output = process.communicate(timeout=60)[0]

@@ -1,4 +1,7 @@
-"""A prepared folder is finished and verified, or absent; the same for any number of workers and any interruption."""
+"""Tests of preparations: a folder is complete and correct, or it does not exist.
+
+Its bytes do not depend on the number of workers.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Whole preparations of random documents against a naive one: tokens in are tokens out and counted losses."""
+"""Preparations of random documents equal a naive implementation.
+
+Every token is in a row or is counted as dropped.
+"""
 
 import json
 import math
@@ -27,7 +30,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def naive(
     streams: list[list[str]], weights: list[float], args: DataArguments, encoder: Encoder
 ) -> dict[str, tuple[list[str], list[list[int]], list[int]]]:
-    """Documents, rows and tokens of each document of each split, one document after another, ordered by their start over the weight."""
+    """Return the documents, the rows and the document lengths of each split.
+
+    Handles one document after another, in the order of their position: start in the stream divided by its weight.
+    """
     documents = []
     below, total = args.max_tokens or math.inf, math.inf
     for number, (texts, weight) in enumerate(zip(streams, weights, strict=True)):
@@ -35,7 +41,7 @@ def naive(
         for text, ids in zip(texts, encode_each(encoder, texts), strict=True):
             documents.append((before / weight, number, text, ids.tolist()))
             before += len(ids)
-        if len(streams) > 1:  # a mixture ends with the stream that ends first
+        if len(streams) > 1:  # a mixture ends as soon as one of its streams ends
             below = min(below, before / weight)
         total = min(below, total, before / weight)
     head = min(args.validation_tokens, 0.1 * total)
@@ -70,13 +76,13 @@ def test_a_preparation_equals_the_naive_one(
     length = source.choice([1, 2, 8, 8])
     monkeypatch.setattr(local_files, "PART_BYTES", source.choice([90, 400, 2**26]))
     monkeypatch.setattr(writing, "BLOCK_IDS", source.choice([70, 200, 2**25]))
-    monkeypatch.setattr(writing, "PIECE_TOKENS", source.choice([1, 30, 2**22]))  # in memory at once
+    monkeypatch.setattr(writing, "PIECE_TOKENS", source.choice([1, 30, 2**22]))  # tokens in memory
     separator = source.choice(["before", "after", "none"])
     packing = source.choice(["concat", "wrap"])
-    # A separator and 7 others fill the targets of a row but one; 8 and 16 fill them; none, one and very many do not.
+    # For length 8 and with a separator: 7 ids fill all targets of a row but one; 8 and 16 ids fill rows exactly.
     sizes = [0, 1, length - 1, length, length + 1, 2 * length - 1, 2 * length, 2 * length + 1, 90]
     streams, names = [], []
-    # With equal weights documents of two streams start together.
+    # With equal weights, documents of two streams have equal positions.
     weights = [source.choice([1, 1, 2, 3.7]) for _ in range(source.choice([1, 2, 3]))]
     for number, weight in enumerate(weights):
         documents = ["z" * source.choice(sizes) for _ in range(source.randint(30, 45))]

@@ -1,4 +1,7 @@
-"""What an interrupted preparation leaves behind is taken up, refused or cleared away, and never taken for another one."""
+"""Staged files of an interrupted preparation are resumed, refused or deleted.
+
+They are never used for another request.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -19,7 +22,7 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, run: Callable[[], object]) -> None:
-    """Run until the function `name` has been called so often."""
+    """Call `run` and end it when the function `name` is called for the `call`-th time."""
     calls = itertools.count(1)
     function = getattr(owner, name)
 
@@ -43,7 +46,7 @@ def test_rows_are_cut_again_after_an_interruption(arguments, monkeypatch: pytest
         killed_at(monkeypatch, writing, "_write_shard", shard, lambda: prepare(args))
     staged = Path(args.dataset_dir + ".staging", "streams")
     kept = {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
-    partial = staged / "train-0" / "00001-00000.123.partial"  # of a killed worker
+    partial = staged / "train-0" / "00001-00000.123.partial"  # left by a killed worker
     partial.write_bytes(b"half")
     killed_at(monkeypatch, build, "Manifest", 1, lambda: prepare(args))
     assert kept == {path: path.stat().st_mtime_ns for path in staged.rglob("*.ids")}
@@ -58,7 +61,7 @@ def test_a_file_that_was_mended_is_staged_again(
     source.write_text(corpus[0].read_text())
     args = arguments("cut", data_files=[str(source)])
     killed_at(monkeypatch, writing, "_write_shard", 1, lambda: prepare(args))
-    source.write_text(corpus[0].read_text().replace("a", "b"))  # as many bytes
+    source.write_text(corpus[0].read_text().replace("a", "b"))  # the same number of bytes
     assert prepare(args).manifest.sha256 == prepare(arguments("alone", data_files=[str(source)])).manifest.sha256
 
 
@@ -81,7 +84,7 @@ def test_a_kill_while_a_folder_is_replaced_is_finished(
     prepare(arguments())
     other = arguments(sequence_length=16)
     killed_at(monkeypatch, *killed, lambda: prepare(other, PreparationOptions(overwrite=True)))
-    assert (tmp_path / "out").exists() == (killed[0] is module)  # between the two renames, or after them
+    assert (tmp_path / "out").exists() == (killed[0] is module)  # killed between the two renames, or after them
     assert (tmp_path / "out.staging").exists()
     assert prepare(other, PreparationOptions(overwrite=overwrite)).manifest.request["sequence_length"] == 16
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -141,7 +144,7 @@ def test_a_full_disk_is_one_line_and_taken_up(
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_folders_of_others_are_never_touched(arguments, overwrite: bool) -> None:
-    """A foreign X.staging or X.replaced keeps its files, before, during and after the preparation of X."""
+    """A user's folders X.staging and X.replaced keep their files when X is prepared."""
     args, options = arguments("out"), PreparationOptions(overwrite=overwrite)
     theirs = [Path(f"{args.dataset_dir}.{name}", "thesis.txt") for name in ("staging", "replaced")]
     for path in theirs:

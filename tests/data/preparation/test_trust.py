@@ -1,4 +1,4 @@
-"""What goes wrong on the way is counted, refused or taken up, and never changes the folder."""
+"""Faults during a preparation are counted or refused and never change the rows."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def test_bad_rows_are_refused_or_counted(arguments, corpus: list[Path], tmp_path
     for allowed in (0, 3):
         with pytest.raises(UserError, match=r"a.jsonl, line 1, .*--max_bad_documents"):
             prepare(args, PreparationOptions(num_proc=2, max_bad_documents=allowed))
-    # Another limit is no other request: what was staged is taken up.
+    # Another limit is the same request: the staged files are resumed.
     manifest = prepare(args, PreparationOptions(max_bad_documents=4)).manifest
     assert manifest.read.bad_documents == 4 and len(manifest.read.bad_examples) == 3
     assert manifest.sha256 == prepare(arguments("plain")).manifest.sha256
@@ -37,7 +37,7 @@ def test_a_folder_that_is_read_is_not_replaced(arguments, tmp_path: Path, conten
     before = content(folder)
     reader = os.dup(0)
     os.close(reader)
-    data.lock()  # which opens the lowest free descriptor, and never closes it
+    data.lock()  # opens the lowest free descriptor and never closes it
     with pytest.raises(UserError, match="out"):
         prepare(arguments(sequence_length=16), again)
     assert content(folder) == before
@@ -111,4 +111,4 @@ def test_shards_of_tokens_give_the_rows_that_they_were_made_from(arguments, tmp_
     beyond.tofile(shards / "out_train_000001.bin")
     with pytest.raises(UserError, match="the id 300 .*--tokenizer"):
         prepare(arguments("wrong", **form))
-    assert len(list((tmp_path).iterdir())) == 3  # out, shards, back: nothing half-made
+    assert len(list((tmp_path).iterdir())) == 3  # only out, shards and back: no incomplete folder is left

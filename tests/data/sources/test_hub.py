@@ -1,4 +1,7 @@
-"""The Hub's paths against a local server that speaks as much of its protocol as listing and fetching need."""
+"""Sources on the Hub, tested with a local server.
+
+The server implements the part of the Hub's protocol that listing and fetching need.
+"""
 
 import dataclasses
 import gzip
@@ -37,12 +40,12 @@ def parquet(texts: list[str]) -> bytes:
 
 @dataclasses.dataclass
 class Hub:
-    """A server with the files of some repositories.
+    """State of a local server that acts as the Hub.
 
     Args:
-        files: by repository and path.
-        faults: by file name, the answers to the next requests for it: a status, or `broken` for zeros of that length.
-        asked: names of the files that were sent whole.
+        files: content of each file, by repository and path.
+        faults: answers to the next requests for a file name: a status, or `broken` for zeros of the file's length.
+        asked: names of the files that were sent completely.
     """
 
     files: dict[str, dict[str, bytes]]
@@ -111,7 +114,10 @@ Prepare = Callable[..., str]
 
 @pytest.fixture
 def prepare_online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    """Prepares with the server as the Hub. Returns the error message, or "" without one."""
+    """Return a function that prepares a folder with the local server as the Hub.
+
+    The function returns the error message, or "" after a success.
+    """
     import datasets
     from huggingface_hub import constants
 
@@ -145,7 +151,7 @@ def test_a_preset_is_fetched_file_by_file_checked_and_dropped(
     repository = "HuggingFaceFW/fineweb"
     parts = {f"sample/10BT/00{n}.parquet": parquet(documents[n * 33 : n * 33 + 33]) for n in range(4)}
     hub.files[repository] = {"README.md": b"", "sample/100BT/000.parquet": parquet(["never read"]), **parts}
-    # A refused file, then other bytes than the listing's hash says: each start fetches only what is missing.
+    # First a refused file, then bytes with a wrong hash. Each start fetches only the missing files.
     hub.faults = {"002.parquet": [403, "broken"]}
     words = ("--tokenizer", tokenizer)
     for _ in range(2):

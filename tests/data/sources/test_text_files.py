@@ -1,4 +1,7 @@
-"""Documents of every kind of file, whatever the parts; what cannot be read is named with its row."""
+"""Every kind of text file gives the same documents for any size of the parts.
+
+Rows that cannot be read are named.
+"""
 
 import gzip
 import io
@@ -43,9 +46,10 @@ def parquet(texts: list[str | None] | pa.Array, kind: pa.DataType | None = None,
 
 
 def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]]:
-    """All documents and what was bad, part by part; the parts are as large as the file.
+    """Read all parts of a file and return its documents and the errors of bad rows.
 
-    Files called body.* have another text column; those called line.* or paragraph.* are read so.
+    Checks that the parts together have the size of the file. Files named body.* have the text column `body`. Files
+    named line.* or paragraph.* are read with that value of `sample_by`.
     """
     column = "body" if path.stem == "body" else "text"
     sample_by = path.name.partition(".")[0] if path.name.startswith(("line.", "paragraph.")) else "document"
@@ -165,7 +169,7 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.parquet", parquet([*TEXTS], name="body"), "--text_column"),
         ("a.csv", b"body,title\n1,2\n", "--text_column"),
         ("a.csv", b"id,text,text\n1,one,two\n", "`text` 2 times"),
-        # An unclosed quote swallows the rows after it: 20,000 rows once became 12,001 documents.
+        # Without an error, an unclosed quote would include the rows after it: 20,000 rows became 12,001 documents.
         ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "row 2 (line 3)"),
         ("a.csv", CSV + b'\n3,"three"\n', "row 2 (line 3)"),
         ("a.csv", CSV + b"x" * 5000 + b'"\n', "row 2 (line 3)"),

@@ -1,4 +1,4 @@
-"""Files of tokens are read as llm.c and nanoGPT write them; damaged files are refused."""
+"""Token files of llm.c and nanoGPT are read, and damaged files are refused."""
 
 from pathlib import Path
 
