@@ -1,4 +1,4 @@
-"""Every command of docs/recipes.md parses, its data is prepared by a command there, and each ablation changes one thing."""
+"""Runs of docs/recipes.md, ablations of docs/lambada.md: each changes one thing."""
 
 import re
 import shlex
@@ -14,12 +14,13 @@ from gpt2_repro.training.arguments import load_recipe
 from tests.sections import ROOT
 
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
+ABLATIONS = (ROOT / "docs" / "lambada.md").read_text().partition("\n## Step 3: full-length ablations\n")[2]
+PAGE = ((ROOT / "docs" / "recipes.md").read_text() + ABLATIONS).replace("\\\n", " ")  # continued lines joined
 FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """The words after `story` in every command of the page, in code blocks and in running text."""
+    """Return the words after `story` in every command of both pages, in code blocks and in running text."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]
@@ -27,6 +28,7 @@ def commands(story: str) -> list[list[str]]:
 
 
 TRAININGS, PREPARATIONS = commands("train.py"), commands("prepare_data.py")
+assert ABLATIONS and len(TRAININGS) >= 25
 
 
 def parse(words: list[str], script: str) -> Recipe:
