@@ -1,7 +1,4 @@
-"""Each run in docs/lambada.md has prepared data and changes one thing.
-
-test_docs.py checks the options.
-"""
+"""The six short runs of docs/lambada.md find their data and change one thing."""
 
 import re
 import shlex
@@ -17,7 +14,8 @@ from gpt2_repro.training.arguments import load_recipe
 
 
 ROOT = Path(__file__).parents[1]
-LINES = [shlex.split(line) for line in (ROOT / "docs" / "lambada.md").read_text().splitlines() if ".py --" in line]
+PAGE = (ROOT / "docs" / "lambada.md").read_text().replace("\\\n", " ")  # continued lines joined
+LINES = [shlex.split(line) for line in PAGE.splitlines() if ".py --" in line]
 TRAININGS, PREPARATIONS = (
     [words[words.index(script) + 1 :] for words in LINES if script in words]
     for script in ("train.py", "prepare_data.py")

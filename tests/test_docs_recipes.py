@@ -1,7 +1,4 @@
-"""The commands in docs/recipes.md parse, and each ablation changes one thing.
-
-The page also contains the command that prepares the data of each run.
-"""
+"""The runs of docs/recipes.md and the ablations of docs/lambada.md change one thing each."""
 
 import re
 import shlex
@@ -17,12 +14,13 @@ from gpt2_repro.training.arguments import load_recipe
 from tests.sections import ROOT
 
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
+ABLATIONS = (ROOT / "docs" / "lambada.md").read_text().partition("\n## Step 3: full-length ablations\n")[2]
+PAGE = ((ROOT / "docs" / "recipes.md").read_text() + ABLATIONS).replace("\\\n", " ")  # continued lines joined
 FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """Return the words after a script in all commands of docs/recipes.md."""
+    """Return the words after `story` in every command of both pages, in code blocks and in running text."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]
@@ -30,6 +28,7 @@ def commands(story: str) -> list[list[str]]:
 
 
 TRAININGS, PREPARATIONS = commands("train.py"), commands("prepare_data.py")
+assert ABLATIONS and len(TRAININGS) >= 25
 
 
 def parse(words: list[str], script: str) -> Recipe:
