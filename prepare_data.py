@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2_repro import cli
-from gpt2_repro.data.arguments import DataArguments, PreparationOptions, name_folder
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions, check_passed, name_folder
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
@@ -45,6 +45,7 @@ def main(argv: list[str]) -> None:
 
     recipe: Recipe[DataArguments, None, None, None]
     recipe = parse_recipe(argv, data=DataArguments, description=__doc__, options=OPTIONS, groups=HELP)
+    check_passed(recipe.data, recipe.typed)
     args, options = name_folder(recipe.data, recipe.typed), recipe.options
     preparation = PreparationOptions(
         **{field.name: getattr(options, field.name) for field in dataclasses.fields(PreparationOptions)}
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> None:
         PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}").verify()
         return print(f"{args.dataset_dir}: every file matches the manifest")
     data = prepare(args, preparation)
-    describe(data)
+    describe(data, max_tokens=args.max_tokens)
     print(f"Train on this data with:\n{training_command(recipe, data.path)}")
 
 
@@ -70,12 +71,17 @@ def training_command(recipe: Any, folder: Path) -> str:
     return shlex.join(words + [word for name in form for word in (f"--{name}", str(getattr(recipe.data, name)))])
 
 
-def describe(data: PreparedData) -> None:
+def describe(data: PreparedData, *, max_tokens: int) -> None:
     """Print the counts and the reference losses of a prepared folder."""
     manifest = data.manifest
     for split, counts in manifest.counts.items():
-        text = f"{counts.documents:,} documents, {counts.tokens:,} tokens"
+        empty = f" ({counts.empty_documents:,} empty ones not counted)" if counts.empty_documents else ""
+        text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens"
         print(f"{data.path / split}: {text}, {counts.rows:,} rows, {counts.dropped_tokens:,} tokens dropped")
+    if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
+        print(
+            f"more than --max_tokens {max_tokens}, because documents are not cut; --sample_by paragraph makes them short"
+        )
     if bad := manifest.read.bad_documents:
         print(f"skipped {bad:,} rows without readable text, the first one: {manifest.read.bad_examples[0]}")
     if losses := manifest.reference_losses:

@@ -1,6 +1,7 @@
 """Logging, option parsing, errors and exit codes for all commands."""
 
 import argparse
+import errno
 import json
 import logging
 import math
@@ -12,26 +13,47 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tqdm import tqdm
 
-from gpt2_repro.errors import RunFailed, UserError, did_you_mean
+try:
+    from tqdm import tqdm
+except ModuleNotFoundError:
+    fix = "Run: source .venv/bin/activate, or pip install -r requirements.txt"
+    print(f"error: {sys.executable} does not have the required packages. {fix}", file=sys.stderr)
+    sys.exit(2)
+
+from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
 from gpt2_repro.supervision import MISTAKE, note
 
 
 KINDS = {  # name of an option's type: description of the value, and an example
     "int": ("a whole number", "100"),
-    "_count": ("a whole number of at least 1", "100"),
+    "positive_count": ("a whole number of at least 1", "100"),
+    "positive_number": ("a number above 0", "100"),
     "float": ("a number", "0.5"),
     "TokenCount": ("a whole number of tokens", "1e6"),
     "string_to_bool": ("true or false", "true"),
     "Overrides": ("key=value,key=value or JSON", "n_inner=3072"),
 }
+DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 LINE_SECONDS = 30.0  # between two progress lines if stderr is not a terminal
 
 
 def is_local_main_process() -> bool:
     """Return whether this process has local rank 0 or was started without a launcher."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return os.environ.get("LOCAL_RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
+
+
+def _check_launcher_variables() -> None:
+    """Raise UserError if the shell has variables of a launcher that did not start this process."""
+    stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if os.environ.get(name, "0") not in ("", "0")]
+    if "MASTER_ADDR" in os.environ or os.environ.get("WORLD_SIZE") == "1":
+        stale = []
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and "ACCELERATE_DEEPSPEED_ZERO_STAGE" not in os.environ:
+        stale.append("ACCELERATE_USE_DEEPSPEED")
+    if stale:
+        set_here = ", ".join(f"{name}={os.environ[name]}" for name in stale)
+        fix = f"Run `unset {' '.join(stale)}`, or start the command with accelerate launch."
+        raise UserError(f"The environment has {set_here}, but no launcher started this process. {fix}")
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -46,12 +68,20 @@ def run(main: Callable[[list[str]], None]) -> None:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     level = logging.INFO if is_local_main_process() else logging.WARNING
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[_LogHandler(sys.stdout)])
+    log = _LogHandler(sys.stderr if "--json" in sys.argv else sys.stdout)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[log])
     if not sys.stderr.isatty():
         _disable_bars()
     logging.getLogger("gpt2_repro").setLevel(level)
     try:
-        main(sys.argv[1:])
+        _check_launcher_variables()
+        try:
+            main(sys.argv[1:])
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            fix = "Free disk space, change the permissions, or pass another path."
+            raise UserError(f"{error.strerror}: {error.filename or in_a_line(error)}. {fix}") from None
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
         message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
@@ -148,7 +178,7 @@ class OneLineErrors(argparse.ArgumentParser):
         if surplus := re.match(r"argument (-[\w-]+).*: ignored explicit argument", message):
             raise UserError(f"{surplus[1]} takes no value. Pass it alone.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
-            fix = f"Pass the recipe first, then the options: {self.prog} RECIPE --key value"
+            fix = f"Quote values with spaces. Pass the recipe first: {self.prog} RECIPE --key value"
             if Path(surplus[1]).is_dir():
                 fix = f"Pass --dataset_dir {surplus[1]} to use a prepared folder."
             raise UserError(f"Unexpected argument {surplus[1]!r}. {fix}")
@@ -188,6 +218,20 @@ def _finite_number(text: str) -> float:
     return number
 
 
+def positive_count(text: str) -> int:
+    """Parse a whole number of at least 1. Raises ValueError for other text."""
+    if (number := _whole_number(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def positive_number(text: str) -> float:
+    """Parse a finite number above 0. Raises ValueError for other text."""
+    if (number := _finite_number(text)) <= 0:
+        raise ValueError(text)
+    return number
+
+
 def _name(action: argparse.Action) -> str:
     return next(iter(action.option_strings), action.dest)
 
@@ -222,6 +266,8 @@ class CommandParser(OneLineErrors):
         options, unknown = parse(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
+            if not flag.startswith("-"):
+                raise UserError(f"Unexpected argument {flag!r}. Pass --help to list the arguments and options.")
             names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             known = [name for name in names if name != "--help"]
             raise UserError(f"{self.prog} has no option {flag}. {did_you_mean(flag, known)}")

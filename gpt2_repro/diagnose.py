@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.model.export import load_pair, load_tokenizer
 
     checkpoint = resolve_checkpoint(options.run)
-    baseline = resolve_checkpoint(options.baseline or _baseline_of(checkpoint.run))
+    baseline = resolve_checkpoint(_baseline(options.baseline, checkpoint.run))
     tokenizer = load_tokenizer(checkpoint.source)
     _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
     recipe = RunRecord(checkpoint.run).recipe() if checkpoint.run else {}
@@ -106,11 +106,11 @@ def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
         raise UserError(f"The tokenizer of {option} is not the model's, so losses per token cannot be compared. {fix}")
 
 
-def _baseline_of(run: Path | None) -> str:
-    """Return the baseline in a run's recipe. Raises UserError if it is not a model."""
-    baseline = arguments_of_run(run).baseline
+def _baseline(passed: str | None, run: Path | None) -> str:
+    """Return the passed baseline, or that of the run's recipe. Raises UserError if it is not a trained model."""
+    baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
-        raise UserError(f"The baseline of {run} is {baseline}. Pass --baseline with a folder or a Hub id.")
+        raise UserError(f"The baseline is {baseline}. Pass --baseline with a run, a folder or a Hub id.")
     return baseline
 
 

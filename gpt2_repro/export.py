@@ -64,12 +64,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="New folder, or new file for llm.c.")
-    parser.add_argument("--format", choices=("hf", "llmc"), default="hf", help="(default: %(default)s)")
+    formats = "(default: llmc for a name that ends in .bin, otherwise hf)"
+    parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
     dtypes = ("float32", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, default="float32", help="Of the weights. (default: %(default)s)")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
+    args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target to export to. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):

@@ -36,6 +36,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def expand(path: str) -> str:
+    """Replace `~` and environment variables in a path, which the shell does not do in quotes or in a recipe."""
+    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file atomically.
 

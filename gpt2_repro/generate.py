@@ -1,18 +1,22 @@
 """Generate text with a checkpoint.
 
 python -m gpt2_repro.generate runs/demo "The meaning of"
+python -m gpt2_repro.generate runs/demo FILE:prompt.txt
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
 """
 
 import argparse
 import logging
 import math
+from pathlib import Path
 
 from gpt2_repro import cli
 from gpt2_repro.checkpoint import resolve_checkpoint
 from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
+
+MOST_SAMPLES = 1000  # they are generated in one batch
 
 logger = logging.getLogger("gpt2_repro.generate")
 
@@ -34,9 +38,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1.")
     if not (0 <= args.temperature < math.inf and 0 < args.top_p <= 1):
         raise UserError("--temperature must be at least 0. --top_p must be above 0 and at most 1, such as 0.9.")
+    if args.num_samples > MOST_SAMPLES:
+        raise UserError(
+            f"--num_samples {args.num_samples} is more than {MOST_SAMPLES}. Generate them in several runs."
+        )
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
     args.prompt = args.prompt or " ".join(args.words)
+    if args.prompt.startswith("FILE:"):
+        file = Path(args.prompt.removeprefix("FILE:"))
+        if not file.is_file():
+            raise UserError(f"{file} does not exist. Pass FILE: with a text file.")
+        args.prompt = file.read_text(errors="replace")
     return args
 
 

@@ -10,6 +10,7 @@ from gpt2_repro.typed_json import from_json
 
 
 MANIFEST = "manifest.json"
+SPLITS = "dataset_dict.json"  # names the splits, for datasets.load_from_disk
 
 
 @dataclasses.dataclass(frozen=True)

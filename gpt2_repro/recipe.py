@@ -103,6 +103,16 @@ class _Parser(OneLineErrors, HfArgumentParser):
     """HfArgumentParser with one-line errors."""
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """A YAML loader that refuses a key that occurs twice. PyYAML would use the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if repeated := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.YAMLError(f"the key {repeated!r} occurs twice. Remove one.")
+        return super().construct_mapping(node, deep)
+
+
 def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     """Return the sections of a recipe as written in its file.
 
@@ -113,13 +123,16 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"Recipe not found: {path}. {_similar_recipe(path)}")
     try:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.load(path.read_text(), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         document, reason = None, in_a_line(error)
         if path.suffix in (".yaml", ".yml"):
-            raise UserError(f"{path} is not YAML: {reason}") from None
+            fix = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else f"{DEFAULT} is an example."
+            raise UserError(f"{path} is not YAML: {reason} {fix}") from None
     if not isinstance(document, dict):
         fix = f"Prepare text with: python prepare_data.py --data_files {path}"
+        if path.suffix in (".yaml", ".yml"):
+            fix = f"{DEFAULT} is an example."
         raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}. {fix}")
     if "compute_environment" in document:
         raise UserError(f"{path} configures a launcher. Run: accelerate launch --config_file {path} train.py RECIPE")
@@ -188,8 +201,8 @@ def parse_recipe(
     written = load_sections(path)
     tokens: list[str] = []
     for name, cls in flagged.items():
-        _check_keys(path, name, written.get(name, {}), cls)
-        tokens += _to_tokens(written.get(name, {}))
+        _check_keys(path, name, written.get(name, {}), cls, classes)
+        tokens += _to_tokens(path, written.get(name, {}), parser)
     typed = _typed_fields(flags, flagged.values(), parser)
     namespace = vars(parser.parse_args(tokens + flags))
     sections: dict[str, Any] = dict.fromkeys(SECTIONS)
@@ -214,9 +227,9 @@ def read_section(path: Path, section: str, cls: type[D]) -> D:
     Fields that are not set in the file have their defaults.
     """
     keys = load_sections(path).get(section, {})
-    _check_keys(path, section, keys, cls)
+    _check_keys(path, section, keys, cls, {})
     parser = _Parser([cls], add_help=False)
-    return cls(**vars(parser.parse_args(_to_tokens(keys))))
+    return cls(**vars(parser.parse_args(_to_tokens(path, keys, parser))))
 
 
 def own_fields(cls: type) -> list[str]:
@@ -228,21 +241,26 @@ def _refused(cls: type) -> dict[str, str]:
     return getattr(cls, "refused", {})
 
 
-def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type) -> None:
+def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type, sections: Mapping[str, type]) -> None:
     valid = {field.name for field in dataclasses.fields(cls) if field.init} - _refused(cls).keys()
     for key in keys:
         if key in _refused(cls):
             raise UserError(f"{path}: {section}.{key} cannot be set: {_refused(cls)[key]}")
         if key not in valid:
+            for owner, other in sections.items():
+                if key in {field.name for field in dataclasses.fields(other)}:
+                    raise UserError(f"{path}: {key} is a key of the section {owner}, not of {section}. Move it.")
             raise UserError(f"{path}: {section} has no key {str(key)!r}. {did_you_mean(str(key), valid)}")
 
 
-def _to_tokens(keys: Mapping[str, Any]) -> list[str]:
+def _to_tokens(path: Path, keys: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[str]:
     tokens: list[str] = []
     for key, value in keys.items():
         if value is None or value == []:
             continue  # not set: the default applies
         values = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and parser._option_string_actions[f"--{key}"].nargs is None:
+            raise UserError(f"{path}: {key} is a list, but it needs one value. Write {key}: {value[0]}")
         tokens += [f"--{key}", *(json.dumps(v) if isinstance(v, dict) else str(v) for v in values)]
     return tokens
 

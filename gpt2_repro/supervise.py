@@ -23,7 +23,7 @@ from typing import BinaryIO
 import psutil
 
 from gpt2_repro import cli
-from gpt2_repro.cli import CommandParser
+from gpt2_repro.cli import CommandParser, positive_count, positive_number
 from gpt2_repro.errors import RunFailed, UserError
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.run_record.status import RunStatus
@@ -44,9 +44,15 @@ def main(argv: list[str]) -> None:
     Raises UserError if there is no command, and RunFailed if the run failed or crashed too often.
     """
     parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
-    parser.add_argument("--attempts", type=int, default=3, help="Limit of crashes without a newer checkpoint. (3)")
-    parser.add_argument("--wait", type=float, default=10.0, help="Seconds to the first restart, then doubled. (10)")
-    parser.add_argument("--grace", type=float, default=60.0, help="Seconds for remaining processes to end. (60)")
+    parser.add_argument(
+        "--attempts", type=positive_count, default=3, help="Limit of crashes without a newer checkpoint. (3)"
+    )
+    parser.add_argument(
+        "--wait", type=positive_number, default=10.0, help="Seconds to the first restart, then doubled. (10)"
+    )
+    parser.add_argument(
+        "--grace", type=positive_number, default=60.0, help="Seconds for remaining processes to end. (60)"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command.")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

@@ -33,6 +33,7 @@ json() { # TEXT: print it as a JSON string
 gpu="" n=1 volume="" volume_gb="" hours="" auto_run="" image=runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404 name=gpt2
 yes=0 cpu=0 long=0
 while (($#)); do
+  [[ ${2:-} != --* || $1 =~ ^--(cpu|yes|allow_long)$ ]] || mistake "$1 needs a value before $2."
   case $1 in
     --gpu) gpu=${2:-}; shift ;;
     --n) n=${2:-}; shift ;;
@@ -113,6 +114,7 @@ command+=(--env "$settings}" --docker-args "bash -c '$start'")
 } >&2
 show_command "${command[@]}"
 if ((yes)); then
+  needs runpodctl "the installation in https://github.com/runpod/runpodctl"
   "${command[@]}"
 else
   echo "Nothing was rented. Pass --yes to rent this pod." >&2

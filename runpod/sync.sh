@@ -13,11 +13,16 @@ run=${1:-} target=${2:-}
 for word in "$@"; do
   [[ $word != -* || $word == --check ]] || mistake "Unknown option $word."
 done
+[[ $# != 1 || $run != --check ]] || mistake "--check needs a target such as hf://buckets/USER/BUCKET."
 [[ $# == 2 && -n $run && -n $target ]] || mistake "Pass a run and a target: runs/gpt2_124m hf://buckets/USER/BUCKET."
 if [[ $target == hf://* ]]; then
   [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]] || mistake "$target is not a bucket. Use hf://buckets/USER/BUCKET."
   bucket=${BASH_REMATCH[1]}
 fi
+if [[ $target =~ ^[a-z0-9]+:// && -z ${bucket:-} ]]; then
+  mistake "Unknown target $target. Use hf://buckets/USER/BUCKET, a folder, or HOST:FOLDER for rsync."
+fi
+[[ -n ${bucket:-} ]] || needs rsync "apt-get install rsync"
 if [[ $run == --check ]]; then
   if [[ -n ${bucket:-} ]]; then
     hf buckets info "$bucket" >/dev/null || mistake "Cannot reach $bucket. Run hf buckets create $bucket."

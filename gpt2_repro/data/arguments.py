@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gpt2_repro.batch_plan import TokenCount
 from gpt2_repro.errors import UserError
+from gpt2_repro.files import expand
 
 
 def option(default: Any, help: str, **keywords: Any) -> Any:
@@ -66,8 +67,8 @@ class DataArguments:
     max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 means no limit.")
 
     def __post_init__(self) -> None:
-        self.data_files = [text.rstrip("/") or text for text in self.data_files]
-        self.dataset_dir = self.dataset_dir or default_folder(self)
+        self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
+        self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
             raise UserError(f"--min_length {self.min_length} needs --packing wrap. Remove it or pass --packing wrap.")
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
@@ -91,9 +92,17 @@ def default_folder(data: DataArguments) -> str:
     names = []
     for text in texts:
         path = Path(re.split(r"[*?[#@:=]", text)[0])
-        name = path.resolve().name if path.is_dir() else path.name.partition(".")[0]
+        name = path.resolve().name if path.is_dir() else path.name.lstrip(".").partition(".")[0]
         names.append(re.sub(r"[^\w.-]+", "-", name).strip("-."))
     return "data/" + "+".join(names) if any(names) else ""
+
+
+def check_passed(data: DataArguments, passed: Collection[str]) -> None:
+    """Raise UserError if an option was passed that has no effect with the other ones."""
+    if {"source", "data_files"} <= set(passed):
+        raise UserError("--source and --data_files both set the text. Pass one of them.")
+    if "validation_fraction" in passed and data.split != "hash":
+        raise UserError("--validation_fraction needs --split hash. Pass it, or set --validation_tokens instead.")
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:

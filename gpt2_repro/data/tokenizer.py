@@ -5,6 +5,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ Engine = Literal["auto", "fastokens", "tokenizers"]
 # Maximum amount of text for training a tokenizer. The trainer keeps every distinct word: more text takes gigabytes of
 # memory and changes little.
 TRAINING_BYTES = 500_000_000
+FINAL = "final"  # the model of a run directory
+LONGEST_WORD = 1000  # characters
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
 
@@ -39,7 +42,9 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     from tokenizers import Tokenizer
 
     destination.mkdir(parents=True, exist_ok=True)
-    source = Path(name) if Path(name).is_dir() else _download_tokenizer(name)
+    given = Path(name).parent if name.endswith("/tokenizer.json") else Path(name)
+    given = given / FINAL if (given / FINAL).is_dir() else given
+    source = given if given.is_dir() else _download_tokenizer(name)
     for file in TOKENIZER_FILES:
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
@@ -171,9 +176,13 @@ def vocabulary_for(text_bytes: float) -> int:
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:
+    """Yield text for training a tokenizer. Text with very long words is cut: the trainer's time is quadratic in them."""
     characters = 0
     for document in documents:
-        yield document
+        if re.search(rf"\S{{{LONGEST_WORD}}}", document):
+            yield from (document[at : at + LONGEST_WORD] for at in range(0, len(document), LONGEST_WORD))
+        else:
+            yield document
         characters += len(document)
         if characters >= TRAINING_BYTES:
             logger.info("the tokenizer uses only the first %.0f MB of the text", TRAINING_BYTES / 1e6)

@@ -2,12 +2,13 @@
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
-from gpt2_repro.cli import CommandParser
+from gpt2_repro.cli import CommandParser, positive_count
 from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import read_section
 from gpt2_repro.run_record.layout import RECIPE
@@ -43,20 +44,27 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
-        kind, text = _count if isinstance(default, int) else str, f"{field.metadata['help']} (default: {shown})"
+        kind, text = (
+            positive_count if isinstance(default, int) else str,
+            f"{field.metadata['help']} (default: {shown})",
+        )
         recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files, to run offline.")
     parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each run.")
     parser.add_argument("--no_cache", action="store_true", help="Score again, without .cache/evaluation.")
-    parser.add_argument("--limit", type=_count, metavar="N", help="Score N documents per task, as a smoke test.")
+    parser.add_argument(
+        "--limit", type=positive_count, metavar="N", help="Score N documents per task, as a smoke test."
+    )
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation or evaluations/NAME.")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
-    parser.add_argument("--batch_size", type=_count, metavar="N", help="Rows per pass. Default: GPU 32, CPU 4.")
+    parser.add_argument(
+        "--batch_size", type=positive_count, metavar="N", help="Rows per pass. Default: GPU 32, CPU 4."
+    )
     options = parser.parse(argv)
     if not options.checkpoints:
         raise UserError("No checkpoint was passed. Pass at least one, for example: bash evaluate.sh runs/gpt2_124m")
     if options.tasks is not None:
-        options.tasks = [task for word in options.tasks for task in word.split(",") if task]
+        options.tasks = [task for word in options.tasks for task in re.split("[, ]", word) if task]
     return options
 
 
@@ -73,10 +81,3 @@ def override_arguments(section: EvaluationArguments, options: argparse.Namespace
     if not arguments.tasks or arguments.max_length < 1:
         raise UserError("Pass at least one task to --tasks, and a window of at least 1 token to --max_length.")
     return dataclasses.replace(arguments, tasks=list(dict.fromkeys(arguments.tasks)))
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return number

@@ -113,8 +113,9 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
             fix = "Pass --local_data DIR with a folder that prepare_data.py wrote with --validation_text."
             raise UserError(f"The task {task} needs validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in stock_task_names():
+            fix = "Pass checkpoints before --tasks." if Path(task).exists() else ""
             near = difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
-            raise UserError(f"There is no task {task!r}: {did_you_mean(task, near or LOCAL_TASKS)}")
+            raise UserError(f"There is no task {task!r}. {fix or did_you_mean(task, near or LOCAL_TASKS)}")
 
 
 @functools.cache

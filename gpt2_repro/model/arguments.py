@@ -85,7 +85,9 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
     A document mask needs rows with several documents and separators between them.
     """
     if model.n_head and model.n_embd % model.n_head:
-        raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}.")
+        heads = max(n for n in range(1, model.n_head) if model.n_embd % n == 0)
+        fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
+        raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}. {fix}")
     if model.document_mask and packing == "wrap":
         raise UserError("With --packing wrap each row has only one document. Remove --document_mask.")
     if model.document_mask and separator == "none":
@@ -101,7 +103,11 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
     if not model.init_from:
         return model
     config = _read_config(model.init_from)
-    shape = {key: config.get(key, config.get(name)) for key, name in SHAPE.items() if key not in stated}
+    shape = {
+        key: config.get(key, config.get(name))
+        for key, name in SHAPE.items()
+        if not (key in stated and getattr(model, key))
+    }
     return dataclasses.replace(model, **{key: value for key, value in shape.items() if value is not None})
 
 

@@ -7,14 +7,13 @@
 Each check prints one line: ✓ good, ! a note, ✗ the run would fail. The exit code is 1 if any line has a ✗.
 """
 
-import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2_repro.cli import positive_count, positive_number
 from gpt2_repro.cli import run as run_command
 from gpt2_repro.errors import UserError
 from gpt2_repro.preflight import environment
@@ -25,20 +24,14 @@ if TYPE_CHECKING:
     from gpt2_repro.training.arguments import TrainingRecipe
 
 
-def _positive(text: str) -> float:
-    if not 0 < (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "H100", "help": "Plan for this card (part of its name); do not check this machine."},
-    "n": {"type": int, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {"type": _positive, "help": "Measured speed of all GPUs. (default: published speed)"},
+    "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
+    "tokens_per_second": {"type": positive_number, "help": "Measured speed of all GPUs. (default: published speed)"},
     "dist": {"action": "store_true", "help": "Time and verify an all-reduce over all GPUs; fails after 30 s."},
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits; minutes per attempt."},
     "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from this file."},
-    "volume_gb": {"type": _positive, "help": "Rented size of the network volume with the data, in GB."},
+    "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
 }
 
@@ -66,8 +59,6 @@ def main(argv: list[str]) -> None:
     recipe = load_recipe(argv, description=__doc__, prog=prog, options=OPTIONS, groups=HELP)
     options = recipe.options
     recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
-    if options.n is not None and options.n < 1:
-        raise UserError(f"--n {options.n} is less than 1. Pass the number of GPUs.")
     machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and machine_only:
         raise UserError(f"--{machine_only[0]} checks this machine, but --gpu plans for another. Remove one of them.")

@@ -15,6 +15,7 @@ import yaml
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sync, write_whole
 from gpt2_repro.formatting import now
+from gpt2_repro.manifest import SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
@@ -101,11 +102,15 @@ class RunRecord:
         return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
-        """Raise UserError if the directory has files but is not a run of train.py.
+        """Raise UserError for files of others, or a directory inside a run or a prepared folder.
 
         One intact file of a run is enough proof, because a power cut may have emptied the others. Hidden files do not
         count as files.
         """
+        for parent in self.path.resolve().parents:
+            if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
+                kind = "prepared folder" if (parent / SPLITS).is_file() else "run directory"
+                raise UserError(f"{self.path} is inside the {kind} {parent}. Pass another --output_dir.")
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
         proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]

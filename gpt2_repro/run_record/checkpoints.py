@@ -114,10 +114,10 @@ def named(run: Path, name: str) -> Path:
     chosen = run / Path(name).name
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
     if elsewhere or step_of(chosen) < 0 or not chosen.is_dir():
-        names = ", ".join(path.name for path in complete_checkpoints(run)) or "none"
+        names = ", ".join(path.name for path in complete_checkpoints(run))
+        fix = f"Pass one of {names}" if names else "Omit --resume_from"
         raise UserError(
-            f"{run} has no checkpoint {name}. Pass one of {names}. To start from the weights of another run, pass "
-            "--init_from."
+            f"{run} has no checkpoint {name}. {fix}. To start from the weights of another run, pass --init_from."
         )
     if reason := defect(chosen, read_files=True):
         raise UserError(f"{chosen} is not complete ({reason}). Pass another one, or omit --resume_from.")

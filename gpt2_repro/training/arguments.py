@@ -12,6 +12,7 @@ from gpt2_repro.batch_plan import SamplingStrategy, TokenCount
 from gpt2_repro.data.arguments import DataArguments, name_folder
 from gpt2_repro.errors import UserError, did_you_mean
 from gpt2_repro.evaluation.arguments import EvaluationArguments
+from gpt2_repro.files import expand
 from gpt2_repro.model.arguments import ModelArguments, check_model, follow_checkpoint
 from gpt2_repro.recipe import Recipe, parse_recipe
 
@@ -30,12 +31,15 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
         lambda value: value >= 0,
         (
             *("tokens_per_step", "total_tokens", "epochs", "per_device_train_batch_size"),
-            *("weight_decay", "max_grad_norm", "warmup_steps", "max_steps", "stop_at_step", "eval_steps"),
+            *("max_grad_norm", "warmup_steps", "max_steps", "stop_at_step", "eval_steps"),
             *("hellaswag_steps", "sample_steps", "sample_tokens", "save_steps", "save_minutes", "keep_checkpoints"),
-            *("keep_every_steps", "max_hours", "max_usd", "usd_per_hour", "hang_timeout", "skip_loss_z"),
-            *("skip_grad_z", "dataloader_num_workers", "seed"),
+            *("keep_every_steps", "max_hours", "max_usd", "usd_per_hour", "skip_loss_z", "skip_grad_z"),
+            "dataloader_num_workers",
         ),
     ),
+    "0 or at least 10": (lambda value: value == 0 or value >= 10, ("hang_timeout",)),
+    "from 0 to 10": (lambda value: 0 <= value <= 10, ("weight_decay",)),
+    "from 0 to 4294967295": (lambda value: 0 <= value < 2**32, ("seed",)),
     "from 0 to 1": (lambda value: 0 <= value <= 1, ("final_learning_rate_fraction", "decay_fraction")),
     "at least 0 and less than 1": (lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
 }
@@ -177,7 +181,7 @@ class TrainingSection(TrainingArguments):
                     fix = f"such as --{name} {defaults[name]}"
                     raise UserError(f"--{name} {getattr(self, name)} must be {text}, {fix}.")
         if self.optim not in OPTIMIZERS:
-            raise UserError(f"There is no --optim {self.optim}: {did_you_mean(self.optim, OPTIMIZERS)}")
+            raise UserError(f"There is no --optim {self.optim}. {did_you_mean(self.optim, OPTIMIZERS)}")
         if not self.eval_steps:
             self.eval_strategy = "no"
 
@@ -281,4 +285,4 @@ def output_dir_of(recipe: TrainingRecipe) -> str:
     The name is that of the recipe, or that of the prepared folder if it is not the one in the recipe.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
-    return recipe.training.output_dir or f"runs/{recipe.path.stem if folder in ('', own) else folder}"
+    return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

@@ -102,10 +102,10 @@ def check_deepspeed_json(path: Path) -> None:
         if key in REFUSED:
             raise UserError(f"{path}: {key} cannot be set: {REFUSED[key]}. Remove it.")
         if key not in KEYS:
-            raise UserError(f"{path} has the key {key!r}, which DeepSpeed ignores: {did_you_mean(key, KEYS)}")
+            raise UserError(f"{path} has the key {key!r}, which DeepSpeed ignores. {did_you_mean(key, KEYS)}")
         for inner in value if key in BLOCKS and isinstance(value, dict) else ():
             if inner not in BLOCKS[key]:
-                raise UserError(f"{path}: {key} has the unknown key {inner!r}: {did_you_mean(inner, BLOCKS[key])}")
+                raise UserError(f"{path}: {key} has the unknown key {inner!r}. {did_you_mean(inner, BLOCKS[key])}")
     bf16: dict[str, Any] = config.get("bf16", {})
     owned = {key: config.get(key) for key in AUTO} | {"bf16.enabled": bf16.get("enabled", "auto")}
     for key, value in owned.items():

@@ -7,6 +7,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.data.prepared import PreparedData
+from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import values_of
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.supervision import RUN, note
@@ -37,6 +38,8 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     run.check_owner()
     if saved := run.environment().run_identity:
         require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
+    if 0 < args.extend_to < plan.total_tokens:
+        raise UserError(f"--extend_to {args.extend_to} must be at least the {plan.total_tokens} tokens of the run.")
     is_finished = run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps) and not args.resume_from
     # Rank 0 decides for all ranks. Other machines may see an older state of the file system and would wait forever.
     if broadcast_object_list([is_finished])[0]:

@@ -28,8 +28,8 @@ def check_reporting(report_to: list[str]) -> None:
     for name in report_to:
         if name not in get_available_reporting_integrations():
             names = INTEGRATION_TO_CALLBACK
-            fix = f"run `pip install {name}`" if name in names else did_you_mean(name, names)
-            raise UserError(f"Cannot report to {name!r} (--report_to): {fix}")
+            fix = f"Run `pip install {name}`." if name in names else did_you_mean(name, names)
+            raise UserError(f"Cannot report to {name!r} (--report_to). {fix}")
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:

@@ -31,7 +31,7 @@ from gpt2_repro.data.tokenizer import Encoder, obtain_tokenizer
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, sha256_of, sync_folder, write_whole
 from gpt2_repro.formatting import size
-from gpt2_repro.manifest import MANIFEST, Manifest, ReadCounts, Shard, SplitCounts
+from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, ReadCounts, Shard, SplitCounts
 
 
 logger = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def _write_folder(
     counts, shards = _write_splits(folder, args, groups, encoder)
     if args.validation_text:
         _write_validation_text(folder / "text", groups, staging / "tokenizer" / "tokenizer.json")
-    (folder / "dataset_dict.json").write_text(json.dumps({"splits": sorted(counts)}))  # for load_from_disk
+    (folder / SPLITS).write_text(json.dumps({"splits": sorted(counts)}))  # for load_from_disk
     (folder / "tokenizer").mkdir()
     for path in (staging / "tokenizer").iterdir():  # copytree would hide a full disk in shutil.Error
         shutil.copyfile(path, folder / "tokenizer" / path.name)

@@ -15,7 +15,7 @@ from gpt2_repro.data.preparation.build import REQUEST, build_folder, check_reque
 from gpt2_repro.data.prepared import PreparedData, exclusive_lock, first_difference, request_of
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, write_whole
-from gpt2_repro.manifest import MANIFEST
+from gpt2_repro.manifest import MANIFEST, SPLITS
 
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,15 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
     """
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
+    if target.is_symlink():
+        target = target.resolve()  # otherwise the finished folder would replace the link
     request = request_of(args)
     if args.source == "files" and not args.data_files:
         raise UserError("No text was passed. Pass --data_files with your files, folders or globs.")
     if not target.name:
         raise UserError(f"--dataset_dir {args.dataset_dir} has no folder name. Pass a folder such as data/books.")
+    if outer := next((parent for parent in target.resolve().parents if (parent / SPLITS).is_file()), None):
+        raise UserError(f"--dataset_dir {target} is inside the prepared folder {outer}. Pass another folder.")
     staging = target.with_name(target.name + ".staging")
     if target.exists() and not options.overwrite:
         data = PreparedData.read(target)

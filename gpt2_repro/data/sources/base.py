@@ -117,5 +117,8 @@ def reading(path: Path) -> Iterator[None]:
     """Convert exceptions that a damaged file causes into a UserError with its name."""
     try:
         yield
+    except PermissionError:
+        raise  # reported with the path by cli.run
     except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}). Repair the file.") from None
+        fix = "It is damaged, or its name has the wrong ending. Copy it again or rename it."
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}). {fix}") from None

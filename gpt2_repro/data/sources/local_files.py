@@ -15,7 +15,7 @@ PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a seco
 
 def kind_of(path: Path) -> str:
     """Return the file ending that decides how to read a file, without .gz or .zst."""
-    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+    return (Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix).lower()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Open sources: names, Hub ids, globs of local files, and mixtures of these."""
 
 import dataclasses
+import difflib
 import glob
 import json
 import re
@@ -14,7 +15,7 @@ from gpt2_repro.data.sources.hub import Repository
 from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
-from gpt2_repro.errors import UserError, did_you_mean, nearest
+from gpt2_repro.errors import UserError, did_you_mean
 
 
 SOURCE_NAMES = [*PRESETS, *OTHER_SOURCES]
@@ -156,7 +157,7 @@ class SourceOpener:
             files = repository.resolve(match["config"], split, form)
             described |= {"repository": repository.name, "config": match["config"], "split": split}
             return Source(described | {"revision": repository.revision}, files, [])
-        raise UserError(f"Unknown source {name!r}: {did_you_mean(name, SOURCE_NAMES)}")
+        raise UserError(f"Unknown source {name!r}. {did_you_mean(name, SOURCE_NAMES)}")
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
         folder = None if self.keep_downloads else self.downloads
@@ -171,11 +172,16 @@ class SourceOpener:
         found: set[Path] = set()
         for pattern in globs:
             if not set("*?[") & set(pattern) and not Path(pattern).exists():
-                near = nearest(pattern, [str(path) for path in Path(pattern).parent.glob("*")])
-                hint = f"Did you mean {near}?" if near else "Quote names that contain spaces."
+                names = [path.name for path in Path(pattern).parent.glob("*")]
+                near = difflib.get_close_matches(Path(pattern).name, names, n=1, cutoff=0.8)
+                hint = f"Did you mean {Path(pattern).with_name(near[0])}?" if near else "Check the path."
+                if "://" in pattern:
+                    hint = "Download it and pass the file."
                 raise UserError(f"{pattern} does not exist. {hint}")
             # An existing path is not used as a glob, because its name may contain [].
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
+                if not path.is_file() and not path.is_dir():
+                    raise UserError(f"{path} is not a file. Write the text to a .txt file and pass that.")
                 found.update([path] if path.is_file() else _text_files_in(path))
         # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
@@ -184,7 +190,8 @@ class SourceOpener:
             raise UserError(f"{' '.join(globs)} contains no {', '.join(KINDS)} file. {fix}")
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
-                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst). Convert it.")
+                fix = "Convert it" if path.suffix else f"Rename it to {path.name}.txt if it is text"
+                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst). {fix}.")
         sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]

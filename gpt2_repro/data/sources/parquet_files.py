@@ -72,11 +72,12 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
 
     Raises UserError if the file has no text column of this name.
     """
-    names = table.schema_arrow.names
-    field = table.schema_arrow.field(column) if column in names else None
-    kind = field.type.value_type if field is not None and pa.types.is_dictionary(field.type) else field and field.type
-    if field is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(f"{path} has no text column `{column}`. Pass --text_column with one of: {', '.join(names)}.")
+    kinds = {field.name: field.type for field in table.schema_arrow}
+    kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
+    names = [name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
+    if column not in names:
+        fix = f"Pass --text_column with one of: {', '.join(names)}" if names else "None of its columns has text"
+        raise UserError(f"{path} has no column `{column}` with text. {fix}.")
     return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
 
 

@@ -13,7 +13,11 @@ from gpt2_repro.errors import UserError
 # Format of llm.c (llmc/dataloader.h): 256 int32 (magic, version, number of tokens), then uint16 ids. Its Llama 3
 # shards have another header and uint32 ids.
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
-OTHER_MAGICS = {20240801: "Llama 3 shard of llm.c (uint32)", 20240522: "evaluation file of llm.c"}
+OTHER_MAGICS = {
+    20240326: "model of llm.c",
+    20240801: "Llama 3 shard of llm.c (uint32)",
+    20240522: "evaluation file of llm.c",
+}
 
 
 @dataclasses.dataclass(frozen=True)
