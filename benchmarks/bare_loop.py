@@ -1,11 +1,12 @@
-"""What stands beside a run of train.py in real_run.py, which types these: fresh weights, stock loading, a bare loop.
+"""Fresh weights, stock loading and a bare loop, to compare with train.py.
 
     python benchmarks/bare_loop.py start DATA OUT '{"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}'
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-`start` and `stock` know transformers alone. `bare` takes the model, its loss and the order of the rows from this
-project, and nothing of Trainer, Accelerate or DeepSpeed.
+real_run.py runs these commands. `start` saves fresh weights. `stock` loads a final model as any user would. `bare`
+trains with a bare PyTorch loop. `start` and `stock` use transformers without this project. `bare` uses the model, the
+loss and the order of the rows of this project, but not the Trainer, Accelerate or DeepSpeed.
 """
 
 import contextlib
@@ -27,7 +28,12 @@ SEED = 1337
 
 
 def start(data: str, out: str, shape: str) -> None:
-    """A fresh GPT-2 as stock transformers makes and saves it, fp32, with the tokenizer of the data."""
+    """Save a freshly initialized stock GPT-2 in fp32 to the folder `out`.
+
+    Args:
+        data: prepared folder whose tokenizer is saved with the model.
+        shape: arguments of GPT2Config as a JSON object.
+    """
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
     tokenizer = AutoTokenizer.from_pretrained(Path(data, "tokenizer"))
@@ -39,7 +45,12 @@ def start(data: str, out: str, shape: str) -> None:
 
 
 def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
-    """Load `final/` as anyone would; its fp32 loss over the first validation rows, and what differs from a stock save."""
+    """Write the fp32 loss of a final model and its differences from a stock save.
+
+    The model is loaded with stock transformers. The results are written to the JSON file `out`. `loss` is the mean
+    over the first `rows` validation rows of the prepared folder `data`. `differs_from_stock` lists each tensor (with
+    its shape) and each configuration key that only one of the folders `final` and `start` contains.
+    """
     from datasets import load_from_disk
     from safetensors import safe_open
     from transformers import AutoTokenizer, GPT2LMHeadModel
@@ -71,9 +82,11 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
 
 
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
-    """Train as the recipe.yaml of a run says, as the run did by its environment.json; write each step's loss and time.
+    """Repeat a run with a bare PyTorch loop; write the loss and time of each step.
 
-    With `rows_per_pass` in passes of another size: the same run but for the order of its sums.
+    The hyperparameters come from the run's recipe.yaml. The batch plan, device, precision, attention and compilation
+    come from its environment.json. `rows_per_pass` sets another micro-batch size, which only changes the order in
+    which losses and gradients are summed.
     """
     sys.path.insert(0, str(ROOT))
     from gpt2_repro.data.prepared import PreparedData
@@ -132,7 +145,10 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
 
 
 def learning_rate(step: int, steps: int, asked: Any) -> float:
-    """Of update `step` from 0: llm.c's warm-up, then its cosine."""
+    """Return the learning rate of a step: llm.c's warm-up, then its cosine.
+
+    Steps are counted from 0.
+    """
     peak, warmup, end = asked.learning_rate, asked.warmup_steps, asked.final_learning_rate_fraction
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -140,7 +156,7 @@ def learning_rate(step: int, steps: int, asked: Any) -> float:
 
 
 def micro_batches(rows: Any, asked: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
-    """The rows of the run in its order, `size` at a time [size, T], without end."""
+    """Yield micro-batches [size, T] of rows without end, in the order of the run."""
     from gpt2_repro.data.batching import EpochSampler, collate_rows
 
     seed = asked.seed if asked.data_seed is None else asked.data_seed
