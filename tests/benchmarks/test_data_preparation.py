@@ -1,4 +1,7 @@
-"""Each contender of the data preparation benchmark leaves the tokens that its method says, by a second tokenizer."""
+"""Contenders of the data preparation benchmark write the expected tokens.
+
+The expected number of tokens comes from a second tokenizer.
+"""
 
 import json
 import subprocess
@@ -18,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_contenders_leave_the_tokens_that_their_methods_say(real_data: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tiktoken", reason="no tiktoken: pip install -r requirements-dev.txt")
+    """All contenders keep the tokens of a second tokenizer; the blog drops windows."""
+    pytest.importorskip("tiktoken", reason="tiktoken is missing: pip install -r requirements-dev.txt")
     sentence = "It's 1,024 tokens  wide; naïve Füße, 日本語 🙂 and\n\n\ttabs — don't they'll? "
     texts = [
         "short",
