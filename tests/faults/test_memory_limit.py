@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def test_what_fits_is_found_with_the_real_command(
     tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`preflight --memory` finds the micro-batch with which the command fits in memory."""
+    """`preflight --memory` finds a micro-batch that fits, with the real command."""
     (tmp_path / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
     (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
     fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}
