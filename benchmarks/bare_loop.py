@@ -95,7 +95,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     from gpt2_repro.training.arguments import load_recipe
 
     recipe = load_recipe([f"{run}/recipe.yaml"])
-    data, shape, asked = recipe.data, recipe.model, recipe.training
+    data, shape, training = recipe.data, recipe.model, recipe.training
     environment = json.loads(Path(run, "environment.json").read_text())
     plan, device = environment["plan"], environment["accelerator"]["kind"]
 
@@ -109,17 +109,17 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     compiled = environment["engine"]["compiled"]
     model = build_model(config, attention=attention, init_from=shape.init_from, compiled=compiled).to(device).train()
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": asked.weight_decay},
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    betas = (asked.adam_beta1, asked.adam_beta2)
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=asked.adam_epsilon, fused=True)
+    betas = (training.adam_beta1, training.adam_beta2)
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=training.adam_epsilon, fused=True)
     autocast = (
         torch.autocast(device, torch.bfloat16) if environment["precision"] == "bf16" else contextlib.nullcontext()
     )
 
     rows_per_step, size = plan["tokens_per_step"] // length, int(rows_per_pass or plan["micro_batch_size"])
-    batches = micro_batches(rows, asked, rows_per_step=rows_per_step, size=size)
+    batches = micro_batches(rows, training, rows_per_step=rows_per_step, size=size)
     losses, seconds = [], []
     ahead, began = next(batches), time.perf_counter()
     for step in range(plan["max_steps"]):
@@ -131,9 +131,9 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
             loss.backward()
             total += loss.detach()
             ahead = next(batches)  # rows are read while the GPU computes
-        torch.nn.utils.clip_grad_norm_(model.parameters(), asked.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, plan["max_steps"], asked)
+            group["lr"] = learning_rate(step, plan["max_steps"], training)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total.item())
@@ -144,23 +144,23 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     )
 
 
-def learning_rate(step: int, steps: int, asked: Any) -> float:
+def learning_rate(step: int, steps: int, training: Any) -> float:
     """Return the learning rate of a step: llm.c's warm-up, then its cosine.
 
     Steps are counted from 0.
     """
-    peak, warmup, end = asked.learning_rate, asked.warmup_steps, asked.final_learning_rate_fraction
+    peak, warmup, end = training.learning_rate, training.warmup_steps, training.final_learning_rate_fraction
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
 
 
-def micro_batches(rows: Any, asked: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
+def micro_batches(rows: Any, training: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
     """Yield micro-batches [size, T] of rows without end, in the order of the run."""
     from gpt2_repro.data.batching import EpochSampler, collate_rows
 
-    seed = asked.seed if asked.data_seed is None else asked.data_seed
-    shuffle = asked.train_sampling_strategy == "random"
+    seed = training.seed if training.data_seed is None else training.data_seed
+    shuffle = training.train_sampling_strategy == "random"
     sampler = EpochSampler(len(rows), rows_per_step=rows_per_step, seed=seed, shuffle=shuffle)
     for epoch in itertools.count():
         sampler.set_epoch(epoch)

@@ -126,7 +126,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     rows = setup.micro_batch * setup.accumulation * processes
-    typed = {
+    options = {
         "sequence_length": setup.model["sequence_length"],
         "tokens_per_step": rows * setup.model["sequence_length"],
         "per_device_train_batch_size": setup.micro_batch,
@@ -142,7 +142,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         "output_dir": tempfile.mkdtemp(),
         "dataloader_num_workers": 2 if torch.cuda.is_available() else 0,
     }
-    recipe = load_recipe([word for key, value in typed.items() for word in (f"--{key}", str(value))])
+    recipe = load_recipe([word for key, value in options.items() for word in (f"--{key}", str(value))])
     args, plan = resolve_arguments(recipe)
 
     class Watched(TrainerCallback):

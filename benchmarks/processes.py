@@ -77,5 +77,5 @@ def gpu_memory() -> int:
     if shutil.which("nvidia-smi") is None:
         return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    said = subprocess.run(query, capture_output=True, text=True).stdout.split()
-    return max((int(word) for word in said if word.isdigit()), default=0)
+    output = subprocess.run(query, capture_output=True, text=True).stdout.split()
+    return max((int(word) for word in output if word.isdigit()), default=0)

@@ -234,8 +234,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=300, help="Optimizer steps of the run and of the bare loop.")
     parser.add_argument("--eval_tokens", type=int, default=262_144, help="Held-out validation tokens.")
     phases = ["prepare", "start", "train", "export", "bare", "compare"]
-    told = "Phases, in order. `again`, before compare, repeats the bare loop with half the micro-batch size."
-    parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=told)
+    phases_help = "Phases, in order. `again`, before compare, repeats the bare loop with half the micro-batch size."
+    parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=phases_help)
     parser.add_argument("--timeout", type=int, default=900, help="Seconds for one process.")
     args = parser.parse_args(own)
     if args.steps < 2 * COLD + 4:

@@ -175,9 +175,9 @@ def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
     """Return the hashes and counts of a prepared folder."""
     options = [option.format(inputs=inputs) for option in PREPARED[name]]
     recipe = inputs / ("mixture.yaml" if name == "mixture" else "tiny.yaml")
-    said = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
+    printed = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
     if not (output / name / "manifest.json").is_file():
-        return {"failed": said}
+        return {"failed": printed}
     manifest = json.loads((output / name / "manifest.json").read_text())
     return {
         key: manifest[key]
@@ -227,9 +227,9 @@ def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
         *options.split(),
     ]
     words += ["--packing", "wrap", "--min_length", "4"] if data == "wrap" else []
-    for said in (run(tree, *words, "--stop_at_step", 5), run(tree, *words)):
-        if said.startswith("exit code"):
-            return {f"train {name}: failed": said}
+    for printed in (run(tree, *words, "--stop_at_step", 5), run(tree, *words)):
+        if printed.startswith("exit code"):
+            return {f"train {name}: failed": printed}
     facts: Facts = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         event = json.loads(line)
@@ -264,11 +264,11 @@ def evaluate(tree: Path, inputs: Path, output: Path) -> Facts:
         "cpu",
         "--no_cache",
     ]
-    said = run(
+    printed = run(
         tree, "bash", "evaluate.sh", folder, *words, "--baseline", "untrained", "--output_dir", output / "evaluation"
     )
-    if said.startswith("exit code"):
-        return {"evaluate: failed": said}
+    if printed.startswith("exit code"):
+        return {"evaluate: failed": printed}
     rows = json.loads((output / "evaluation" / "comparison.json").read_text())["rows"]
     return {
         f"evaluate {row['task']} {row['metric']} {kind}: {number}": value

@@ -62,7 +62,7 @@ def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, go
     train(run, *SAVES, "--stop_at_step", 2)
     filler = fill(small_disk, leave=300_000)
     code, text = fault("no_foresight", 0, run, *SAVES)
-    told, _, after = text.partition("error: ")
+    _, _, after = text.partition("error: ")
     assert code == 1 and "checkpoint-4" in after and "Traceback" not in after, text
     assert newest_complete(run)[0] == run / "checkpoint-2" and not (run / "staging").exists()
     filler.unlink()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
     ],
     ids=["zero1-bf16", "zero1-fp32", "zero3", "ddp", "fsdp2"],
 )
-def test_on_other_numbers_of_processes_a_run_is_the_straight_one(
+def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
     launchers, bf16: str, train, golden, tmp_path
 ) -> None:
     """Resuming with another number of processes gives the losses of a straight run.

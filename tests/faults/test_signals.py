@@ -42,10 +42,10 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
         command.end()
         gone, alive = psutil.wait_procs(workers, timeout=5)
         assert not alive, f"{name}: {alive} still running"
-        told = status(run)
-        assert told["reason"] == reason and told["step"] > before, name
-        assert told["state"] == ("failed" if "died" in reason else "stopped"), name
-        before = told["step"]
+        recorded = status(run)
+        assert recorded["reason"] == reason and recorded["step"] > before, name
+        assert recorded["state"] == ("failed" if "died" in reason else "stopped"), name
+        before = recorded["step"]
         assert before < 300 and (run / f"checkpoint-{before}" / "manifest.json").is_file(), name
         assert "killed by signal" not in command.text(), name
     train(run, *options, launcher=("launch", 2))
@@ -66,7 +66,7 @@ def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
-def test_a_validation_that_a_signal_cuts_short_is_made_up_for(launcher, train, start, tmp_path: Path) -> None:
+def test_a_validation_that_a_signal_interrupts_is_repeated(launcher, train, start, tmp_path: Path) -> None:
     """A signal interrupts a validation, and the resumed run repeats the validation.
 
     With sharded weights, all ranks leave the validation after the same batch. Promise P5 of docs/reliability.md.
@@ -76,8 +76,8 @@ def test_a_validation_that_a_signal_cuts_short_is_made_up_for(launcher, train, s
     golden, run = train(tmp_path / "golden", *options, launcher=launcher), tmp_path / "run"
     slow = start(run, *options, "--eval_on_start", "false", launcher=launcher, fault=("slow_validation", 0, 0))
     slow.wait_until(slow.mark.is_file)
-    told = slow.ranks()[1] if launcher[0] == "fsdp2" else slow.process
-    told.send_signal(signal.SIGTERM)
+    target = slow.ranks()[1] if launcher[0] == "fsdp2" else slow.process
+    target.send_signal(signal.SIGTERM)
     assert slow.end() == 0 and status(run)["step"] == 3, slow.text()
     assert [kind for _, kind, _ in losses(run)] == ["loss"] * 3
     train(run, *options, launcher=launcher)

@@ -12,7 +12,7 @@ from tests.faults.runs import losses
 pytestmark = pytest.mark.faults
 
 
-def test_a_service_that_dies_is_left_out_and_the_run_goes_on(start, golden, tmp_path: Path) -> None:
+def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tmp_path: Path) -> None:
     """If the wandb service is killed, wandb is disabled and the training completes."""
     run = tmp_path / "run"
     options = ("--max_steps", 400, "--eval_steps", 100)
