@@ -196,7 +196,7 @@ def bare(setup: Setup, watch: Stopwatch) -> None:
 def nanogpt(setup: Setup, watch: Stopwatch) -> None:
     """Time the model and the optimizer of a nanoGPT checkout.
 
-    `loop` does the steps of nanoGPT's train.py. Biases are on, as in GPT-2.
+    The function `loop` trains the model like nanoGPT's train.py. Biases are on, as in GPT-2.
     """
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(setup.nanogpt, "model.py"))
     module = importlib.util.module_from_spec(spec)

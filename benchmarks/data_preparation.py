@@ -16,7 +16,8 @@ pages of files and shared memory. Peak disk is the size of the contender's folde
 250 ms.
 
 Only this project hashes its data and waits until the data is on the disk. Up to 5M tokens, it also computes the
-reference losses of its manifest. All of this is included in its time.
+reference losses of its manifest. All of this is included in its time. --validation_tokens applies to this project
+only.
 
 The text is novels and web pages of US authorities, in random order. The novels are cut at paragraph ends into
 documents of about 4.5 KB, the size of web documents. The web pages are complete. --copies repeats the text. This
@@ -59,17 +60,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num_proc", type=int, default=2, help="Worker processes of each contender. (default: 2)")
     parser.add_argument("--copies", type=int, default=1, help="Number of times to repeat the text. (default: 1)")
-    parser.add_argument("--files", type=int, default=8, help="Number of files for the text. (default: 8)")
-    parser.add_argument("--small", type=int, help="Files in the smaller size. (default: a quarter of --files)")
+    parser.add_argument("--files", type=int, default=8, help="Number of files that contain the text. (default: 8)")
+    parser.add_argument("--small", type=int, help="Files of the smaller size. (default: a quarter of --files)")
     parser.add_argument("--documents", type=int, help="Use only the first N documents of the text.")
     parser.add_argument("--formats", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument(
-        "--compression", choices=["zstd", "snappy"], default="zstd", help="For parquet files. (default: zstd)"
+        "--compression", choices=["zstd", "snappy"], default="zstd", help="Codec of the parquet files. (default: zstd)"
     )
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="Contenders to run.")
-    parser.add_argument("--rounds", type=int, default=2, help="Processes per contender and size. (default: 2)")
-    parser.add_argument("--validation_tokens", type=int, default=100_000, help="Our validation tokens. (100,000)")
-    parser.add_argument("--timeout", type=float, default=1800, help="Seconds for one command. (default: 1,800)")
+    parser.add_argument("--rounds", type=int, default=2, help="Repetitions per contender and size. (default: 2)")
+    parser.add_argument("--validation_tokens", type=int, default=100_000, help="Held-out tokens. (default: 100,000)")
+    parser.add_argument("--timeout", type=float, default=1800, help="Seconds allowed per command. (default: 1,800)")
     parser.add_argument("--data", type=Path, default=DATA, help="Folder with prose/ and gpt2/. (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder for temporary files.")
     parser.add_argument("--output", type=Path, help="JSON file for all measurements.")

@@ -26,8 +26,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--local_data", required=True, type=Path, help="Folder with the tasks' jsonl files.")
     parser.add_argument("--tokenizer", required=True, help="GPT-2's tokenizer: a folder or a Hub id.")
-    parser.add_argument("--n_layer", type=int, default=12, help="Fewer for a quick try. (default: %(default)s)")
-    parser.add_argument("--limit", type=int, help="Documents per task, for a quick try. (default: all)")
+    parser.add_argument("--n_layer", type=int, default=12, help="Layers of the models. (default: %(default)s)")
+    parser.add_argument("--limit", type=int, help="Documents per task. (default: all)")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     limit = [] if options.limit is None else ["--limit", str(options.limit)]

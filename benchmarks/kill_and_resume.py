@@ -19,7 +19,7 @@ from benchmarks.processes import run_python
 
 
 def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
-    """Return the first step logged after a given step and time, and its time.
+    """Return step and time of the first step logged after a given step and time.
 
     Times are in seconds since the epoch. Returns None if there is no such step yet.
     """
@@ -39,7 +39,7 @@ def newest(run: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="Recipe of the run.")
-    parser.add_argument("--processes", type=int, default=2, help="Processes under zero1.yaml. (default: 2)")
+    parser.add_argument("--processes", type=int, default=2, help="Training processes under ZeRO-1. (default: 2)")
     parser.add_argument("--checkpoint", type=int, default=20, help="Step of the first checkpoint. (default: 20)")
     parser.add_argument("--kills", type=int, default=3, help="Number of kills. (default: 3)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder for temporary files.")

@@ -28,7 +28,7 @@ CONTEXT, STEP = 256, 8_192
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="Documents, .jsonl or .txt.")
-    parser.add_argument("--steps", type=int, default=160, help=f"Steps of {STEP:,} tokens. (default: 160)")
+    parser.add_argument("--steps", type=int, default=160, help=f"Optimizer steps of {STEP:,} tokens. (default: 160)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--adamw_rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
     parser.add_argument("--muon_rates", type=float, nargs="+", default=[4e-3, 8e-3])
@@ -99,7 +99,7 @@ def reached(losses: dict[int, float], target: float) -> float | None:
 
 
 def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
-    """Return a table of the last losses and the tokens that Muon needs, as Markdown.
+    """Return, as Markdown, the last losses and the tokens that Muon needs.
 
     The target is the mean of AdamW's last losses over the seeds. AdamW needs all of its tokens to reach it on average.
     """
@@ -109,7 +109,7 @@ def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float])
     for optim, runs in curves.items():
         lines.append(f"| {optim} | {chosen[optim]:g} | {', '.join(f'{loss:.4f}' for loss in ends(runs))} |")
     shown = ", ".join("never" if step is None else f"{step:.0f}" for step in taken)
-    lines.append(f"Tokens to loss {target:.4f}: AdamW {steps * STEP:,}, Muon {shown} steps of {STEP:,}")
+    lines.append(f"To loss {target:.4f}: AdamW {steps * STEP:,} tokens, Muon by seed {shown} steps of {STEP:,} tokens")
     if there := [step for step in taken if step is not None]:
         lines[-1] += f", on average {statistics.mean(there) / steps:.2f} of AdamW's"
     return "\n".join(lines)

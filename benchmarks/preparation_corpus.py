@@ -47,12 +47,12 @@ def cut(text: str) -> list[str]:
 
 
 def write_corpus(folder: Path, documents: list[str], copies: int, files: int, compression: str) -> list[int]:
-    """Write the documents as parquet files and again as jsonl files.
+    """Write the documents twice: as parquet files and as jsonl files.
 
     Args:
         documents: the text; it is repeated `copies` times.
         files: number of files in each format.
-        compression: of the parquet files.
+        compression: codec of the parquet files.
 
     Returns:
         the UTF-8 bytes of the text of each file.

@@ -26,7 +26,7 @@ class Measured:
 
 
 def agreed_tokens(results: dict[str, dict[str, dict[int, list[Measured]]]]) -> dict[int, int]:
-    """Return the tokens of text by number of files.
+    """Return the number of text tokens for each number of input files.
 
     Exits with an error if contenders that keep all the text count different numbers of tokens.
     """

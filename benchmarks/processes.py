@@ -73,7 +73,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def gpu_memory() -> int:
-    """Return the used memory in MiB of the fullest GPU, 0 if nvidia-smi shows none."""
+    """Return the largest used memory of a GPU in MiB, or 0 without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]

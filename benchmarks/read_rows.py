@@ -61,8 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400_000, help=f"Rows of {LENGTH} targets. (default: 400,000)")
     parser.add_argument("--batches", type=int, default=512, help=f"Cold batches of {ROWS} rows. (default: 512)")
-    parser.add_argument("--rounds", type=int, default=3, help="Processes per line. (default: 3)")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="Lines to measure.")
+    parser.add_argument("--rounds", type=int, default=3, help="Repetitions. (default: 3)")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="Orders to measure.")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder on the tested disk.")
     args = parser.parse_args()
     needed = (args.batches + WARM_BATCHES * (WARM_WINDOWS + 1)) * ROWS
@@ -94,7 +94,7 @@ def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def write(root: Path, files: str, rows: int) -> None:
-    """Write random ids in the format of the file pattern `files`."""
+    """Write rows of random token ids; the file pattern `files` selects the format."""
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":
@@ -182,7 +182,7 @@ def cached(files: list[Path]) -> float:
 
 
 def disk_bytes() -> int:
-    """Return the bytes that this process and its workers read from block devices."""
+    """Return the bytes that this process and its workers read from a block device."""
     processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
     return sum(int(Path("/proc", p, "io").read_text().split("read_bytes:")[1].split()[0]) for p in processes)
 

@@ -35,7 +35,7 @@ COLD = 10  # steps after each start that are excluded from speeds
 
 
 class Bench:
-    """A working folder with the commands of its phases and their measurements."""
+    """Commands and results of the phases, stored in one working folder."""
 
     def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
         from gpt2_repro.data.arguments import DataArguments
@@ -234,12 +234,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=300, help="Optimizer steps of the run and of the bare loop.")
     parser.add_argument("--eval_tokens", type=int, default=262_144, help="Held-out validation tokens.")
     phases = ["prepare", "start", "train", "export", "bare", "compare"]
-    phases_help = "Phases, in order. `again`, before compare, repeats the bare loop with half the micro-batch size."
+    phases_help = "Phases, in order. Pass `again` before compare to repeat the bare loop with half the micro-batch."
     parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=phases_help)
     parser.add_argument("--timeout", type=int, default=900, help="Seconds for one process.")
     args = parser.parse_args(own)
     if args.steps < 2 * COLD + 4:
-        parser.error(f"--steps {args.steps} is too small. Pass {2 * COLD + 4} or more: {COLD} are not timed.")
+        parser.error(f"--steps {args.steps} is too low. Pass {2 * COLD + 4} or more: the first {COLD} are not timed.")
     if args.processes is None:
         import torch
 

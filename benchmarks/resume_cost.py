@@ -40,7 +40,7 @@ class Rows:
 
 
 def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, Any]:
-    """Return seconds and memory of one rank up to the first batch after `step`."""
+    """Measure the time and memory of one rank up to the first batch after a step."""
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
     from torch.utils.data import DataLoader, RandomSampler
 
@@ -75,7 +75,7 @@ def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step", type=int, nargs="+", default=[100, 9_000, 18_800], help="(default: 100 9000 18800)")
+    parser.add_argument("--step", type=int, nargs="+", default=[100, 9_000, 18_800], help="Steps. (100 9000 18800)")
     parser.add_argument("--processes", type=int, default=8, help="Processes that share the rows. (default: 8)")
     parser.add_argument("--micro_batch", type=int, default=64, help="Rows per micro-batch. (default: 64)")
     parser.add_argument("--way", choices=WAYS, help="Measure only this order, in this process, and print JSON.")

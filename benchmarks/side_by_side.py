@@ -9,7 +9,7 @@ from typing import Any
 
 
 def apart(ours: list[float], theirs: list[float], after: int) -> dict[str, float]:
-    """Return the mean and the largest loss difference of all steps after `after`."""
+    """Return the mean and largest difference of two loss curves after step `after`."""
     differences = [abs(a - b) for a, b in zip(ours[after:], theirs[after:], strict=True)]
     return {"mean": statistics.mean(differences), "max": max(differences)}
 
