@@ -1,11 +1,12 @@
-"""What stands beside a run of train.py in real_run.py, which types these: fresh weights, stock loading, a bare loop.
+"""Fresh weights, stock loading and a bare loop, to compare with train.py.
 
     python benchmarks/bare_loop.py start DATA OUT '{"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}'
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-`start` and `stock` know transformers alone. `bare` takes the model, its loss and the order of the rows from this
-project, and nothing of Trainer, Accelerate or DeepSpeed.
+real_run.py runs these commands. `start` saves fresh weights. `stock` loads a final model as any user would. `bare`
+trains with a bare PyTorch loop. `start` and `stock` use transformers without this project. `bare` uses the model, the
+loss and the order of the rows of this project, but not the Trainer, Accelerate or DeepSpeed.
 """
 
 import contextlib
@@ -27,7 +28,12 @@ SEED = 1337
 
 
 def start(data: str, out: str, shape: str) -> None:
-    """A fresh GPT-2 as stock transformers makes and saves it, fp32, with the tokenizer of the data."""
+    """Save a freshly initialized stock GPT-2 in fp32 to the folder `out`.
+
+    Args:
+        data: prepared folder whose tokenizer is saved with the model.
+        shape: arguments of GPT2Config as a JSON object.
+    """
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
     tokenizer = AutoTokenizer.from_pretrained(Path(data, "tokenizer"))
@@ -39,7 +45,12 @@ def start(data: str, out: str, shape: str) -> None:
 
 
 def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
-    """Load `final/` as anyone would; its fp32 loss over the first validation rows, and what differs from a stock save."""
+    """Write the fp32 loss of a final model and its differences from a stock save.
+
+    The model is loaded with stock transformers. The results are written to the JSON file `out`. `loss` is the mean
+    over the first `rows` validation rows of the prepared folder `data`. `differs_from_stock` lists each tensor (with
+    its shape) and each configuration key that only one of the folders `final` and `start` contains.
+    """
     from datasets import load_from_disk
     from safetensors import safe_open
     from transformers import AutoTokenizer, GPT2LMHeadModel
@@ -71,9 +82,11 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
 
 
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
-    """Train as the recipe.yaml of a run says, as the run did by its environment.json; write each step's loss and time.
+    """Repeat a run with a bare PyTorch loop; write the loss and time of each step.
 
-    With `rows_per_pass` in passes of another size: the same run but for the order of its sums.
+    The hyperparameters come from the run's recipe.yaml. The batch plan, device, precision, attention and compilation
+    come from its environment.json. `rows_per_pass` sets another micro-batch size, which only changes the order in
+    which losses and gradients are summed.
     """
     sys.path.insert(0, str(ROOT))
     from gpt2_repro.data.prepared import PreparedData
@@ -82,7 +95,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     from gpt2_repro.training.arguments import load_recipe
 
     recipe = load_recipe([f"{run}/recipe.yaml"])
-    data, shape, asked = recipe.data, recipe.model, recipe.training
+    data, shape, training = recipe.data, recipe.model, recipe.training
     environment = json.loads(Path(run, "environment.json").read_text())
     plan, device = environment["plan"], environment["accelerator"]["kind"]
 
@@ -96,17 +109,17 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     compiled = environment["engine"]["compiled"]
     model = build_model(config, attention=attention, init_from=shape.init_from, compiled=compiled).to(device).train()
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": asked.weight_decay},
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    betas = (asked.adam_beta1, asked.adam_beta2)
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=asked.adam_epsilon, fused=True)
+    betas = (training.adam_beta1, training.adam_beta2)
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=training.adam_epsilon, fused=True)
     autocast = (
         torch.autocast(device, torch.bfloat16) if environment["precision"] == "bf16" else contextlib.nullcontext()
     )
 
     rows_per_step, size = plan["tokens_per_step"] // length, int(rows_per_pass or plan["micro_batch_size"])
-    batches = micro_batches(rows, asked, rows_per_step=rows_per_step, size=size)
+    batches = micro_batches(rows, training, rows_per_step=rows_per_step, size=size)
     losses, seconds = [], []
     ahead, began = next(batches), time.perf_counter()
     for step in range(plan["max_steps"]):
@@ -118,9 +131,9 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
             loss.backward()
             total += loss.detach()
             ahead = next(batches)  # rows are read while the GPU computes
-        torch.nn.utils.clip_grad_norm_(model.parameters(), asked.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, plan["max_steps"], asked)
+            group["lr"] = learning_rate(step, plan["max_steps"], training)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(total.item())
@@ -131,20 +144,23 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     )
 
 
-def learning_rate(step: int, steps: int, asked: Any) -> float:
-    """Of update `step` from 0: llm.c's warm-up, then its cosine."""
-    peak, warmup, end = asked.learning_rate, asked.warmup_steps, asked.final_learning_rate_fraction
+def learning_rate(step: int, steps: int, training: Any) -> float:
+    """Return the learning rate of a step: llm.c's warm-up, then its cosine.
+
+    Steps are counted from 0.
+    """
+    peak, warmup, end = training.learning_rate, training.warmup_steps, training.final_learning_rate_fraction
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
 
 
-def micro_batches(rows: Any, asked: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
-    """The rows of the run in its order, `size` at a time [size, T], without end."""
+def micro_batches(rows: Any, training: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
+    """Yield micro-batches [size, T] of rows without end, in the order of the run."""
     from gpt2_repro.data.batching import EpochSampler, collate_rows
 
-    seed = asked.seed if asked.data_seed is None else asked.data_seed
-    shuffle = asked.train_sampling_strategy == "random"
+    seed = training.seed if training.data_seed is None else training.data_seed
+    shuffle = training.train_sampling_strategy == "random"
     sampler = EpochSampler(len(rows), rows_per_step=rows_per_step, seed=seed, shuffle=shuffle)
     for epoch in itertools.count():
         sampler.set_epoch(epoch)

@@ -1,8 +1,10 @@
-"""One contender of train_step.py, measured in a process of its own: its last line on stdout is a JSON object.
+"""Measure one contender of train_step.py in a separate process.
 
-    python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'      (train_step.py types it)
+    python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'
 
-Every contender trains the same shape on the same random ids with AdamW, clipping at 1.0 and bf16 on a GPU or where asked.
+train_step.py runs this command. The last line on stdout is a JSON object with the measurements. Every contender
+trains the same shape on the same random ids with AdamW and clipping at 1.0. The precision is bf16 if the field `bf16`
+is true, which is the default of train_step.py on a GPU, and fp32 otherwise.
 """
 
 import contextlib
@@ -29,16 +31,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 SHAPES = {
     "124m": {"n_layer": 12, "n_head": 12, "n_embd": 768, "sequence_length": 1024, "vocab_size": 50_257},
-    # nanoGPT's README, "I only have a macbook": the CPU command of its Shakespeare characters.
+    # nanoGPT's README, "I only have a macbook": the CPU command for Shakespeare by characters.
     "shakespeare": {"n_layer": 4, "n_head": 4, "n_embd": 128, "sequence_length": 64, "vocab_size": 65},
 }
-SEPARATOR = 0  # an id that stands there by chance in 1 of DOCUMENT places, as in documents of 700 tokens
+SEPARATOR = 0  # written to 1 in DOCUMENT random positions, as in text with documents of 700 tokens
 DOCUMENT = 700
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What is measured. Times are medians over `windows` windows of `steps` optimizer steps, after `warmup` steps."""
+    """Model shape, batch and number of steps of a measurement.
+
+    After `warmup` optimizer steps, `windows` windows of `steps` optimizer steps are timed. Reported times are medians
+    over the windows.
+    """
 
     shape: str
     micro_batch: int
@@ -56,7 +62,7 @@ class Setup:
 
     @property
     def total_steps(self) -> int:
-        return self.warmup + self.steps * self.windows + 2  # two more, in which waits are counted
+        return self.warmup + self.steps * self.windows + 2  # host syncs are counted in 2 more steps
 
 
 def device() -> str:
@@ -64,7 +70,10 @@ def device() -> str:
 
 
 class RandomRows:
-    """Rows of sequence_length + 1 random ids with separators among them, the same for every contender."""
+    """Rows of sequence_length + 1 random token ids, some of them separators.
+
+    The random seed is fixed, so every contender gets the same rows.
+    """
 
     def __init__(self, setup: Setup) -> None:
         count = setup.micro_batch * setup.accumulation * setup.total_steps
@@ -80,7 +89,7 @@ class RandomRows:
         return {"input_ids": self.rows[index]}
 
     def batches(self, setup: Setup) -> Iterator[torch.Tensor]:
-        """Micro-batches on the device [rows, T + 1], one after another."""
+        """Yield the micro-batches [rows, T + 1] in order, on the device."""
         for start in range(0, len(self.rows), setup.micro_batch):
             yield torch.from_numpy(self.rows[start : start + setup.micro_batch]).to(device(), non_blocking=True)
 
@@ -101,7 +110,10 @@ def our_model(setup: Setup, *, document_mask: bool = False) -> Any:
 
 
 def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> None:
-    """This project's step, through its Trainer, under whatever launcher started the process."""
+    """Time the steps of this project's Trainer.
+
+    Works under any launcher: python, torchrun or accelerate launch.
+    """
     from transformers import TrainerCallback
 
     from gpt2_repro.run_record import RunRecord
@@ -114,7 +126,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     rows = setup.micro_batch * setup.accumulation * processes
-    typed = {
+    options = {
         "sequence_length": setup.model["sequence_length"],
         "tokens_per_step": rows * setup.model["sequence_length"],
         "per_device_train_batch_size": setup.micro_batch,
@@ -130,7 +142,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
         "output_dir": tempfile.mkdtemp(),
         "dataloader_num_workers": 2 if torch.cuda.is_available() else 0,
     }
-    recipe = load_recipe([word for key, value in typed.items() for word in (f"--{key}", str(value))])
+    recipe = load_recipe([word for key, value in options.items() for word in (f"--{key}", str(value))])
     args, plan = resolve_arguments(recipe)
 
     class Watched(TrainerCallback):
@@ -155,7 +167,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
 
 def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Callable[..., torch.Tensor]) -> None:
-    """The loop that people write: autocast, accumulate, clip, step."""
+    """Train with a plain PyTorch loop: autocast, accumulate, clip, step."""
     autocast = torch.autocast(device(), torch.bfloat16) if setup.bf16 else contextlib.nullcontext()
     batches = RandomRows(setup).batches(setup)
     for _ in range(setup.total_steps):
@@ -171,7 +183,7 @@ def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Ca
 
 
 def bare(setup: Setup, watch: Stopwatch) -> None:
-    """A plain PyTorch loop around this project's model and loss."""
+    """Time a plain PyTorch loop with this project's model and loss."""
     model = our_model(setup).to(device()).train()
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
@@ -182,17 +194,20 @@ def bare(setup: Setup, watch: Stopwatch) -> None:
 
 
 def nanogpt(setup: Setup, watch: Stopwatch) -> None:
-    """The model of a nanoGPT checkout, with its optimizer, in the loop of its train.py; biases on, as GPT-2."""
+    """Time the model and the optimizer of a nanoGPT checkout.
+
+    The function `loop` trains the model like nanoGPT's train.py. Biases are on, as in GPT-2.
+    """
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(setup.nanogpt, "model.py"))
     module = importlib.util.module_from_spec(spec)
-    sys.modules["nanogpt_model"] = module  # dataclasses look their module up
+    sys.modules["nanogpt_model"] = module  # dataclasses look up their module by name
     spec.loader.exec_module(module)
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
     vocabulary = 50_304 if setup.model["vocab_size"] == 50_257 else setup.model["vocab_size"]
     config = module.GPTConfig(
         **shape, block_size=setup.model["sequence_length"], vocab_size=vocabulary, dropout=0.0, bias=True
     )
-    torch.set_float32_matmul_precision("high")  # its train.py allows TF32
+    torch.set_float32_matmul_precision("high")  # nanoGPT's train.py allows TF32
     model = module.GPT(config).to(device())
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device())
     model = torch.compile(model) if setup.compile else model
@@ -200,7 +215,7 @@ def nanogpt(setup: Setup, watch: Stopwatch) -> None:
 
 
 def stock(setup: Setup, watch: Stopwatch) -> None:
-    """GPT2Config() and Trainer as they come, on rows in the columns that run_clm.py writes."""
+    """Time stock GPT2Config() and Trainer on rows with the columns of run_clm.py."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
@@ -232,7 +247,7 @@ def stock(setup: Setup, watch: Stopwatch) -> None:
 
 
 def main(name: str, described: str) -> None:
-    """Run one contender and print what was measured."""
+    """Run one contender and print its measurements as a JSON object."""
     logging.disable(logging.INFO)
     setup = Setup(**json.loads(described))
     watch = Stopwatch(

@@ -1,20 +1,27 @@
-"""Whole data preparation, this project's beside three others, from the same files to data ready for training.
+"""Compare complete data preparation by this project and by three others.
 
     python benchmarks/data_preparation.py --output preparation.json
     python benchmarks/data_preparation.py --copies 10 --num_proc 8 --only nanogpt llmc ours
 
-Each contender is one command in a fresh process with caches of its own, from its start to its end, imports included,
-in rounds that go forward and back through the list; the files are in the page cache. Two sizes are prepared, the
-first files and all: the whole-command rate is that of all files, the marginal rate that of the files which only the
-larger size has, so without what a start costs. Peak memory is the sum of the resident sets of the process and all
-below it, every 50 ms; a page that several processes map counts in each, and mapped files count. Beside it the same
-without pages of files and shared memory. Peak disk is what lies in the contender's folder, caches included, every
-250 ms. Only this project hashes its data, waits until it is on the disk and, up to 5M tokens, counts the reference
-losses of its manifest; that is in its time.
+Each contender reads the same files and writes data that is ready for training. It is one command in a fresh process
+with separate caches. The time is that of the complete command, imports included. Rounds go through the list of
+contenders forward, then backward. The files are in the page cache.
 
-The text: novels, cut at paragraph ends into documents of about 4.5 KB, the size of web documents, and web pages of US
-authorities, whole; shuffled. --copies repeats it: an encoder that remembers words has then seen all of them before,
-so copies favour it.
+Each contender prepares two sizes: only the first files, and all files. The rate of the complete command is measured
+on all files. The marginal rate is that of the files that only the larger size contains, so it excludes start-up time.
+
+Peak memory is the sum of the resident sets of the process and its descendants, sampled every 50 ms. A page that
+several processes map counts once for each of them. Mapped files count too. The second number, in parentheses, excludes
+pages of files and shared memory. Peak disk is the size of the contender's folder, caches included, sampled every
+250 ms.
+
+Only this project hashes its data and waits until the data is on the disk. Up to 5M tokens, it also computes the
+reference losses of its manifest. All of this is included in its time. --validation_tokens applies to this project
+only.
+
+The text is novels and web pages of US authorities, in random order. The novels are cut at paragraph ends into
+documents of about 4.5 KB, the size of web documents. The web pages are complete. --copies repeats the text. This
+favors encoders that cache words, because they have then seen every word before.
 """
 
 import argparse
@@ -45,38 +52,36 @@ from benchmarks.side_by_side import cpu_name
 
 DATA = Path(os.environ.get("GPT2_REPRO_TEST_DATA", ROOT.parent / "shared" / "data"))
 MEMORY_EVERY, DISK_EVERY = 0.05, 0.25  # s
-KINDS = {"parquet": "parquet", "jsonl": "json"}  # ending: what `datasets` calls it
+KINDS = {"parquet": "parquet", "jsonl": "json"}  # file ending: name of the format in `datasets`
 
 
 def main() -> None:
-    """Write the corpus, measure, compare the counts of tokens, print tables in Markdown."""
+    """Write the corpus, measure the contenders, and print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num_proc", type=int, default=2, help="worker processes of each contender (2)")
-    parser.add_argument("--copies", type=int, default=1, help="of the text, one after another (1)")
-    parser.add_argument("--files", type=int, default=8, help="that the text is spread over (8)")
-    parser.add_argument("--small", type=int, help="files of the smaller size (a quarter of --files)")
-    parser.add_argument("--documents", type=int, help="only so many documents of the text")
+    parser.add_argument("--num_proc", type=int, default=2, help="Worker processes of each contender. (default: 2)")
+    parser.add_argument("--copies", type=int, default=1, help="Number of times to repeat the text. (default: 1)")
+    parser.add_argument("--files", type=int, default=8, help="Number of files that contain the text. (default: 8)")
+    parser.add_argument("--small", type=int, help="Files of the smaller size. (default: a quarter of --files)")
+    parser.add_argument("--documents", type=int, help="Use only the first N documents of the text.")
     parser.add_argument("--formats", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument(
-        "--compression", choices=["zstd", "snappy"], default="zstd", help="of the parquet files (zstd)"
+        "--compression", choices=["zstd", "snappy"], default="zstd", help="Codec of the parquet files. (default: zstd)"
     )
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="these contenders")
-    parser.add_argument("--rounds", type=int, default=2, help="fresh processes of each contender and size (2)")
-    parser.add_argument("--validation_tokens", type=int, default=100_000, help="that this project holds out (100,000)")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds for one command (1,800)")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder with prose/ and gpt2/ (%(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="takes corpus and results")
-    parser.add_argument("--output", type=Path, help="write all numbers to this JSON file")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="Contenders to run.")
+    parser.add_argument("--rounds", type=int, default=2, help="Repetitions per contender and size. (default: 2)")
+    parser.add_argument("--validation_tokens", type=int, default=100_000, help="Held-out tokens. (default: 100,000)")
+    parser.add_argument("--timeout", type=float, default=1800, help="Seconds allowed per command. (default: 1,800)")
+    parser.add_argument("--data", type=Path, default=DATA, help="Folder with prose/ and gpt2/. (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder for temporary files.")
+    parser.add_argument("--output", type=Path, help="JSON file for all measurements.")
     args = parser.parse_args()
     small = args.small or max(1, args.files // 4)
     if not (args.data / "prose").is_dir() or not (args.data / "gpt2").is_dir():
-        parser.error(
-            f"there is no prose/ and gpt2/ in {args.data}: name the folder with --data or GPT2_REPRO_TEST_DATA"
-        )
+        parser.error(f"The folder {args.data} must contain prose/ and gpt2/. Pass --data or set GPT2_REPRO_TEST_DATA.")
     if args.copies < 1 or not 0 < small < args.files:
-        parser.error("this needs --copies of 1 or more, and fewer --small files than --files")
+        parser.error("Set --copies to at least 1, and --small to at least 1 and less than --files.")
     if {"nanogpt", "llmc"} & set(args.only) and _version("tiktoken") == "absent":
-        parser.error("nanogpt and llmc need tiktoken: pip install -r requirements-dev.txt, or --only blog ours")
+        parser.error("tiktoken is missing. Run pip install -r requirements-dev.txt or pass --only blog ours.")
 
     results: dict[str, dict[str, dict[int, list[Measured]]]] = {}
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="data_preparation-") as root:
@@ -89,7 +94,7 @@ def main() -> None:
                     for files in (small, args.files):
                         chosen = [str(path) for path in sorted(corpus.glob(f"*.{ending}"))[:files]]
                         job = Job(KINDS[ending], chosen, str(args.data / "gpt2"), str(work / "data"), args.num_proc)
-                        held_out = min(args.validation_tokens, sum(sizes[:files]) // 40)  # of tiny texts, a tenth
+                        held_out = min(args.validation_tokens, sum(sizes[:files]) // 40)  # at most about a tenth
                         measured = run(name, job, work, validation_tokens=held_out, timeout=args.timeout)
                         print(f"round {turn + 1} {ending} {name} {files} files: {measured}", file=sys.stderr)
                         of_kind = results.setdefault(ending, {}).setdefault(name, {})
@@ -105,12 +110,16 @@ def main() -> None:
 
 
 def run(name: str, job: Job, work: Path, *, validation_tokens: int, timeout: float) -> Measured:
-    """One contender from an empty folder; what it left is counted and deleted. Exits where it fails."""
+    """Run one contender in an empty folder and return its measurements.
+
+    The tokens of the prepared data are counted, then the data is deleted. Exits with an error if the command fails or
+    takes longer than `timeout` seconds.
+    """
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     for path in job.files:
-        Path(path).read_bytes()  # into the page cache
-    os.sync()  # what others have written is not written during this one's time
+        Path(path).read_bytes()  # load it into the page cache
+    os.sync()  # write earlier data to the disk now, not during the measurement
     if name == "ours":
         words = ["prepare_data.py", "--data_files", *job.files, "--tokenizer", job.tokenizer]
         words += ["--dataset_dir", job.folder, "--num_proc", str(job.processes)]
@@ -127,7 +136,7 @@ def run(name: str, job: Job, work: Path, *, validation_tokens: int, timeout: flo
         try:
             while process.poll() is None:
                 if time.perf_counter() - began > timeout:
-                    sys.exit(f"{name} is not done in {timeout} s")
+                    sys.exit(f"{name} did not finish within {timeout} s. Pass a larger --timeout.")
                 for key, value in zip(("resident", "anonymous"), memory(process.pid), strict=True):
                     found[key] = max(found[key], value)
                 if time.perf_counter() - looked > DISK_EVERY:
@@ -149,7 +158,7 @@ def run(name: str, job: Job, work: Path, *, validation_tokens: int, timeout: flo
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Bytes resident in a process and all below it, and of these the anonymous ones."""
+    """Return the resident and the anonymous bytes of a process and its descendants."""
     resident = anonymous = 0
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -166,7 +175,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def disk(folder: Path) -> int:
-    """Bytes that the files below a folder take on the disk, in whole blocks."""
+    """Return the bytes of disk blocks that the files below a folder use."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -177,7 +186,7 @@ def disk(folder: Path) -> int:
 
 
 def heading(args: argparse.Namespace, text: dict[int, int], tokens: dict[int, int]) -> list[str]:
-    """When, where, with what and on what."""
+    """Return lines with the date, machine, versions, command and corpus."""
     names = ("datasets", "transformers", "tokenizers", "tiktoken", "pyarrow", "numpy", "gigatoken", "fastokens")
     small, large = text
     return [
@@ -186,14 +195,14 @@ def heading(args: argparse.Namespace, text: dict[int, int], tokens: dict[int, in
         f"`python {' '.join(sys.argv)}`",
         f"{text[large] / 1e6:.1f} MB of text in {large} files ({text[small] / 1e6:.1f} MB in the first {small}), "
         f"{tokens.get(large, 0):,} tokens without separators; {args.copies} "
-        + ("copy" if args.copies == 1 else "copies (which favour encoders that remember words)")
+        + ("copy of the text" if args.copies == 1 else "copies of the text (which favors encoders that cache words)")
         + f", novels cut into documents of about {DOCUMENT_BYTES / 1000} KB; {args.num_proc} worker processes, "
-        f"{args.rounds} rounds; contenders that keep all text agree on its tokens",
+        f"{args.rounds} rounds; all contenders that keep the complete text count the same tokens",
     ]
 
 
 def as_json(args: argparse.Namespace, sizes: list[int], results: dict[str, Any]) -> dict[str, Any]:
-    """All numbers, and what they were measured with."""
+    """Return all measurements with their date, options and file sizes."""
     options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     measured = {
         ending: {

@@ -1,7 +1,10 @@
-"""How long `bash evaluate.sh` takes for two GPT-2s of 124M on all three tasks, as typed: untrained weights read as many tokens.
+"""Measure how long evaluate.sh takes for two GPT-2 124M models on three tasks.
 
 python benchmarks/evaluation_minutes.py --local_data tasks/ --tokenizer openai-community/gpt2
-python benchmarks/evaluation_minutes.py --local_data tasks/ --tokenizer FOLDER --n_layer 1 --limit 20     to try the script
+python benchmarks/evaluation_minutes.py --local_data tasks/ --tokenizer FOLDER --n_layer 1 --limit 20     # a quick try
+
+Each measurement is a complete `bash evaluate.sh` command. The models are untrained, which does not change the number
+of tokens to process.
 """
 
 import argparse
@@ -16,15 +19,15 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 
 ROOT = Path(__file__).parents[1]
-TASKS = ("lambada_openai", "hellaswag", "wikitext")  # and HellaSwag's completion style behind it
+TASKS = ("lambada_openai", "hellaswag", "wikitext")  # evaluate.sh adds HellaSwag's completion style
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--local_data", required=True, type=Path, help="The three tasks' jsonl files.")
-    parser.add_argument("--tokenizer", required=True, help="GPT-2's: a folder or a Hub id.")
-    parser.add_argument("--n_layer", type=int, default=12, help="Fewer to try the script. (default: %(default)s)")
-    parser.add_argument("--limit", type=int, help="Documents of each task, to try the script.")
+    parser.add_argument("--local_data", required=True, type=Path, help="Folder with the tasks' jsonl files.")
+    parser.add_argument("--tokenizer", required=True, help="GPT-2's tokenizer: a folder or a Hub id.")
+    parser.add_argument("--n_layer", type=int, default=12, help="Layers of the models. (default: %(default)s)")
+    parser.add_argument("--limit", type=int, help="Documents per task. (default: all)")
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     limit = [] if options.limit is None else ["--limit", str(options.limit)]
@@ -53,7 +56,7 @@ def main() -> None:
             print(f"| {', '.join(tasks)} | {(time.perf_counter() - began) / 60:.2f} |", flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(
-        f"\nTwo models, {max(1, torch.cuda.device_count())} x {device}, torch {torch.__version__}, fp32, start-up included"
+        f"\nTwo models, {max(1, torch.cuda.device_count())} x {device}, torch {torch.__version__}, fp32, with start-up"
     )
 
 

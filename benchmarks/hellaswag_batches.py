@@ -1,9 +1,11 @@
-"""HellaSwag as this project scores it while a model trains, beside the ways that people write it, on one device.
+"""Compare the speed of this project's HellaSwag scoring with two common ways.
 
 python benchmarks/hellaswag_batches.py --data hellaswag_val.jsonl.gz --tokenizer openai-community/gpt2 --items 32
-python benchmarks/hellaswag_batches.py --data Rowan/hellaswag --tokenizer openai-community/gpt2          all, on a GPU
+python benchmarks/hellaswag_batches.py --data Rowan/hellaswag --tokenizer openai-community/gpt2            # on a GPU
 
-A GPT-2 of 124M with untrained weights, bf16 on a GPU; the contenders take turns, and must choose the same endings.
+This project scores HellaSwag while a model trains. The model of this script is a GPT-2 124M with untrained weights on
+one device, in bf16 on a GPU and in fp32 on a CPU. The contenders take turns. The last column of the table is the share
+of items for which a contender chooses the same ending as this project.
 """
 
 import argparse
@@ -25,9 +27,9 @@ VOCABULARY = 50_257
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="HellaSwag's validation split: a file or a Hub id.")
-    parser.add_argument("--tokenizer", required=True, help="GPT-2's: a folder or a Hub id.")
-    parser.add_argument("--items", type=int, help="Evenly spread ones; default all.")
-    parser.add_argument("--positions", type=int, help="Of a pass; default 65,536 on a GPU, 2,048 on a CPU.")
+    parser.add_argument("--tokenizer", required=True, help="GPT-2's tokenizer: a folder or a Hub id.")
+    parser.add_argument("--items", type=int, help="Items, evenly spread over the split. (default: all)")
+    parser.add_argument("--positions", type=int, help="Positions per pass. (default: 65,536 on a GPU, 2,048 on a CPU)")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     cuda = torch.cuda.is_available()
@@ -51,7 +53,11 @@ def main() -> None:
 
     @torch.no_grad()
     def in_groups(size: int) -> torch.Tensor:
-        """`size` endings a pass, padded to the longest, with all logits: 4 is an item of build-nanogpt's hellaswag.py."""
+        """Return the best ending of each item, with `size` endings per pass.
+
+        Endings are padded to the longest of the pass, and all logits are computed. Four endings are one item, as in
+        build-nanogpt's hellaswag.py.
+        """
         means = []
         for first in range(0, len(scorer.rows), size):
             ids, labels, _ = (part.to(device) for part in scorer.collate(range(first, first + size)))
@@ -62,11 +68,11 @@ def main() -> None:
 
     contenders: dict[str, Callable[[], torch.Tensor]] = {
         "this project": by_length,
-        "an item a pass, as build-nanogpt": lambda: in_groups(4),
-        "an ending a pass": lambda: in_groups(1),
+        "one item per pass, as in build-nanogpt": lambda: in_groups(4),
+        "one ending per pass": lambda: in_groups(1),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    answers = {name: contend() for name, contend in contenders.items()}  # and warm
+    answers = {name: contend() for name, contend in contenders.items()}  # this also warms up each contender
     for _ in range(options.rounds):
         for name, contend in contenders.items():
             began = time.perf_counter()
@@ -75,9 +81,10 @@ def main() -> None:
     ours = statistics.median(seconds["this project"])
     tokens = sum(len(row) - 1 for row, _ in scorer.rows)
     print(
-        f"{len(items):,} items, {tokens:,} tokens, {positions:,} positions a pass, {device}, {dtype}, torch {torch.__version__}\n"
+        f"{len(items):,} items, {tokens:,} tokens, {positions:,} positions per pass, "
+        f"{device}, {dtype}, torch {torch.__version__}\n"
     )
-    print("| contender | seconds, median | times as long | same answers |\n| --- | ---: | ---: | ---: |")
+    print("| contender | seconds, median | relative time | same answers |\n| --- | ---: | ---: | ---: |")
     for name, times in seconds.items():
         same = (answers[name] == answers["this project"]).float().mean().item()
         print(f"| {name} | {statistics.median(times):.2f} | {statistics.median(times) / ours:.2f} | {same:.1%} |")

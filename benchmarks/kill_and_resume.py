@@ -1,10 +1,10 @@
-"""What a kill costs: from SIGKILL of everything to the next optimizer step of the same command.
+"""Measure the time from a SIGKILL to the next optimizer step after a restart.
 
     python benchmarks/kill_and_resume.py recipes/demo.yaml --processes 2
     python benchmarks/kill_and_resume.py recipes/gpt2_124m.yaml --processes 8 -- --save_steps 50
 
-The data of the recipe has to be prepared. The run goes to its first checkpoint and a few steps further, is killed, launcher
-and workers at once, and started again. Options of train.py follow after `--`.
+Prepare the data of the recipe first. The run trains until it has logged a step after its first checkpoint. Then the
+launcher and the workers are killed at once, and the same command starts again. Options after `--` go to train.py.
 """
 
 import argparse
@@ -19,10 +19,13 @@ from benchmarks.processes import run_python
 
 
 def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
-    """The first step that was logged after a step and a moment, and its moment, in seconds since the epoch."""
+    """Return step and time of the first step logged after a given step and time.
+
+    Times are in seconds since the epoch. Returns None if there is no such step yet.
+    """
     path = run / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):  # the last line may be half written
+        with contextlib.suppress(ValueError):  # the last line may be incomplete
             event = json.loads(line)
             if "loss" in event and event["step"] > after_step and event["time"] > after_time:
                 return event["step"], event["time"]
@@ -35,11 +38,11 @@ def newest(run: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="of the run")
-    parser.add_argument("--processes", type=int, default=2, help="of accelerate launch with zero1.yaml (2)")
-    parser.add_argument("--checkpoint", type=int, default=20, help="step of the first checkpoint (20)")
-    parser.add_argument("--kills", type=int, default=3, help="one after another (3)")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="takes the run")
+    parser.add_argument("recipe", help="Recipe of the run.")
+    parser.add_argument("--processes", type=int, default=2, help="Training processes under ZeRO-1. (default: 2)")
+    parser.add_argument("--checkpoint", type=int, default=20, help="Step of the first checkpoint. (default: 20)")
+    parser.add_argument("--kills", type=int, default=3, help="Number of kills. (default: 3)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder for temporary files.")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="kill-") as folder:
@@ -54,17 +57,17 @@ def main() -> None:
             new = functools.partial(first_new, run, saved or args.checkpoint, killed)
             done = run_python(words, log=log, timeout=3600, stop=lambda new=new: new() is not None)
             if (found := new()) is None:
-                sys.exit(f"the run is over before a step could be seen:\n{log.read_text()[-3000:]}")
+                sys.exit(f"The run ended before it logged a new step. End of its log:\n{log.read_text()[-3000:]}")
             step, when = found
             if killed:
-                print(f"kill to step {step}: {when - killed:.1f} s, from checkpoint-{saved}", flush=True)
+                print(f"kill to step {step}: {when - killed:.1f} s, resumed from checkpoint-{saved}", flush=True)
             else:
                 print(f"first start to step {step}: {when - done.began:.1f} s", flush=True)
             killed = done.ended
         status = json.loads((run / "run_status.json").read_text())
         files = [path for path in (run / f"checkpoint-{newest(run)}").rglob("*") if path.is_file()]
         megabytes = sum(path.stat().st_size for path in files) / 1e6
-        print(f"a checkpoint: {megabytes:,.1f} MB, saved in {status['save_seconds']} s")
+        print(f"checkpoint: {megabytes:,.1f} MB, saved in {status['save_seconds']} s")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Tokens that Muon and AdamW need to one validation loss, on prose, by train.py: three seeds of each, on a CPU.
+"""Compare the tokens that Muon and AdamW need to reach one validation loss.
 
     python benchmarks/optimizers.py prose.jsonl
 
-Both follow warmup_stable_decay without its fall, so that every step of a run is as good as the end of a shorter one. Each is tried at several
-learning rates, every one with every seed, and has the one whose last losses are the best on average: at a rate that is a little too high
-seeds differ by half a nat. The loss to reach is the mean of AdamW's last ones, where AdamW is after
-all of its tokens.
+All runs use train.py on prose, on a CPU, with three seeds by default. The schedule is warmup_stable_decay without the
+decay, so that every step of a run is as good as the end of a shorter run. Each optimizer runs at several learning
+rates, with all seeds at each. The rate with the lowest mean of the last validation losses is chosen: if the rate is
+slightly too high, seeds differ by half a nat. The target loss is the mean of AdamW's last losses, after all of its
+tokens.
 """
 
 import argparse
@@ -26,8 +27,8 @@ CONTEXT, STEP = 256, 8_192
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, help="documents, .jsonl or .txt")
-    parser.add_argument("--steps", type=int, default=160, help=f"of {STEP:,} tokens (160)")
+    parser.add_argument("text", type=Path, help="Documents, .jsonl or .txt.")
+    parser.add_argument("--steps", type=int, default=160, help=f"Optimizer steps of {STEP:,} tokens. (default: 160)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--adamw_rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
     parser.add_argument("--muon_rates", type=float, nargs="+", default=[4e-3, 8e-3])
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def ends(curves: list[dict[int, float]]) -> list[float]:
-    """The last losses."""
+    """Return the last validation loss of each curve."""
     return [list(losses.values())[-1] for losses in curves]
 
 
@@ -74,7 +75,7 @@ def prepare(work: Path, text: Path, steps: int) -> Path:
 
 
 def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[int, float]:
-    """Validation losses of a run by step."""
+    """Train with one optimizer, rate and seed; return the validation loss by step."""
     run = work / f"{optim}-{rate}-{seed}"
     options = ["--optim", optim, "--learning_rate", str(rate), "--seed", str(seed), "--output_dir", str(run)]
     subprocess.run([sys.executable, "train.py", recipe, *options], cwd=ROOT, check=True, capture_output=True)
@@ -83,7 +84,10 @@ def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[
 
 
 def reached(losses: dict[int, float], target: float) -> float | None:
-    """The step at which a curve comes down to the target, between two validations on the line between them; None: never."""
+    """Return the step at which the loss reaches the target, or None if it never does.
+
+    The step is interpolated linearly between two validations.
+    """
     before = None
     for step, loss in losses.items():
         if loss <= target:
@@ -95,16 +99,19 @@ def reached(losses: dict[int, float], target: float) -> float | None:
 
 
 def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
-    """AdamW's mean last loss takes all of its tokens, on average over the seeds; and how many of them Muon takes."""
+    """Return, as Markdown, the last losses and the tokens that Muon needs.
+
+    The target is the mean of AdamW's last losses over the seeds. AdamW needs all of its tokens to reach it on average.
+    """
     target, steps = statistics.mean(ends(curves["adamw_torch"])), max(curves["adamw_torch"][0])
     taken = [reached(losses, target) for losses in curves["muon"]]
-    lines = ["| optimizer | learning rate | last losses |", "| --- | --- | --- |"]
+    lines = ["| optimizer | learning rate | last validation losses |", "| --- | --- | --- |"]
     for optim, runs in curves.items():
         lines.append(f"| {optim} | {chosen[optim]:g} | {', '.join(f'{loss:.4f}' for loss in ends(runs))} |")
     shown = ", ".join("never" if step is None else f"{step:.0f}" for step in taken)
-    lines.append(f"{target:.4f}: AdamW {steps * STEP:,} tokens, Muon after {shown} steps of {STEP:,}")
+    lines.append(f"To loss {target:.4f}: AdamW {steps * STEP:,} tokens, Muon by seed {shown} steps of {STEP:,} tokens")
     if there := [step for step in taken if step is not None]:
-        lines[-1] += f", {statistics.mean(there) / steps:.2f} of AdamW's"
+        lines[-1] += f", on average {statistics.mean(there) / steps:.2f} of AdamW's"
     return "\n".join(lines)
 
 

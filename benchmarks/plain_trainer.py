@@ -1,10 +1,10 @@
-"""What a person might write instead of this project: GPT-2 from scratch with transformers' Trainer, as the guides have it.
+"""GPT-2 from scratch with transformers' Trainer, as the guides show it.
 
     accelerate launch benchmarks/plain_trainer.py --text prose.txt --tokenizer openai-community/gpt2 --output_dir out
-    python benchmarks/why.py          (measures it beside train.py)
+    python benchmarks/why.py          # compares this script with train.py
 
-Put together from the habits of run_clm.py and of the reference blog: documents joined without a separator, weights in bf16 for flash
-attention, GPT2Config's defaults, labels shifted by the model, the newest checkpoint resumed from.
+The script follows run_clm.py and the reference blog: documents joined without a separator, weights in bf16 for flash
+attention, the defaults of GPT2Config, labels shifted by the model, and a resume from the newest checkpoint.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def parse() -> argparse.Namespace:
 
 
 def tokenize(text: str, tokenizer, context: int) -> Dataset:
-    """Join everything and cut it into blocks, the rest dropped (run_clm.py's group_texts)."""
+    """Join all ids and cut them into blocks, as group_texts of run_clm.py does."""
     ids = tokenizer(text.split("\n\n"))["input_ids"]
     joined = np.concatenate([np.asarray(document, dtype=np.int64) for document in ids if document])
     whole = len(joined) // context * context

@@ -1,8 +1,10 @@
-"""Whole data preparations as others do them, each written afresh from its description, and what each of them left.
+"""Data preparation with the methods of other projects, and counts of its tokens.
 
-    python -m benchmarks.preparation_contenders llmc JOB       as data_preparation.py runs it, JOB a JSON object
+    python -m benchmarks.preparation_contenders llmc JOB
 
-Every one takes parquet or jsonl files with a column `text` to data ready for training in `folder`, with GPT-2's ids.
+data_preparation.py runs this command. JOB is a JSON object with the fields of `Job`. Each method was written again
+from its description. It reads parquet or jsonl files with a column `text`, and writes data that is ready for training
+to `folder`, with GPT-2's token ids.
 """
 
 import dataclasses
@@ -19,28 +21,32 @@ import numpy as np
 
 
 END_OF_TEXT = 50_256
-BLOG_LENGTH, BLOG_SHORTEST = 512, 256  # tokens of a window, and of the shortest that is kept
+BLOG_LENGTH, BLOG_SHORTEST = 512, 256  # tokens per window, and the minimum to keep it
 NANOGPT_BATCHES = 1024
-LLMC_SHARD, LLMC_HEADER, LLMC_MAGIC, LLMC_VERSION = 100_000_000, 256, 20240520, 1  # tokens, int32s
+LLMC_SHARD, LLMC_HEADER, LLMC_MAGIC, LLMC_VERSION = 100_000_000, 256, 20240520, 1  # SHARD in tokens, HEADER in int32s
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What one preparation is given."""
+    """Input files, tokenizer, output folder and processes of a data preparation."""
 
-    kind: str  # parquet or json, as `datasets` calls them
+    kind: str  # parquet or json, a format name of `datasets`
     files: list[str]
     tokenizer: str  # folder with GPT-2's tokenizer.json, vocab.json and merges.txt
-    folder: str  # takes the finished data
+    folder: str  # output folder of the finished data
     processes: int
 
 
 def blog(job: Job) -> dict[str, int]:
-    """suzyahyah's post of 2025-07: windows of 512 with overflow, padded, those under 256 tokens filtered out."""
+    """Prepare data as in suzyahyah's blog post of 2025-07.
+
+    Documents are cut into windows of 512 tokens with overflow and padded. Windows with fewer than 256 tokens are
+    dropped.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job.tokenizer)
-    tokenizer.pad_token = tokenizer.eos_token  # GPT-2's has none, and padding asks for one
+    tokenizer.pad_token = tokenizer.eos_token  # padding needs a token, and GPT-2 has no padding token
 
     def tokenize(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         encoded = tokenizer(
@@ -57,9 +63,12 @@ def blog(job: Job) -> dict[str, int]:
 
 
 def nanogpt(job: Job) -> dict[str, int]:
-    """nanoGPT's data/openwebtext/prepare.py: ids by `map`, a shuffled split, then one memmap a split in batches."""
+    """Prepare data as in nanoGPT's data/openwebtext/prepare.py.
+
+    Documents are split at random and tokenized with `map`. Each split is written in batches to one memmap.
+    """
     splits = load(job, num_proc=job.processes).train_test_split(test_size=0.0005, seed=2357, shuffle=True)
-    gpt2_encoding(job.tokenizer)  # before the workers are forked, which then have it too
+    gpt2_encoding(job.tokenizer)  # load it before the fork, so that workers inherit it
 
     def tokenize(row: dict[str, str]) -> dict[str, Any]:
         ids = [*gpt2_encoding(job.tokenizer).encode_ordinary(row["text"]), END_OF_TEXT]
@@ -82,7 +91,10 @@ def nanogpt(job: Job) -> dict[str, int]:
 
 
 def llmc(job: Job) -> dict[str, int]:
-    """llm.c's dev/data/fineweb.py: a pool tokenizes document by document, shards of 1e8 tokens behind a header."""
+    """Prepare data as in llm.c's dev/data/fineweb.py.
+
+    A pool of processes tokenizes document by document. Each shard is a header followed by up to 1e8 tokens.
+    """
     rows = load(job, num_proc=None)
     gpt2_encoding(job.tokenizer)
     Path(job.folder).mkdir(parents=True)
@@ -104,7 +116,7 @@ def llmc(job: Job) -> dict[str, int]:
 def _llmc_document(tokenizer: str, row: dict[str, str]) -> np.ndarray:
     ids = np.array([END_OF_TEXT, *gpt2_encoding(tokenizer).encode_ordinary(row["text"])])
     if not ((ids >= 0) & (ids < 2**16)).all():
-        raise ValueError("an id does not fit into uint16")
+        raise ValueError("A token id does not fit into uint16.")
     return ids.astype(np.uint16)
 
 
@@ -117,7 +129,7 @@ def _write_llmc_shard(folder: str, number: int, ids: np.ndarray) -> None:
 
 
 def load(job: Job, *, num_proc: int | None) -> Any:
-    """The files as a `datasets` dataset of one column, by way of its cache."""
+    """Load the files with `datasets`, through its cache, as a dataset of one column."""
     from datasets import load_dataset
 
     return load_dataset(job.kind, data_files=job.files, split="train", num_proc=num_proc)
@@ -125,8 +137,8 @@ def load(job: Job, *, num_proc: int | None) -> Any:
 
 @functools.cache
 def gpt2_encoding(tokenizer: str) -> Any:
-    """tiktoken's GPT-2 from a folder, without the network."""
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # local files need no copy in the temporary folder
+    """Return tiktoken's GPT-2 encoding from the files of a folder, without network."""
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # do not copy local files to the temporary folder
     import tiktoken
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     from tiktoken_ext.openai_public import r50k_pat_str
@@ -138,22 +150,25 @@ def gpt2_encoding(tokenizer: str) -> Any:
 
 
 def nanogpt_ids(folder: Path) -> dict[str, np.ndarray]:
-    """The ids of each split [tokens]."""
+    """Return the token ids [tokens] of nanoGPT's files train.bin and val.bin."""
     return {name: np.memmap(folder / f"{name}.bin", np.uint16, "r") for name in ("train", "val")}
 
 
 def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
-    """The ids of each shard [tokens], by its header."""
+    """Yield the token ids [tokens] of each llm.c shard, after a check of its header."""
     for path in sorted(folder.glob("*.bin"), key=lambda path: path.stem.rpartition("_")[2]):
         magic, version, count = np.fromfile(path, np.int32, 3).tolist()
         ids = np.fromfile(path, np.uint16, offset=LLMC_HEADER * 4)
         if (magic, version, count) != (LLMC_MAGIC, LLMC_VERSION, len(ids)):
-            raise ValueError(f"{path} is not what its header says")
+            raise ValueError(f"{path} does not match its header.")
         yield ids
 
 
 def blog_masks(folder: Path) -> Iterator[np.ndarray]:
-    """The masks of thousands of windows at a time, 1 for a token and 0 for padding."""
+    """Yield the flattened attention masks of thousands of windows at a time.
+
+    A mask is 1 for a token and 0 for padding.
+    """
     from datasets import load_from_disk
 
     for batch in load_from_disk(str(folder)).data.to_batches():
@@ -161,7 +176,15 @@ def blog_masks(folder: Path) -> Iterator[np.ndarray]:
 
 
 def count(name: str, folder: Path) -> dict[str, int]:
-    """What a preparation left: tokens of text, separators, and what is neither or was left out, where there is any."""
+    """Count the tokens of text and the separators that a preparation wrote.
+
+    Args:
+        name: "ours" or a key of CONTENDERS.
+        folder: the finished data.
+
+    Returns:
+        `text_tokens` and `separators`; also `dropped_tokens` for "ours" and `padding` for "blog".
+    """
     if name == "ours":
         manifest = json.loads((folder / "manifest.json").read_text())
         keys = ("tokens", "empty_documents", "dropped_tokens")

@@ -1,4 +1,4 @@
-"""The text that data_preparation.py prepares, written as parquet and as jsonl."""
+"""The text for data_preparation.py, written as parquet and jsonl files."""
 
 import gzip
 import json
@@ -14,7 +14,11 @@ ROW_GROUP = 1000  # rows
 
 
 def read_documents(prose: Path) -> list[str]:
-    """The documents, shuffled by a fixed seed: novels cut at paragraph ends, web pages as they are."""
+    """Return the documents in a random order with a fixed seed.
+
+    Novels are cut at paragraph ends. Web pages stay complete. Documents that are blank or contain <|endoftext|> are
+    dropped.
+    """
     documents = []
     for name, is_whole in (("novels", False), ("gov_web", True)):
         with gzip.open(prose / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
@@ -27,7 +31,10 @@ def read_documents(prose: Path) -> list[str]:
 
 
 def cut(text: str) -> list[str]:
-    """Pieces of about DOCUMENT_BYTES that end with a paragraph; joined they are the text."""
+    """Cut text at paragraph ends into pieces of about DOCUMENT_BYTES bytes.
+
+    The pieces, joined, are the text again.
+    """
     pieces, held, size = [], [], 0
     for paragraph in text.replace("\n\n", "\n\n\0").split("\0"):
         length = len(paragraph.encode())
@@ -40,7 +47,16 @@ def cut(text: str) -> list[str]:
 
 
 def write_corpus(folder: Path, documents: list[str], copies: int, files: int, compression: str) -> list[int]:
-    """The same documents as parquet and as jsonl files; returns the UTF-8 bytes of each file's text."""
+    """Write the documents twice: as parquet files and as jsonl files.
+
+    Args:
+        documents: the text; it is repeated `copies` times.
+        files: number of files in each format.
+        compression: codec of the parquet files.
+
+    Returns:
+        the UTF-8 bytes of the text of each file.
+    """
     folder.mkdir()
     everything = documents * copies
     sizes = []

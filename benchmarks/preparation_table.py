@@ -1,4 +1,4 @@
-"""What data_preparation.py measured, checked and as a table in Markdown."""
+"""Checks and Markdown tables of the measurements of data_preparation.py."""
 
 import dataclasses
 import statistics
@@ -15,18 +15,21 @@ CONTENDERS = {
 
 @dataclasses.dataclass
 class Measured:
-    """One command."""
+    """Measurements of one data preparation command."""
 
     seconds: float
-    resident: int  # bytes, the largest sum over the processes
-    anonymous: int  # bytes, the same without pages of files and shared memory
-    disk: int  # bytes, the most that lay in its folder
-    data: int  # bytes of the finished data, without a tokenizer beside it
+    resident: int  # bytes, peak of the sum over the processes
+    anonymous: int  # bytes, as `resident` without pages of files and shared memory
+    disk: int  # bytes, peak size of the contender's folder
+    data: int  # bytes of the finished data, without the tokenizer
     counts: dict[str, int]
 
 
 def agreed_tokens(results: dict[str, dict[str, dict[int, list[Measured]]]]) -> dict[int, int]:
-    """Tokens of text for each size. Exits where contenders that keep all the text count them differently."""
+    """Return the number of text tokens for each number of input files.
+
+    Exits with an error if contenders that keep all the text count different numbers of tokens.
+    """
     found: dict[int, dict[int, set[str]]] = {}
     for ending, of_kind in results.items():
         for name, of_contender in of_kind.items():
@@ -36,16 +39,16 @@ def agreed_tokens(results: dict[str, dict[str, dict[int, list[Measured]]]]) -> d
                     who.add(f"{name} from {ending}")
     for files, who in found.items():
         if len(who) > 1:
-            sys.exit(f"the counts of text tokens of {files} files differ: {who}")
+            sys.exit(f"Contenders count different numbers of text tokens in {files} files: {who}")
     return {files: next(iter(who)) for files, who in found.items()}
 
 
 def table(of_kind: dict[str, dict[int, list[Measured]]], text: dict[int, int], tokens: dict[int, int]) -> str:
-    """Medians of the rounds, in Markdown; peaks of all rounds."""
+    """Return a Markdown table with median times and peak memory of all rounds."""
     small, large = text
     lines = [
-        "| contender | s, whole command (min to max) | MB/s | tokens/s | MB/s, marginal "
-        "| this project's speed to its, whole | marginal | peak memory (anonymous) | bytes a token | peak disk |",
+        "| contender | seconds, complete command (min to max) | MB/s | tokens/s | marginal MB/s "
+        "| our speedup | our marginal speedup | peak memory (anonymous) | bytes per token | peak disk |",
         "|" + " --- |" * 10,
     ]
     times = {name: tuple(_median(of_size[files]) for files in (small, large)) for name, of_size in of_kind.items()}
@@ -72,18 +75,18 @@ def table(of_kind: dict[str, dict[int, list[Measured]]], text: dict[int, int], t
 
 
 def remarks(of_kind: dict[str, dict[int, list[Measured]]], large: int, tokens: dict[int, int]) -> list[str]:
-    """What contenders leave out or add."""
+    """Return remarks on the tokens that contenders drop or add."""
     lines = []
     if "blog" in of_kind:
         found = of_kind["blog"][large][-1].counts
         dropped = f"{tokens[large] - found['text_tokens']:,}" if large in tokens else "the other"
         lines.append(
-            f"- The blog's keeps {found['text_tokens']:,} tokens in {found['kept_windows']:,} of {found['windows']:,} "
-            f"windows, drops {dropped} tokens, adds {found['padding']:,} of padding and no separator."
+            f"- The blog keeps {found['text_tokens']:,} tokens in {found['kept_windows']:,} of {found['windows']:,} "
+            f"windows, drops {dropped} tokens, and adds {found['padding']:,} padding tokens and no separators."
         )
     if "ours" in of_kind:
         found = of_kind["ours"][large][-1].counts
-        lines.append(f"- This project's last {found['dropped_tokens']:,} tokens of its splits fill no row.")
+        lines.append(f"- This project drops {found['dropped_tokens']:,} tokens that do not fill a row.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Run a command of this repository to its end, or kill it with all that it started."""
+"""Run a command of this repository to its end, or kill it with its descendants."""
 
 import dataclasses
 import shutil
@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A command that is over."""
+    """Times and peak GPU memory of a command that has ended."""
 
     began: float  # seconds since the epoch
     ended: float
-    peak_mib: int  # the largest used memory of a GPU that was seen, 0 without one
+    peak_mib: int  # peak of the used memory of any GPU; 0 without a GPU
     killed: bool
 
     @property
@@ -29,9 +29,10 @@ class Finished:
 
 
 def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[], bool]) -> Finished:
-    """Run `python WORDS` in the repository's root until it ends, or until `stop` says so: then everything is killed.
+    """Run `python WORDS` in the repository root until it ends or `stop` returns True.
 
-    Exits with the end of the log where the command fails or is not done in `timeout` seconds.
+    If `stop` returns True, the process and its descendants are killed. Output goes to the file `log`. Exits with an
+    error that names the log if the command fails or takes longer than `timeout` seconds.
     """
     began, peak, looked, killed = time.time(), 0, 0.0, False
     with log.open("w") as out:
@@ -39,7 +40,7 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
     try:
         while process.poll() is None and not killed:
             if time.time() - began > timeout:
-                sys.exit(f"not done in {timeout} s: see {log}")
+                sys.exit(f"The command did not finish within {timeout} s. See {log}.")
             if time.time() - looked > 2:
                 peak, looked = max(peak, gpu_memory()), time.time()
             time.sleep(0.02)
@@ -48,12 +49,15 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
         ended = time.time()
         kill_all(process)
     if process.returncode and not killed:
-        sys.exit(f"exit code {process.returncode}: see {log}\n{log.read_text()[-2000:]}")
+        sys.exit(f"The command failed with exit code {process.returncode}. See {log}.\n{log.read_text()[-2000:]}")
     return Finished(began, ended, peak, killed)
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL a process and all under it, in one go: a launcher's workers have process groups of their own."""
+    """Kill a process and all of its descendants with SIGKILL.
+
+    Killing the process group is not enough: a launcher's workers are in other process groups.
+    """
     try:
         tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -69,9 +73,9 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def gpu_memory() -> int:
-    """The largest used memory of a GPU in MiB, 0 where nvidia-smi does not tell."""
+    """Return the largest used memory of a GPU in MiB, or 0 without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    said = subprocess.run(query, capture_output=True, text=True).stdout.split()
-    return max((int(word) for word in said if word.isdigit()), default=0)
+    output = subprocess.run(query, capture_output=True, text=True).stdout.split()
+    return max((int(word) for word in output if word.isdigit()), default=0)

@@ -1,14 +1,22 @@
-"""What reading rows costs, in this project's order and in others, from a cold page cache and from a warm one.
+"""Measure the cost of reading rows in several orders, cold and warm.
 
     python benchmarks/read_rows.py                                   # 7 GB of random ids in the temporary folder
     python benchmarks/read_rows.py --folder /data --rows 2000000     # on the disk that a run would read from
 
-Linux, without root. A line is read in fresh processes, in rounds that go forward and back through the list. Cold: the
-files are opened, dropped from the page cache, and --batches batches read; 512 are one window of the block shuffle.
-What opening reads is not counted, and under a virtual machine the host may still hold what was dropped. Warm: all
-files are read through before. Nothing computes between batches: with workers a batch's time is theirs, and a step
-feels the CPU time of the main process at least. torch has one thread, as in a worker and under torchrun. KiB a row
-depend on the kernel's read-ahead; where the cache ends near 100 %, only more --rows tell the orders apart.
+This project's rows and order are compared with other orders and file formats. The script needs Linux, but not root.
+--rows must be a multiple of 1,000.
+Each line of the table is measured in fresh processes. Rounds go through the lines forward, then backward.
+
+Cold: the files are opened and dropped from the page cache, then --batches batches are read. 512 batches are one window
+of the block shuffle. Reads while opening are not counted. In a virtual machine, the host may still cache the files.
+
+Warm: all files are read completely before the measurement.
+
+Nothing computes between batches. With workers, the time of a batch is therefore the time of the workers. A training
+step is delayed at least by the CPU time of the main process. torch uses one thread, as in a worker and under torchrun.
+
+KiB per row depends on the kernel's read-ahead. If the cache is near 100 % after the cold batches, the orders differ
+only with more --rows.
 """
 
 import argparse
@@ -38,7 +46,7 @@ from gpt2_repro.data.preparation.writing import write_rows
 from gpt2_repro.data.rows import open_rows
 
 
-LENGTH, ROWS, WARM_WINDOWS, WARM_BATCHES = 1024, 64, 3, 64  # targets a row, rows, windows a round, batches
+LENGTH, ROWS, WARM_WINDOWS, WARM_BATCHES = 1024, 64, 3, 64  # targets per row, rows per batch, windows, batches
 CONTENDERS = {  # key: (line of the table, files, workers)
     "blocks": ("this project's rows and order", "train/*.arrow", (0, 2)),
     "permutation": ("this project's rows, plain permutation", "train/*.arrow", (0, 2)),
@@ -49,17 +57,17 @@ CONTENDERS = {  # key: (line of the table, files, workers)
 
 
 def main() -> None:
-    """Write, measure, delete, and print a table in Markdown."""
+    """Write the files, measure, delete the files, and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=400_000, help=f"of {LENGTH} targets, in thousands (400,000)")
-    parser.add_argument("--batches", type=int, default=512, help=f"of {ROWS} rows in a cold window (512)")
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of each line (3)")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="these lines")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to read from")
+    parser.add_argument("--rows", type=int, default=400_000, help=f"Rows of {LENGTH} targets. (default: 400,000)")
+    parser.add_argument("--batches", type=int, default=512, help=f"Cold batches of {ROWS} rows. (default: 512)")
+    parser.add_argument("--rounds", type=int, default=3, help="Repetitions. (default: 3)")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="Orders to measure.")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder on the tested disk.")
     args = parser.parse_args()
     needed = (args.batches + WARM_BATCHES * (WARM_WINDOWS + 1)) * ROWS
     if sys.platform != "linux" or args.rows % 1000 or args.rows < needed:
-        parser.error(f"this needs Linux and --rows in thousands, not less than the {needed:,} that a round reads")
+        parser.error(f"This script needs Linux. Pass --rows as a multiple of 1,000, at least {needed:,}.")
     results: dict[tuple[str, int], list[Any]] = {(name, n): [] for name in args.only for n in CONTENDERS[name][2]}
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="read_rows-") as root:
         for files in {CONTENDERS[name][1] for name in args.only}:
@@ -71,19 +79,22 @@ def main() -> None:
                 results[name, workers].append(found)
     print(f"{time.strftime('%Y-%m-%d')}, {os.uname().machine}, {os.cpu_count()} cores, Linux {os.uname().release}")
     print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, datasets {datasets.__version__}")
-    print(f"{file_system(args.folder)}; {args.rows:,} rows, {ROWS} x {LENGTH} a batch", end="\n`")
+    print(f"{file_system(args.folder)}; {args.rows:,} rows, {ROWS} x {LENGTH} per batch", end="\n`")
     print("python", *sys.argv, end="`\n\n")
     print_table(results)
 
 
 def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call in a forked process: nothing that it maps or starts lives on."""
+    """Return the result of a call in a forked process.
+
+    Memory maps and workers of the call end with that process.
+    """
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         return pool.submit(call, *arguments).result()
 
 
 def write(root: Path, files: str, rows: int) -> None:
-    """Random ids, in the form that the name of the files says."""
+    """Write rows of random token ids; the file pattern `files` selects the format."""
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":
@@ -93,7 +104,7 @@ def write(root: Path, files: str, rows: int) -> None:
     elif files == "memmap.bin":
         with (root / files).open("wb") as file:
             file.writelines(piece.data for piece in pieces)
-    else:  # the types that `datasets` gives these names, in batches of the 1,000 rows that its `map` writes at once
+    else:  # the column types of `datasets`, in batches of 1,000 rows as its `map` writes them
         kinds = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int64()}
         schema = pa.schema({name: pa.list_(kind) for name, kind in kinds.items()})
         with pa.ipc.new_stream(str(root / files), schema) as writer:
@@ -103,13 +114,16 @@ def write(root: Path, files: str, rows: int) -> None:
 
 
 def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> Any:
-    """Open one contender's files; reading begins where the batches that are returned are iterated."""
+    """Open one contender's files and return an iterable over its batches.
+
+    Nothing is read before the iteration begins.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     if name == "memmap":
 
         def batch() -> dict[str, torch.Tensor]:
-            ids = np.memmap(root / "memmap.bin", np.uint16, "r")  # nanoGPT maps it anew for each batch
+            ids = np.memmap(root / "memmap.bin", np.uint16, "r")  # nanoGPT opens the map for each batch
             starts = torch.randint(len(ids) - LENGTH, (ROWS,)).tolist()
             both = [[torch.from_numpy(ids[i + k : i + k + LENGTH].astype(np.int64)) for i in starts] for k in (0, 1)]
             return {"input_ids": torch.stack(both[0]), "labels": torch.stack(both[1])}
@@ -126,19 +140,24 @@ def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> A
 
 
 def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int) -> dict[str, list[float]]:
-    """A window of `cold` batches from the disk and warm ones: ms a batch, KiB a row, % of the files in the cache."""
+    """Measure one cold window of `cold` batches, then warm windows.
+
+    Returns:
+        lists of values: `cold`, `warm` and `cpu` in ms per batch, `KiB` per row, and `before` and `after` in % of the
+        files' pages in the page cache. Keys that could not be measured are missing.
+    """
     source = open_batches(name, root, workers, rows, seed)
     files = list(root.glob(CONTENDERS[name][1]))
     for file in files:
         with file.open("rb") as opened:
-            os.fsync(opened.fileno())  # a page that is not written yet would stay
+            os.fsync(opened.fileno())  # unwritten pages cannot be dropped
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before, read, start = cached(files), disk_bytes(), time.perf_counter()
     batches = iter(source)
     taken = sum(len(batch["input_ids"]) for batch in itertools.islice(batches, cold))
     seconds, read, after = time.perf_counter() - start, disk_bytes() - read, cached(files)
     found = {"before": [before], "after": [after]}
-    if before < 5:  # pages that opening has mapped stay
+    if before < 5:  # pages that are mapped since the opening cannot be dropped
         found["cold"] = [seconds / taken * ROWS * 1e3]
         if read > 0.5 * (after - before) / 100 * sum(file.stat().st_size for file in files):
             found["KiB"] = [read / taken / 1024]
@@ -147,46 +166,49 @@ def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int
     for window in range(WARM_WINDOWS + 1) if cached(files) > 99 else ():
         start, cpu = time.perf_counter(), time.process_time()
         count = sum(1 for _ in itertools.islice(batches, WARM_BATCHES))
-        if window:  # the first one empties queues
+        if window:  # the first window empties the queues
             found.setdefault("warm", []).append((time.perf_counter() - start) / count * 1e3)
             found.setdefault("cpu", []).append((time.process_time() - cpu) / count * 1e3)
     return found
 
 
 def cached(files: list[Path]) -> float:
-    """The % of the files' pages that are in the page cache, by mincore(2)."""
+    """Return the % of the files' pages that are in the page cache (mincore(2))."""
     held = []
     for pages in (np.memmap(file, np.uint8, "r") for file in files):
-        held.append(np.ones(-(-pages.size // os.sysconf("SC_PAGE_SIZE")), np.uint8))  # stays where the call fails
+        held.append(np.ones(-(-pages.size // os.sysconf("SC_PAGE_SIZE")), np.uint8))  # 1 (cached) if the call fails
         ctypes.CDLL(None).mincore(pages.ctypes, ctypes.c_size_t(pages.size), held[-1].ctypes)
     return 100 * float((np.concatenate(held) & 1).mean())
 
 
 def disk_bytes() -> int:
-    """Bytes that a block device has read for this process and its living workers."""
+    """Return the bytes that this process and its workers read from a block device."""
     processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
     return sum(int(Path("/proc", p, "io").read_text().split("read_bytes:")[1].split()[0]) for p in processes)
 
 
 def file_system(folder: Path) -> str:
-    """Type, device and read-ahead of the file system that a folder is on."""
+    """Describe the type, device and read-ahead of a folder's file system."""
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     above = [(len(m[4]), m[m.index("-") + 1], m[2]) for m in mounts if folder.resolve().is_relative_to(m[4])]
     block = Path("/sys/dev/block", max(above)[2])
-    places = [block / up / "queue/read_ahead_kb" for up in (".", "..")]  # a partition's lies one up
+    places = [block / up / "queue/read_ahead_kb" for up in (".", "..")]  # a partition has it one folder up
     ahead = [place.read_text().strip() + " KiB" for place in places if place.exists()] or ["unknown"]
     return f"{max(above)[1]} on {'a' if block.exists() else 'no'} block device, read-ahead {ahead[0]}"
 
 
 def print_table(results: dict[tuple[str, int], list[dict[str, list[float]]]]) -> None:
-    """Medians (min to max) in Markdown; what was not measured is said, never a 0."""
-    print("| rows and order | workers | KiB a row, cold | % in the cache before | and after", end=" | ")
-    print("rows/s, cold, to the first | ms a batch, cold | rows/s, warm, to the first | ms a batch, warm", end=" | ")
-    print("CPU ms of the main process, warm |\n" + "|" + " --- |" * 10)
+    """Print medians (min to max) as a Markdown table.
+
+    A value that was not measured is marked with the reason, never printed as 0.
+    """
+    print("| rows and order | workers | KiB per row, cold | % in cache before | % in cache after", end=" | ")
+    print("rows/s, relative speed, cold | ms per batch, cold | rows/s, relative speed, warm", end=" | ")
+    print("ms per batch, warm | CPU ms of the main process, warm |\n" + "|" + " --- |" * 10)
     first: dict[str, float] = {}
     for (name, workers), rounds in results.items():
-        cells = dict.fromkeys(("KiB", "before", "after", "cold/s", "cold"), "not measured: no disk to read from")
-        cells |= dict.fromkeys(("warm/s", "warm", "cpu"), "not measured: more than memory holds")
+        cells = dict.fromkeys(("KiB", "before", "after", "cold/s", "cold"), "not measured: not read from a disk")
+        cells |= dict.fromkeys(("warm/s", "warm", "cpu"), "not measured: larger than memory")
         for key in tuple(cells):
             if values := [value for found in rounds for value in found.get(key, ())]:
                 median = float(np.median(values))

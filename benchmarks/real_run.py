@@ -1,13 +1,14 @@
-"""The real thing, killed and resumed on the way, beside a bare PyTorch loop from the same weights on the same rows.
+"""Train, kill and resume a run, and compare it with a bare PyTorch loop.
 
-    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz'                           # 124M on the GPUs that are here
-    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz' --phases export bare compare     # what is still missing
+    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz'                                 # 124M on all GPUs
+    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz' --phases export bare compare    # missing phases only
     python benchmarks/real_run.py --data_files 'books/*.txt' --tokenizer train:1024 --processes 2 --steps 60 \\
         --eval_tokens 4096 -- --use_cpu --n_layer 2 --n_head 2 --n_embd 64 --sequence_length 64 \\
         --tokens_per_step 2048 --per_device_train_batch_size 8 --warmup_steps 10
 
-What follows `--` goes to train.py, and what of it belongs to the data to prepare_data.py too. Everything lies in --work:
-results.json is written after each phase, so that a time limit loses one phase at most. Exit code 1 where a check fails.
+The bare loop starts from the same weights and reads the same rows as the run. Options after `--` go to train.py; those
+that belong to the data also go to prepare_data.py. All files are written to --work. results.json is written after each
+phase, so a time limit loses one phase at most. The exit code is 1 if a check fails.
 """
 
 import argparse
@@ -27,14 +28,14 @@ from side_by_side import apart, draw, table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-TOLERANCE = 0.005  # mean difference of the logged loss of a step, once the first steps are over
-SETTLED = 50  # these first steps; in short runs half of all
-EXPORT_TOLERANCE = 0.01  # the last validation loss, in bf16, beside the fp32 loss of final/
-COLD = 10  # steps after a start that no speed is taken from
+TOLERANCE = 0.005  # nats; mean difference of the logged training loss after step SETTLED
+SETTLED = 50  # steps; half of all steps if a run is shorter than 100 steps
+EXPORT_TOLERANCE = 0.01  # nats; last validation loss in bf16 compared with the fp32 loss of final/
+COLD = 10  # steps after each start that are excluded from speeds
 
 
 class Bench:
-    """A working folder: what is typed there, and what was measured."""
+    """Commands and results of the phases, stored in one working folder."""
 
     def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
         from gpt2_repro.data.arguments import DataArguments
@@ -84,13 +85,13 @@ class Bench:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
 
     def events(self, kind: str) -> dict[int, dict[str, Any]]:
-        """The whole lines of metrics.jsonl that have a `kind`, by step."""
+        """Return the complete lines of metrics.jsonl with the key `kind`, by step."""
         path = self.run / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return {event["step"]: event for event in map(json.loads, lines) if kind in event}
 
     def checkpoint(self) -> int:
-        """The step of the newest complete checkpoint, 0 without one."""
+        """Return the step of the newest complete checkpoint, or 0."""
         manifests = self.run.glob("checkpoint-*/manifest.json")
         return max((int(path.parent.name.removeprefix("checkpoint-")) for path in manifests), default=0)
 
@@ -104,9 +105,12 @@ class Bench:
         self.save("start", seconds=done.seconds, shape=self.shape)
 
     def train(self) -> None:
-        """Train, kill everything, leave a torn checkpoint as a kill in the middle of a save could, train on."""
+        """Train, kill all processes, add a torn checkpoint, and resume.
+
+        A kill in the middle of a save could leave such a torn checkpoint.
+        """
         if self.run.exists():
-            sys.exit(f"{self.run} is there: remove it, name another --work, or leave the phase train out")
+            sys.exit(f"{self.run} already exists. Delete it, pass another --work, or omit train from --phases.")
 
         def is_time() -> bool:
             newest = self.checkpoint()
@@ -114,7 +118,7 @@ class Bench:
 
         first = self.call(self.train_command, "train_1.log", stop=is_time)
         if not first.killed:
-            sys.exit("the run ended before it could be killed: type more --steps")
+            sys.exit("The run ended before it could be killed. Pass a larger --steps.")
         before, newest = self.events("loss"), self.checkpoint()
         killed = max(before)
         self.save(
@@ -133,11 +137,11 @@ class Bench:
         environment = json.loads((self.run / "environment.json").read_text())
         warm = [event for step, event in losses.items() if COLD < step <= newest or newest + COLD < step]
         checks = {
-            "resumes from the newest complete one": f"resuming from {self.run}/checkpoint-{newest}\n" in log,
-            "skips the torn checkpoint": f"skipping {torn}: " in log,
-            "each step is logged": list(losses) == list(range(1, self.args.steps + 1)),
-            "complete": json.loads((self.run / "run_status.json").read_text())["state"] == "complete",
-            "compiled as it should be, or not at all": not environment["engine"].get("compilation_problems"),
+            "resumed from the newest complete checkpoint": f"resuming from {self.run}/checkpoint-{newest}\n" in log,
+            "skipped the torn checkpoint": f"skipping {torn}: " in log,
+            "every step was logged": list(losses) == list(range(1, self.args.steps + 1)),
+            "the run is complete": json.loads((self.run / "run_status.json").read_text())["state"] == "complete",
+            "no compilation problems": not environment["engine"].get("compilation_problems"),
         }
         self.save(
             "train",
@@ -159,11 +163,11 @@ class Bench:
         done = self.call(["benchmarks/bare_loop.py", *words], "export.log")
         found = json.loads(out.read_text())
         checks = {
-            "loads without this project": not found["project_modules"],
-            "loss as last validated": abs(found["loss"] - last["eval_loss"]) < EXPORT_TOLERANCE,
-            "tensors, shapes and configuration keys are a stock save's": not found["differs_from_stock"],
-            "its activation is gelu_new": found["activation_function"] == "gelu_new",
-            "as many ids as its tokenizer": found["vocab_size"] == found["tokenizer_ids"],
+            "final/ loads without this project": not found["project_modules"],
+            "loss close to the last validation loss": abs(found["loss"] - last["eval_loss"]) < EXPORT_TOLERANCE,
+            "tensors, shapes and configuration keys match a stock save": not found["differs_from_stock"],
+            "the activation is gelu_new": found["activation_function"] == "gelu_new",
+            "vocabulary size equals the tokenizer's": found["vocab_size"] == found["tokenizer_ids"],
         }
         self.save("export", seconds=done.seconds, rows=rows, eval_loss=last["eval_loss"], checks=checks, **found)
 
@@ -174,7 +178,10 @@ class Bench:
         self.save("bare", seconds=done.seconds, tokens_per_second=speed, peak_mib=done.peak_mib, **measured)
 
     def again(self) -> None:
-        """The bare loop in passes of half the rows: how far apart two right runs are."""
+        """Run the bare loop again with half the micro-batch size.
+
+        The loss difference of the two bare loops shows how far apart two correct runs are.
+        """
         plan, out = self.results["phases"]["train"]["environment"]["plan"], self.work / "again.json"
         words = ["bare", str(self.run), str(out), str(max(1, plan["micro_batch_size"] // 2))]
         done = self.call(["benchmarks/bare_loop.py", *words], "again.log")
@@ -205,7 +212,10 @@ def options(values: dict[str, Any]) -> list[str]:
 
 
 def tear(complete: Path, torn: Path) -> None:
-    """What a kill in the middle of a save leaves where files are written in place: one cut short, others missing."""
+    """Write a torn checkpoint, as a kill would leave if files were saved in place.
+
+    The weights are cut in half. All other files except the manifest are missing.
+    """
     torn.mkdir()
     shutil.copy(complete / "manifest.json", torn)
     weights = (complete / "model.safetensors").read_bytes()
@@ -213,28 +223,28 @@ def tear(complete: Path, torn: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Go through the phases, print the block for RESULTS.md, end with 1 where a check failed."""
+    """Run the phases, print a block for RESULTS.md, and exit with 1 if a check failed."""
     own, extra = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="?", default="recipes/gpt2_124m.yaml", help="the run's recipe")
-    parser.add_argument("--data_files", nargs="+", required=True, help="globs of text, as prepare_data.py takes them")
-    parser.add_argument("--tokenizer", default="openai-community/gpt2", help="a Hub id, a local folder or train:N")
-    parser.add_argument("--work", type=Path, default=Path("runs/real_run"), help="the folder of all that is written")
-    parser.add_argument("--processes", type=int, help="training processes (default: the GPUs that are here, or 1)")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of the run and of the bare loop")
-    parser.add_argument("--eval_tokens", type=int, default=262_144, help="validation tokens, held out when preparing")
+    parser.add_argument("recipe", nargs="?", default="recipes/gpt2_124m.yaml", help="Recipe of the run.")
+    parser.add_argument("--data_files", nargs="+", required=True, help="Text files or globs, for prepare_data.py.")
+    parser.add_argument("--tokenizer", default="openai-community/gpt2", help="A Hub id, a local folder or train:N.")
+    parser.add_argument("--work", type=Path, default=Path("runs/real_run"), help="Folder for all output.")
+    parser.add_argument("--processes", type=int, help="Training processes. (default: the number of GPUs, or 1)")
+    parser.add_argument("--steps", type=int, default=300, help="Optimizer steps of the run and of the bare loop.")
+    parser.add_argument("--eval_tokens", type=int, default=262_144, help="Held-out validation tokens.")
     phases = ["prepare", "start", "train", "export", "bare", "compare"]
-    told = "these, in this order; `again`, typed before compare, is the bare loop with half the rows a pass"
-    parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=told)
-    parser.add_argument("--timeout", type=int, default=900, help="seconds for one process")
+    phases_help = "Phases, in order. Pass `again` before compare to repeat the bare loop with half the micro-batch."
+    parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=phases_help)
+    parser.add_argument("--timeout", type=int, default=900, help="Seconds for one process.")
     args = parser.parse_args(own)
     if args.steps < 2 * COLD + 4:
-        parser.error(f"--steps {args.steps}: at least {2 * COLD + 4}, for speeds are taken after {COLD}")
+        parser.error(f"--steps {args.steps} is too low. Pass {2 * COLD + 4} or more: the first {COLD} are not timed.")
     if args.processes is None:
         import torch
 
         args.processes = 1 if "--use_cpu" in extra else max(1, torch.cuda.device_count())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and leave no worker behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit normally, so that all workers are killed
     bench = Bench(args, extra)
     for phase in args.phases:
         print(f"{phase} ...", file=sys.stderr, flush=True)

@@ -1,10 +1,11 @@
-"""What it costs a rank to find its place again late in a run of 10B tokens: this project beside Trainer's own order.
+"""Measure how long a rank takes to find its position in the data on resume.
 
     python benchmarks/resume_cost.py
     python benchmarks/resume_cost.py --step 9000 --processes 1
 
-Row numbers only, as many as 10B tokens have; from the start of the loader to the first batch behind `--step`, each way in a
-fresh process. The rest of a resume, imports and reading the checkpoint, does not depend on the step.
+This project's orders of rows are compared with that of Trainer. The data set has as many rows as 10B tokens, but only
+row numbers are read. The time is from the start of the loader to the first batch after `--step`. Each order is
+measured in a fresh process. The rest of a resume (imports, reading the checkpoint) does not depend on the step.
 """
 
 import argparse
@@ -18,18 +19,18 @@ from typing import Any
 import numpy as np
 
 
-ROWS = 9_765_625  # of 1,024 targets: 10B tokens
+ROWS = 9_765_625  # rows of 1,024 targets: 10B tokens
 TOKENS_PER_STEP = 524_288
 LENGTH = 1024
 WAYS = {
     "shuffled": "this project, rows shuffled in blocks and windows",
-    "by_length": "this project, rows of like length (256 to 1,024 targets)",
+    "by_length": "this project, rows grouped by length (256 to 1,024 targets)",
     "trainer": "Trainer's RandomSampler",
 }
 
 
 class Rows:
-    """Numbers in place of rows."""
+    """A data set that returns row numbers in place of rows."""
 
     def __len__(self) -> int:
         return ROWS
@@ -39,7 +40,7 @@ class Rows:
 
 
 def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, Any]:
-    """Seconds and memory of one rank, up to the first batch after `step`."""
+    """Measure the time and memory of one rank up to the first batch after a step."""
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
     from torch.utils.data import DataLoader, RandomSampler
 
@@ -74,16 +75,16 @@ def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step", type=int, nargs="+", default=[100, 9_000, 18_800], help="(100 9000 18800)")
-    parser.add_argument("--processes", type=int, default=8, help="that share the rows (8)")
-    parser.add_argument("--micro_batch", type=int, default=64, help="rows of a pass (64)")
-    parser.add_argument("--way", choices=WAYS, help="measure this one in this process and print JSON")
+    parser.add_argument("--step", type=int, nargs="+", default=[100, 9_000, 18_800], help="Steps. (100 9000 18800)")
+    parser.add_argument("--processes", type=int, default=8, help="Processes that share the rows. (default: 8)")
+    parser.add_argument("--micro_batch", type=int, default=64, help="Rows per micro-batch. (default: 64)")
+    parser.add_argument("--way", choices=WAYS, help="Measure only this order, in this process, and print JSON.")
     args = parser.parse_args()
     if args.way:
         print(json.dumps(measure(args.way, args.step[0], args.processes, args.micro_batch)))
         return
     print(f"{ROWS:,} rows, {args.processes} processes, one of them measured\n")
-    print("| order | at step | s | MB more |\n| --- | --- | --- | --- |")
+    print("| order | at step | seconds | additional MB |\n| --- | --- | --- | --- |")
     for way, name in WAYS.items():
         for step in args.step:
             options = ["--way", way, "--step", step, "--processes", args.processes, "--micro_batch", args.micro_batch]

@@ -1,7 +1,10 @@
-"""Bytes that GPT-2 124M saves for the backward pass for each further token, stock and here: `python benchmarks/saved_bytes.py`.
+"""Measure the bytes per token that GPT-2 124M saves for the backward pass.
 
-Under bf16 autocast on the CPU, eager, with and without activation checkpointing. What does not grow with the batch,
-such as weights cast to bf16, drops out of the difference of two batches.
+    python benchmarks/saved_bytes.py
+
+Stock GPT-2 is compared with the GPT-2 of this project: under bf16 autocast on the CPU, eager, with and without
+activation checkpointing. The result is the difference of two batch sizes. Memory that does not grow with the batch,
+such as weights cast to bf16, therefore does not count.
 """
 
 import sys
@@ -22,9 +25,14 @@ def saved_bytes_per_token(
     length: int,
     counts: tuple[int, int] = (1, 9),
 ) -> float:
-    """Bytes a token: those of the larger of two batches less those of the smaller, by their difference in tokens.
+    """Return the bytes saved for the backward pass for each additional token.
 
-    `call` gives the loss of rows [count, length].
+    Two batches are compared: their difference in bytes is divided by their difference in tokens.
+
+    Args:
+        call: returns the loss of the model for rows of token ids [count, length].
+        length: tokens per row.
+        counts: rows of the smaller and of the larger batch.
     """
 
     def saved(count: int) -> int:
@@ -38,7 +46,7 @@ def saved_bytes_per_token(
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):  # noqa: SIM117
             with torch.autocast("cpu", torch.bfloat16):
                 loss = call(model, rows)
-        loss.backward()  # all of them live until here, so no address is counted for two
+        loss.backward()  # keeps all saved tensors alive until here, so that no address is reused
         model.zero_grad()
         return sum(storages.values())
 
@@ -62,7 +70,7 @@ def main() -> None:
             lambda model, rows: model(input_ids=rows, shift_labels=rows.roll(-1, 1)).loss,
         ),
     }
-    print("| model | KiB a token | with activation checkpointing |\n| --- | --- | --- |")
+    print("| model | KiB per token | with activation checkpointing |\n| --- | --- | --- |")
     for name, (model, call) in contenders.items():
         figures = []
         for checkpointing in (False, True):

@@ -1,4 +1,4 @@
-"""Two loss curves of the same steps beside each other: a picture of them, and the table of real_run.py."""
+"""Plot and result table of real_run.py."""
 
 import datetime
 import os
@@ -9,13 +9,16 @@ from typing import Any
 
 
 def apart(ours: list[float], theirs: list[float], after: int) -> dict[str, float]:
-    """Mean and largest difference of the losses of the steps after `after`."""
+    """Return the mean and largest difference of two loss curves after step `after`."""
     differences = [abs(a - b) for a, b in zip(ours[after:], theirs[after:], strict=True)]
     return {"mean": statistics.mean(differences), "max": max(differences)}
 
 
 def draw(ours: list[float], theirs: list[float], *, killed: int, resumed: int, tolerance: float, path: Path) -> None:
-    """Both losses above, their difference below, with the steps at which the run was killed and taken up again."""
+    """Plot both loss curves and, below them, their difference.
+
+    Vertical lines mark the steps at which the run was killed and resumed.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -30,7 +33,7 @@ def draw(ours: list[float], theirs: list[float], *, killed: int, resumed: int, t
     above.set_ylabel("training loss, nats per token")
     below.plot(steps, [a - b for a, b in zip(ours, theirs, strict=True)], color="tab:orange", linewidth=1)
     below.axhspan(-tolerance, tolerance, color="grey", alpha=0.2, linewidth=0, label=f"±{tolerance}")
-    below.set_ylabel("train.py less the loop")
+    below.set_ylabel("train.py minus the loop")
     below.set_xlabel("step")
     for axes in (above, below):
         axes.axvline(killed, color="tab:red", linestyle="--", linewidth=1, label=f"killed after step {killed}")
@@ -43,14 +46,14 @@ def draw(ours: list[float], theirs: list[float], *, killed: int, resumed: int, t
 
 
 def table(results: dict[str, Any]) -> str:
-    """A block for RESULTS.md of the phases that are done."""
+    """Return a Markdown block for RESULTS.md with the results of all finished phases."""
     phases = results["phases"]
     lines = (
         heading(phases.get("train", {}).get("environment", {}))
         + [f"`{command}`" for command in results["commands"]]
         + [""]
     )
-    lines += ["| what | measured |", "| --- | --- |"]
+    lines += ["| measurement | value |", "| --- | --- |"]
     lines += [f"| {what} | {measured} |" for what, measured in facts(phases)]
     for phase, found in phases.items():
         lines += [
@@ -61,7 +64,10 @@ def table(results: dict[str, Any]) -> str:
 
 
 def heading(environment: dict[str, Any]) -> list[str]:
-    """Date, machine, versions, commit and what was trained; the date alone where nothing was trained."""
+    """Return lines with the date, machine, versions, commit and size of the training.
+
+    If nothing was trained, return only the date.
+    """
     today = f"{datetime.date.today()}"
     if not environment:
         return [today]
@@ -74,12 +80,12 @@ def heading(environment: dict[str, Any]) -> list[str]:
     return [
         f"{today}, {machine}, {versions}, commit {environment['commit']}",
         f"{environment['parameters']:,} parameters, {plan['max_steps']} steps of {plan['tokens_per_step']:,} tokens, "
-        f"{batch} tokens a pass, {environment['precision']}, {environment['attention'].split()[0]}",
+        f"{batch} tokens per pass, {environment['precision']}, {environment['attention'].split()[0]}",
     ]
 
 
 def cpu_name() -> str:
-    """The CPU's model as Linux tells it."""
+    """Return the CPU model from /proc/cpuinfo, or the architecture without it."""
     info = Path("/proc/cpuinfo")
     names = (
         [line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
@@ -88,36 +94,36 @@ def cpu_name() -> str:
 
 
 def facts(phases: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was measured, in words and numbers with their units."""
+    """Return each measurement as a description and a value with its unit."""
     found = []
     for phase in phases:
         if "seconds" in phases[phase]:
-            found.append((f"{phase}, in all", f"{phases[phase]['seconds']:.1f} s"))
+            found.append((f"{phase}, total time", f"{phases[phase]['seconds']:.1f} s"))
     if counts := phases.get("prepare", {}).get("manifest", {}).get("counts"):
         words = ", ".join(
-            f"{count['tokens']:,} of {split} in {count['documents']:,}" for split, count in counts.items()
+            f"{split} {count['tokens']:,} in {count['documents']:,} documents" for split, count in counts.items()
         )
-        found.append(("prepared tokens, in documents", words))
+        found.append(("prepared tokens", words))
     if "environment" in (train := phases.get("train", {})):
         engine = train["environment"]["engine"]
         shown = ("engine", "zero_optimizer", "weights", "products", "masters", "accumulation", "compiled")
         found += [
             ("engine", ", ".join(f"{key} {engine[key]}" for key in shown if key in engine)),
-            ("start of the process to the first validation", f"{train['seconds_to_validation']:.1f} s"),
-            ("start of the process to the first step", f"{train['seconds_to_first_step']:.1f} s"),
-            (f"SIGKILL after step {train['killed_at']} to the next step", f"{train['seconds_to_next_step']:.1f} s"),
+            ("start of the process to first validation", f"{train['seconds_to_validation']:.1f} s"),
+            ("start of the process to first step", f"{train['seconds_to_first_step']:.1f} s"),
+            (f"SIGKILL after step {train['killed_at']} to next step", f"{train['seconds_to_next_step']:.1f} s"),
             (
-                f"the {train['killed_at'] - train['checkpoint']} steps done twice differ by at most",
+                f"the {train['killed_at'] - train['checkpoint']} repeated steps: largest loss difference",
                 f"{train['difference_when_repeated']:.1e}",
             ),
             ("ZeRO-1, median after warm-up", f"{train['tokens_per_second']:,.0f} tokens/s"),
             ("MFU (6N + 12LCT)", f"{train['mfu']:.1%}" if train["mfu"] else "-"),
-            ("waiting for data", f"{train['data_wait']:.2%}"),
+            ("share of time waiting for data", f"{train['data_wait']:.2%}"),
         ]
     if export := phases.get("export"):
         found.append(
             (
-                f"loss of final/ in fp32 by stock transformers, last validation loss, {export['rows']} rows",
+                f"fp32 loss of final/ in stock transformers, last validation loss, {export['rows']} rows",
                 f"{export['loss']:.4f}, {export['eval_loss']:.4f}",
             )
         )
@@ -126,16 +132,16 @@ def facts(phases: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("bare loop, one process, median after warm-up", f"{bare['tokens_per_second']:,.0f} tokens/s"))
     for phase in ("train", "bare"):
         if peak := phases.get(phase, {}).get("peak_mib"):
-            found.append((f"{phase}: peak of the GPU's used memory (nvidia-smi)", f"{peak:,} MiB"))
+            found.append((f"{phase}: peak GPU memory in use (nvidia-smi)", f"{peak:,} MiB"))
     if compared := phases.get("compare"):
         after = f"after step {compared['settled']}"
         scopes = {
-            "all": "difference of the logged loss, all steps",
-            "after": f"difference of the logged loss, {after}",
-            "again": f"bare loop beside itself in passes of half the rows, {after}",
+            "all": "training loss difference from the bare loop, all steps",
+            "after": f"training loss difference from the bare loop, {after}",
+            "again": f"difference of two bare loops, one with half the micro-batch size, {after}",
         }
         for scope, words in scopes.items():
             if compared[scope]:
                 found.append((words, f"mean {compared[scope]['mean']:.5f}, max {compared[scope]['max']:.5f}"))
-        found.append(("speed of a process under ZeRO-1 over the bare loop's", f"{compared['speed_ratio']:.3f}"))
+        found.append(("speed per process under ZeRO-1, relative to the bare loop", f"{compared['speed_ratio']:.3f}"))
     return found

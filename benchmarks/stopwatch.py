@@ -1,4 +1,4 @@
-"""Times windows of steps, and counts how often the host waits for the device in the two steps after them."""
+"""Timer for windows of steps, and counter of host syncs in two more steps."""
 
 import time
 import warnings
@@ -9,7 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Waits(TorchDispatchMode):
-    """Counts the numbers that eager code on a CPU hands to the host: on a GPU each would be a wait."""
+    """Count the tensor values that eager code on a CPU reads as Python numbers.
+
+    On a GPU, each of them would be a host sync.
+    """
 
     count = 0
 
@@ -19,7 +22,11 @@ class Waits(TorchDispatchMode):
 
 
 class Stopwatch:
-    """Told of the end of every step; times windows of steps and counts the waits of the two steps after them."""
+    """Time windows of steps and count the host syncs of the two steps after them.
+
+    Call `step_ended` at the end of every step. `seconds` has the mean time per step of each window. `waits` is the
+    number of host syncs.
+    """
 
     def __init__(self, *, warmup: int, steps: int, windows: int, total: int, eager: bool) -> None:
         self.warmup, self.steps, self.windows, self.total, self.eager = warmup, steps, windows, total, eager

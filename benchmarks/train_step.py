@@ -1,13 +1,14 @@
-"""One training step, this project's beside what a user would pick instead, on whatever device is there.
+"""Compare the speed and memory of one training step with alternatives.
 
     python benchmarks/train_step.py                              # 124M at 64 x 1024 on a GPU
     python benchmarks/train_step.py --shape shakespeare          # nanoGPT's CPU configuration
-    python benchmarks/train_step.py --nanogpt ~/nanoGPT          # nanoGPT's model and loop beside them
+    python benchmarks/train_step.py --nanogpt ~/nanoGPT          # also nanoGPT's model and loop
     python benchmarks/train_step.py --only trainer zero1 bare --processes 2
 
-Each contender runs in a fresh process, in rounds that go forward and back through the list, so that a slow minute of a
-shared machine strikes all. Ratios within one call are what counts. datasets, deepspeed and lm_eval are not imported,
-but by `zero1`, which is DeepSpeed.
+The contenders are this project and loops that a user could use in its place, on a GPU if there is one. Each contender
+runs in a fresh process. Rounds go through the contenders forward, then backward, so that a slow minute of a shared
+machine affects all of them. Compare only numbers of the same call. datasets, deepspeed and lm_eval are not imported,
+except by `zero1`, which uses DeepSpeed.
 """
 
 import argparse
@@ -37,28 +38,28 @@ CONTENDERS = {
     "zero1": "this project under DeepSpeed ZeRO-1",
     "bare": "PyTorch loop, this project's model and loss",
     "nanogpt": "nanoGPT's model and loop",
-    "stock": "GPT2Config() and Trainer as they come",
+    "stock": "stock GPT2Config() and Trainer",
 }
 
 
 def main() -> None:
-    """Measure, print a table in Markdown, and write every number where --out says."""
+    """Measure the contenders, print a Markdown table, and write all numbers to --out."""
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="124m" if gpu else "shakespeare")
-    parser.add_argument("--micro_batch", type=int, help="rows of a pass (124m: 64, shakespeare: 12)")
-    parser.add_argument("--accumulation", type=int, default=1, help="passes a step")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before the first window")
-    parser.add_argument("--steps", type=int, default=10 if gpu else 50, help="steps of a window")
-    parser.add_argument("--windows", type=int, default=3, help="windows of a round")
-    parser.add_argument("--rounds", type=int, default=1 if gpu else 2, help="fresh processes of each contender")
-    parser.add_argument("--processes", type=int, default=max(1, torch.cuda.device_count()), help="of ddp and zero1")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu, help="torch.compile")
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu, help="bf16, else fp32")
-    parser.add_argument("--nanogpt", default="", help="a nanoGPT checkout, to run beside")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="these contenders")
-    parser.add_argument("--timeout", type=int, default=300, help="seconds for one process")
-    parser.add_argument("--out", type=Path, help="write all numbers to this JSON file")
+    parser.add_argument("--micro_batch", type=int, help="Rows per micro-batch. (124m: 64, shakespeare: 12)")
+    parser.add_argument("--accumulation", type=int, default=1, help="Micro-batches per step.")
+    parser.add_argument("--warmup", type=int, default=5, help="Steps before the first window.")
+    parser.add_argument("--steps", type=int, default=10 if gpu else 50, help="Steps per window.")
+    parser.add_argument("--windows", type=int, default=3, help="Windows per round.")
+    parser.add_argument("--rounds", type=int, default=1 if gpu else 2, help="Repetitions per contender.")
+    parser.add_argument("--processes", type=int, default=max(1, torch.cuda.device_count()), help="For ddp and zero1.")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu, help="Use torch.compile.")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu, help="Use bf16, not fp32.")
+    parser.add_argument("--nanogpt", default="", help="Folder of a nanoGPT checkout.")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="Run only these contenders.")
+    parser.add_argument("--timeout", type=int, default=300, help="Seconds for one process.")
+    parser.add_argument("--out", type=Path, help="JSON file for all measurements.")
     args = parser.parse_args()
     names = args.only or [
         "trainer",
@@ -68,7 +69,7 @@ def main() -> None:
         "stock",
     ]
     if "nanogpt" in names and not Path(args.nanogpt, "model.py").is_file():
-        parser.error("nanogpt needs --nanogpt PATH, a checkout with a model.py")
+        parser.error("nanogpt needs a checkout with model.py. Pass --nanogpt PATH.")
     taken = {field.name: getattr(args, field.name) for field in dataclasses.fields(Setup)}
     setup = Setup(**taken | {"micro_batch": args.micro_batch or {"124m": 64, "shakespeare": 12}[args.shape]})
 
@@ -84,7 +85,10 @@ def main() -> None:
 
 
 def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, Any]:
-    """One contender in a process of its own; {"error": …} where it fails, for a table with a gap is a result too."""
+    """Run one contender in a separate process and return its measurements.
+
+    Returns {"error": …} if it fails, so that the table shows the other contenders.
+    """
     python = [sys.executable]
     if name == "ddp":
         python += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
@@ -96,7 +100,7 @@ def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, A
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
-        return {"error": f"not done in {timeout} s"}
+        return {"error": f"not finished within {timeout} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         last = [line for line in done.stderr.splitlines() if "Error" in line] or ["failed"]
@@ -105,7 +109,7 @@ def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, A
 
 
 def table(setup: Setup, results: dict[str, list[dict[str, Any]]]) -> str:
-    """What was measured, and on what, in Markdown."""
+    """Return Markdown with the machine, versions, setup and a table of measurements."""
     from gpt2_repro.hardware import find_accelerator, peak_flops
     from gpt2_repro.model_size import flops_per_token, gpt2_parameters
 
@@ -124,12 +128,13 @@ def table(setup: Setup, results: dict[str, list[dict[str, Any]]]) -> str:
         + ("GPUs" if accelerator.kind == "cuda" else f"cores, {torch.get_num_threads()} threads")
         + f", Python {platform.python_version()}, "
         + ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers", "accelerate", "deepspeed")),
-        f"{setup.shape}: {setup.micro_batch} x {length} tokens x {setup.accumulation} passes a process and step, "
+        f"{setup.shape}: {setup.micro_batch} x {length} tokens x {setup.accumulation} passes per process and step, "
         f"{'bf16' if setup.bf16 else 'fp32'}, {'compiled' if setup.compile else 'eager'}; "
-        f"{palm / 1e6:,.0f} M FLOPs a token (6N + 12LCT), {llmc / 1e6:,.0f} M (6N + 6LCT)",
+        f"{palm / 1e6:,.0f} M FLOPs per token (6N + 12LCT), {llmc / 1e6:,.0f} M (6N + 6LCT)",
         f"`python {' '.join(sys.argv)}`",
         "",
-        "| contender | ms a step (min to max) | tokens/s | to the first | MFU 6N + 12LCT | 6N + 6LCT | peak memory | waits in 2 steps |",
+        "| contender | ms per step (min to max) | tokens/s | relative speed "
+        "| MFU 6N + 12LCT | MFU 6N + 6LCT | peak memory | host syncs in 2 steps |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     first: float | None = None

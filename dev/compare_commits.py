@@ -3,8 +3,9 @@
     python dev/compare_commits.py main~5                    main~5 against the working tree
     python dev/compare_commits.py main~5 main --only train evaluate
 
-Compares hashes of prepared folders, the plan of every recipe, losses, gradient norms, learning rates and final weights of every
-layout, and evaluation scores. Takes about 12 minutes on 2 cores. Exit code 1 if anything differs.
+Compares the hashes of prepared folders, the plan of every recipe, the evaluation scores, and the losses, gradient
+norms, learning rates and final weights of every layout. Takes about 12 minutes on 2 cores. The exit code is 1 if
+anything differs.
 """
 
 import argparse
@@ -37,7 +38,7 @@ RECIPE = {
     },
     "evaluation": {"tasks": ["last_word", "document_perplexity"], "baseline": "untrained"},
 }  # fmt: skip
-# Options of prepare_data.py. The mixture is prepared by mixture.yaml, the others by tiny.yaml.
+# Options of prepare_data.py by name of the prepared folder. "mixture" uses mixture.yaml, the others use tiny.yaml.
 PREPARED: dict[str, list[str]] = {
     "concat": ["--validation_text"],
     "wrap": ["--packing", "wrap", "--min_length", "4"],
@@ -46,7 +47,7 @@ PREPARED: dict[str, list[str]] = {
     "char": ["--tokenizer", "char", "--separator", "none"],
     "after": ["--separator", "after", "--num_proc", "1"],
 }
-# Launcher and script, prepared folder, options.
+# Launcher, prepared folder and options of train.py by name of the run.
 LAYOUTS: dict[str, tuple[str, str, str]] = {
     "one": ("python", "concat", "--per_device_train_batch_size 8"),
     "accumulated": ("python", "concat", ""),
@@ -92,7 +93,7 @@ def main() -> None:
 
 
 def write_inputs(folder: Path) -> Path:
-    """Write the text, the recipe and the model that both commits get."""
+    """Write the text, the recipes and the model that both commits use."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -114,7 +115,7 @@ def write_inputs(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
-    """Check a commit out into `folder`, or give the working tree."""
+    """Check out a commit into `folder`, or return the working tree if it is None."""
     if commit is None:
         yield ROOT
         return
@@ -126,10 +127,11 @@ def checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
 
 
 def measure(tree: Path, inputs: Path, output: Path, only: list[str] | None) -> Facts:
-    """Run everything in `tree` and return its numbers by name."""
+    """Run all commands in the checkout `tree` and return the measured facts by name."""
     output.mkdir()
     facts: Facts = {}
-    # Two at a time, each with one thread. Training needs the prepared folders, evaluation the tokenizer of one.
+    # Two commands run at a time, with one thread each. Training needs the prepared folders, and evaluation needs
+    # the tokenizer of one of them.
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for name, found in pool.map(lambda name: (name, prepare(tree, inputs, output, name)), PREPARED):
             facts |= (
@@ -158,7 +160,10 @@ def wanted(kind: str, only: list[str] | None) -> bool:
 
 
 def run(tree: Path, *words: object) -> str:
-    """Run a command in `tree` with one thread; return its output. A failure is a fact too: it begins with its exit code."""
+    """Run a command in the checkout `tree` with one thread and return its output.
+
+    If the command fails, return a text that begins with "exit code" and ends with the end of stderr.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable}
     done = subprocess.run(
         [str(word) for word in words], cwd=tree, env=environment, capture_output=True, text=True, check=False
@@ -170,9 +175,9 @@ def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
     """Return the hashes and counts of a prepared folder."""
     options = [option.format(inputs=inputs) for option in PREPARED[name]]
     recipe = inputs / ("mixture.yaml" if name == "mixture" else "tiny.yaml")
-    said = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
+    printed = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
     if not (output / name / "manifest.json").is_file():
-        return {"failed": said}
+        return {"failed": printed}
     manifest = json.loads((output / name / "manifest.json").read_text())
     return {
         key: manifest[key]
@@ -191,7 +196,10 @@ def plan(tree: Path, recipe: str) -> Facts:
 
 
 def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
-    """Return the log and the final weights of a run that was stopped after step 5 and resumed."""
+    """Return the logged numbers and a hash of the final weights of a resumed run.
+
+    The run is stopped after step 5 and continued by the same command.
+    """
     launcher, data, options = LAYOUTS[name]
     words: list[object] = [sys.executable]
     if launcher == "torchrun":
@@ -219,9 +227,9 @@ def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
         *options.split(),
     ]
     words += ["--packing", "wrap", "--min_length", "4"] if data == "wrap" else []
-    for said in (run(tree, *words, "--stop_at_step", 5), run(tree, *words)):
-        if said.startswith("exit code"):
-            return {f"train {name}: failed": said}
+    for printed in (run(tree, *words, "--stop_at_step", 5), run(tree, *words)):
+        if printed.startswith("exit code"):
+            return {f"train {name}: failed": printed}
     facts: Facts = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         event = json.loads(line)
@@ -241,7 +249,7 @@ def weights_hash(path: Path) -> str:
 
 
 def evaluate(tree: Path, inputs: Path, output: Path) -> Facts:
-    """Return the scores of the fixed model and its untrained twin."""
+    """Return the scores of the model from write_inputs and of the untrained baseline."""
     folder = output / "model"
     folder.mkdir()
     for path in [*(inputs / "model").iterdir(), *(output / "concat" / "tokenizer").iterdir()]:
@@ -256,11 +264,11 @@ def evaluate(tree: Path, inputs: Path, output: Path) -> Facts:
         "cpu",
         "--no_cache",
     ]
-    said = run(
+    printed = run(
         tree, "bash", "evaluate.sh", folder, *words, "--baseline", "untrained", "--output_dir", output / "evaluation"
     )
-    if said.startswith("exit code"):
-        return {"evaluate: failed": said}
+    if printed.startswith("exit code"):
+        return {"evaluate: failed": printed}
     rows = json.loads((output / "evaluation" / "comparison.json").read_text())["rows"]
     return {
         f"evaluate {row['task']} {row['metric']} {kind}: {number}": value

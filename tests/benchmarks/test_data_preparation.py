@@ -1,4 +1,7 @@
-"""Each contender of the data preparation benchmark leaves the tokens that its method says, by a second tokenizer."""
+"""Contenders of the data preparation benchmark write the expected tokens.
+
+The expected number of tokens comes from a second tokenizer.
+"""
 
 import json
 import subprocess
@@ -17,8 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_contenders_leave_the_tokens_that_their_methods_say(real_data: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tiktoken", reason="no tiktoken: pip install -r requirements-dev.txt")
+def test_contenders_write_the_expected_tokens(real_data: Path, tmp_path: Path) -> None:
+    """All contenders keep the tokens of a second tokenizer; the blog drops windows."""
+    pytest.importorskip("tiktoken", reason="tiktoken is missing: pip install -r requirements-dev.txt")
     sentence = "It's 1,024 tokens  wide; naïve Füße, 日本語 🙂 and\n\n\ttabs — don't they'll? "
     texts = [
         "short",
@@ -44,8 +48,8 @@ def test_contenders_leave_the_tokens_that_their_methods_say(real_data: Path, tmp
             "files": files,
         }
         command = [sys.executable, "-m", "benchmarks.preparation_contenders", name, json.dumps(job)]
-        own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / name / "cache")}
-        subprocess.run(command, cwd=ROOT, env=own, check=True, timeout=120)
+        environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / name / "cache")}
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
     counted = {name: count(name, tmp_path / name / "data") for name in ("ours", "blog", "nanogpt", "llmc")}
     lengths = [len(of.ids) for of in Tokenizer.from_file(f"{gpt2}/tokenizer.json").encode_batch(texts)]
     for name in ("ours", "nanogpt", "llmc"):

@@ -1,4 +1,4 @@
-"""Runs to do harm to."""
+"""Fixtures for runs with injected faults."""
 
 import functools
 import subprocess
@@ -14,7 +14,10 @@ from tests.faults.runs import Started
 
 @pytest.fixture(scope="session")
 def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A run of these options that nothing happened to; trained once in a session."""
+    """Return a function that trains a run without faults and returns its directory.
+
+    Each combination of options is trained once per session.
+    """
     folder = tmp_path_factory.mktemp("golden")
 
     @functools.cache
@@ -26,9 +29,10 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
 @pytest.fixture
 def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """Starts the tiny recipe in a run directory, with a fault or without.
+    """Return a function that starts a run of the tiny recipe in the background.
 
-    A fault is its name, its step(s) and its rank. Whatever is left of a run is killed at the end of the test.
+    The argument `fault` is a tuple of name, step(s) and rank, or None for a run without faults. Processes that
+    still run are killed after the test.
     """
     started: list[Started] = []
 
@@ -53,12 +57,15 @@ def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]
 
 @pytest.fixture
 def fault(start) -> Callable[..., tuple[int, str]]:
-    """Runs train.py with a fault to its end; returns exit code and output. Fails where the fault did not happen."""
+    """Return a function that runs train.py with a fault until it ends.
+
+    The function returns the exit code and the output. The test fails if the fault did not happen.
+    """
 
     def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):
         command = start(run_directory, *options, fault=(name, at, rank), **settings)
         code = command.end()
-        assert command.mark.is_file(), f"{name} did not happen: {command.text()[-3000:]}"
+        assert command.mark.is_file(), f"The fault {name} did not happen: {command.text()[-3000:]}"
         return code, command.text()
 
     return run
@@ -66,12 +73,12 @@ def fault(start) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 MB."""
+    """Mount a file system of 16 MB and return its folder; skip the test without root."""
     folder = tmp_path / "disk"
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]
     mounted = subprocess.run(words, capture_output=True, text=True)
     if mounted.returncode:
-        pytest.skip(f"a small disk needs root: {mounted.stderr.strip()}")
+        pytest.skip(f"Mounting a small disk needs root: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)

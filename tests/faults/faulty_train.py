@@ -1,4 +1,11 @@
-"""train.py with a fault: FAULT names it, FAULT_AT the step(s), FAULT_RANK the rank; FAULT_MARK is written when it happens."""
+"""train.py with an injected fault.
+
+Environment variables:
+    FAULT: name of the fault.
+    FAULT_AT: step or range of steps, for example 3 or 3-8.
+    FAULT_RANK: rank of the process with the fault.
+    FAULT_MARK: file that is created when the fault happens.
+"""
 
 import math
 import os
@@ -22,7 +29,7 @@ STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 
 
 def saves(*args: Any, **kwargs: Any) -> bool:
-    """Whether a function is called for the checkpoint of such a step."""
+    """Whether an argument names a checkpoint of one of the steps in FAULT_AT."""
     return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 
@@ -41,14 +48,20 @@ def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> 
 
 
 def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any, *args: Any) -> Any:
-    """A device with room for one row a pass, and for two where only the inputs of blocks are kept."""
+    """Raise out of memory for micro-batches of more than one row.
+
+    With activation checkpointing, two rows fit.
+    """
     if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     return original()
 
 
 def inject(fault: str) -> None:
-    """Replace a function by one with the fault, where its arguments say so, on one rank."""
+    """Patch a function so that the fault happens in it.
+
+    The fault happens only on the rank FAULT_RANK, and only in calls for the steps FAULT_AT if it depends on steps.
+    """
     from gpt2_repro.run_record import checkpoints
     from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.hashing import _HashedFile

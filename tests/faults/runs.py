@@ -1,4 +1,4 @@
-"""A run that goes on while a test looks at it, and what there is to compare afterwards."""
+"""Runs in the background, and helpers to compare finished runs."""
 
 import hashlib
 import json
@@ -15,7 +15,11 @@ from tests.warm import start_warm
 
 
 class Started:
-    """A command that goes on while the test looks at it, started as typed, or `warm`: forked, which takes a second."""
+    """A command that runs in the background of a test.
+
+    The command starts as a user would start it. With `warm`, it is forked from a process that has already imported
+    the libraries, which saves seconds.
+    """
 
     def __init__(
         self, words: tuple[object, ...], run: Path, log: str, env: dict[str, str], *, warm: bool, mark: Path
@@ -33,11 +37,11 @@ class Started:
         return self.output.read_text(errors="replace")
 
     def wait_until(self, condition: Callable[[], Any], timeout: float = 90) -> Any:
-        """Look every few milliseconds until something is so: a file, a step."""
+        """Wait until a condition is true and return its value; check it every 10 ms."""
         deadline = time.monotonic() + timeout
         while not (value := condition()):
             assert time.monotonic() < deadline, self.text()[-3000:]
-            assert self.process.poll() is None, f"ended before: {self.text()[-3000:]}"
+            assert self.process.poll() is None, f"The command ended too early: {self.text()[-3000:]}"
             time.sleep(0.01)
         return value
 
@@ -47,22 +51,25 @@ class Started:
         return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else -1
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The processes that train, by their rank, which is the order that a launcher starts them in."""
+        """Return the training processes by rank.
+
+        A launcher starts them in the order of their ranks.
+        """
         workers = psutil.Process(self.process.pid).children()
         return dict(enumerate(sorted(workers, key=lambda worker: (worker.create_time(), worker.pid))))
 
     def end(self, timeout: float = 120) -> int:
-        """Wait for the end; returns the exit code."""
+        """Wait for the end of the command and return its exit code."""
         return self.process.wait(timeout)
 
 
 def weights(run: Path) -> str:
-    """A hash of the final weights."""
+    """Return the SHA-256 of the final model's weights file."""
     return hashlib.sha256((run / "final" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def losses(run: Path) -> list[tuple[int, str, float]]:
-    """Every loss that a run has logged, with its step and kind."""
+    """Return each logged loss of a run as (step, kind, loss)."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(e["step"], key, e[key]) for e in events for key in ("loss", "eval_loss") if key in e]
 
@@ -72,7 +79,10 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Put one file on a disk that leaves so many bytes of it, in place of the one before."""
+    """Fill a disk with one file so that `leave` bytes stay free; return the file.
+
+    The file of an earlier call is deleted first.
+    """
     filler = disk / "filler"
     filler.unlink(missing_ok=True)
     filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - leave))

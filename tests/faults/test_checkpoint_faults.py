@@ -1,4 +1,4 @@
-"""CK: a checkpoint is complete or is never chosen, whatever happens while it is saved."""
+"""Faults during a save: only complete checkpoints are ever resumed from."""
 
 import json
 from pathlib import Path
@@ -18,14 +18,17 @@ SAVES = ("--save_steps", 2, "--eval_steps", 2, "--per_device_train_batch_size", 
 def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
     train, fault, golden, launcher, bf16: str, tmp_path: Path
 ) -> None:
-    """CK1, P1, P2. One run, killed at each point in turn, always at a save; it ends as one that was left alone."""
+    """A run that is killed at each point of a save ends like a run without faults.
+
+    Promises P1 and P2 of docs/reliability.md.
+    """
     options = (*SAVES, "--max_steps", 12, "--bf16", bf16, "--keep_checkpoints", 1, "--keep_best_checkpoint", "false")
     run = tmp_path / "run"
     kills = [
         ("kill_after_the_model", 2, 0, None),
         ("kill_before_the_manifest", 4, 0, 2),
         ("kill_before_the_rename", 6, 0, 4),
-        ("kill_in_rotation", 6, 0, 6),  # checkpoint-6 is there, and half of checkpoint-4
+        ("kill_in_rotation", 6, 0, 6),  # checkpoint-6 is complete, checkpoint-4 is half deleted
     ]
     if launcher != ("python",):
         kills.insert(2, ("kill_before_a_shard", 6, 1, 4))
@@ -42,7 +45,7 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
 
 
 def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_path: Path) -> None:
-    """SG3."""
+    """SIGTERM during a save: the save completes, and then the run stops."""
     run = tmp_path / "run"
     code, text = fault("term_while_saving", 4, run, *SAVES)
     assert code == 0 and status(run)["state"] == "stopped", text
@@ -51,12 +54,15 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_pa
 
 
 def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, golden, small_disk: Path) -> None:
-    """CK2: the sizes were right and somebody else was faster."""
+    """If the disk fills up during a save, the previous checkpoint stays complete.
+
+    The check of the free space before the save is disabled, as if another program used the space after it.
+    """
     run = small_disk / "run"
     train(run, *SAVES, "--stop_at_step", 2)
     filler = fill(small_disk, leave=300_000)
     code, text = fault("no_foresight", 0, run, *SAVES)
-    told, _, after = text.partition("error: ")
+    _, _, after = text.partition("error: ")
     assert code == 1 and "checkpoint-4" in after and "Traceback" not in after, text
     assert newest_complete(run)[0] == run / "checkpoint-2" and not (run / "staging").exists()
     filler.unlink()
@@ -65,7 +71,10 @@ def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, go
 
 
 def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:
-    """SE3, SE4, P13."""
+    """Secrets in the environment are neither in the run directory nor in the output.
+
+    Promise P13 of docs/reliability.md.
+    """
     secrets = {name: f"secret of {name}" for name in ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")}
     run = tmp_path / "run"
     command = start(run, *SAVES, "--report_to", "wandb", **secrets, WANDB_MODE="offline", launcher=("launch", 2))

@@ -1,4 +1,4 @@
-"""`preflight --memory` with the real command, launcher included, on devices whose memory ends early."""
+"""`preflight --memory` with the real command on devices with little memory."""
 
 from pathlib import Path
 
@@ -12,9 +12,10 @@ pytestmark = pytest.mark.faults
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_fits_is_found_with_the_real_command(
+def test_memory_trials_run_the_real_command(
     tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`preflight --memory` finds a micro-batch that fits, with the real command."""
     (tmp_path / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
     (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
     fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}
@@ -23,9 +24,9 @@ def test_what_fits_is_found_with_the_real_command(
     monkeypatch.setattr(machine, "REPOSITORY", tmp_path)
     with pytest.raises(SystemExit) as end:
         preflight.main([str(tiny_recipe), "--memory", "--per_device_train_batch_size", "2"])
-    out, said = capsys.readouterr()
-    assert not end.value.code and "✓ memory           fits: --per_device_train_batch_size 1\n" in out, said
-    attempts = [line.strip() for line in said.splitlines() if line.startswith("  --per_device")]
+    out, err = capsys.readouterr()
+    assert not end.value.code and "✓ memory           fits: --per_device_train_batch_size 1\n" in out, err
+    attempts = [line.strip() for line in err.splitlines() if line.startswith("  --per_device")]
     assert attempts == [
         "--per_device_train_batch_size 2: out of memory",
         "--per_device_train_batch_size 1: fits",

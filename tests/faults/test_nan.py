@@ -1,4 +1,4 @@
-"""ST: updates that are not finite are skipped and logged, and end the run if they continue."""
+"""Non-finite updates are skipped and logged; five in a row end the run."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,10 @@ ENGINES = [
 
 @pytest.mark.parametrize(("launcher", "bf16"), ENGINES)
 def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: str, tmp_path: Path) -> None:
-    """ST1, ST2, ST3, P6: on one rank, in one pass of several."""
+    """A NaN loss on one rank skips the update on all ranks and is logged.
+
+    Promise P6 of docs/reliability.md.
+    """
     run = tmp_path / "run"
     rank = 0 if launcher == ("python",) else 1
     code, text = fault("nan", 3, run, *SAVES, "--bf16", bf16, rank=rank, launcher=launcher)
@@ -38,7 +41,7 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
     assert "updates_skipped" not in logged[2] and logged[8]["updates_skipped"] == 1
     (skipped,) = [event for event in events(run) if "update_skipped" in event]
     assert skipped["step"] == 3 and skipped["update_skipped"].startswith("gradient norm")
-    # The schedule belongs to the step: what was skipped does not stretch it.
+    # The learning rate depends on the step only: a skipped update does not delay the schedule.
     rates = [learning_rate_factor(step, warmup_steps=3, max_steps=8) * 1e-2 for step in range(8)]
     assert [logged[step]["learning_rate"] for step in range(1, 9)] == pytest.approx(rates)
     final = load_file(run / "final" / "model.safetensors")
@@ -47,12 +50,13 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
 
 @pytest.mark.parametrize(("launcher", "bf16"), [ENGINES[0], ENGINES[2]])
 def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -> None:
+    """Five skipped updates in a row end the run with exit code 1 and `diverged`."""
     run = tmp_path / "run"
     code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, launcher=launcher)
     assert code == 1, text
     assert len({line for line in text.splitlines() if line.startswith("error: ")}) == 1
-    told = status(run)
-    assert told["state"] == "diverged" and "5 times in a row up to step 7" in told["reason"]
+    recorded = status(run)
+    assert recorded["state"] == "diverged" and "5 times in a row up to step 7" in recorded["reason"]
     good = load_file(run / "checkpoint-2" / "model.safetensors")
     last = load_file(run / "checkpoint-6" / "model.safetensors")
     assert all(torch.equal(weight, last[name]) for name, weight in good.items())

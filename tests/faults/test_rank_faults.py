@@ -1,4 +1,4 @@
-"""NC: a rank whose weights are wrong."""
+"""Faults that make the weights of one rank wrong."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,11 @@ OPTIONS = ("--save_steps", 2, "--per_device_train_batch_size", 4)
 def test_a_flipped_bit_on_one_rank_ends_the_run_before_it_is_validated_or_saved(
     train, fault, golden, launcher, at: int, tmp_path: Path
 ) -> None:
-    """NC2: ZeRO gathers the weights anew in each step, DDP never, so there an earlier one is still to be seen."""
+    """A flipped bit on one rank ends the run before the next validation and save.
+
+    The flip is at step 4 under ZeRO, which gathers the weights again in every step. It is at step 3 under DDP, which
+    never does: the wrong weight is still there at step 4.
+    """
     run = tmp_path / "run"
     code, text = fault("flipped_bit", at, run, *OPTIONS, rank=1, launcher=launcher)
     assert code == 1 and re.search("step 4 rank 1 .* transformer.wte.weight", text)

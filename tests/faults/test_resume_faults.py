@@ -1,4 +1,4 @@
-"""RS: other numbers of processes, damaged files, finished runs, and runs that are to go further or back."""
+"""Resuming with another number of processes or with a changed option."""
 
 import json
 from pathlib import Path
@@ -22,10 +22,14 @@ pytestmark = pytest.mark.faults
     ],
     ids=["zero1-bf16", "zero1-fp32", "zero3", "ddp", "fsdp2"],
 )
-def test_on_other_numbers_of_processes_a_run_is_the_straight_one(
+def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
     launchers, bf16: str, train, golden, tmp_path
 ) -> None:
-    """RS2, P3: by the same command and another --num_processes; DeepSpeed's checkpoints are converted."""
+    """Resuming with another number of processes gives the losses of a straight run.
+
+    Only the launcher or its --num_processes changes. DeepSpeed's checkpoints are converted. Promise P3 of
+    docs/reliability.md.
+    """
     options = ("--max_steps", 12, "--per_device_train_batch_size", 2, "--bf16", bf16, "--learning_rate", 1e-3)
     straight, run = golden(*options, launcher=launchers[0]), tmp_path / "run"
     stops = [12 * number // len(launchers) for number in range(1, len(launchers) + 1)]
@@ -35,14 +39,17 @@ def test_on_other_numbers_of_processes_a_run_is_the_straight_one(
         assert plan["num_processes"] == (1 if launcher == ("python",) else launcher[1])
     assert status(run)["state"] == "complete"
     ours, theirs = ({loss[:2]: loss[2] for loss in losses(folder)} for folder in (run, straight))
-    # Where it stopped it validated too.
+    # A stopped run also validates at its last step.
     assert ours.keys() - theirs.keys() <= {(stop, "eval_loss") for stop in stops}
     assert {key: ours[key] for key in theirs} == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.parametrize("launcher", [("launch", 2), ("zero3", 2)], ids=["zero1", "zero3"])
 def test_a_change_that_is_allowed_takes_effect(launcher: tuple, train, tmp_path: Path) -> None:
-    """DeepSpeed restored the clipping limit of the checkpoint and ignored the recipe's."""
+    """A new --max_grad_norm takes effect on resume, also under DeepSpeed.
+
+    DeepSpeed itself restores the limit of the checkpoint and ignores the new one.
+    """
     options, runs = ("--per_device_train_batch_size", 4), []
     for name, its in (("one", ("python",)), ("many", launcher)):
         train(tmp_path / name, *options, "--stop_at_step", 4, launcher=its)

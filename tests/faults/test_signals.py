@@ -1,4 +1,4 @@
-"""SG, RS9: signals on any rank or the launcher, launchers that die, second jobs."""
+"""Signals to ranks and launchers, and launchers that are killed."""
 
 import signal
 import time
@@ -13,10 +13,10 @@ from tests.faults.runs import losses, status, weights
 pytestmark = pytest.mark.faults
 
 LONG = ("--max_steps", 300, "--save_steps", 1000, "--eval_steps", 50, "--per_device_train_batch_size", 4)
-READERS = ("--dataloader_num_workers", 1)  # which a launcher's signal reaches too
+READERS = ("--dataloader_num_workers", 1)  # a worker, which also gets the signals sent to a launcher
 
 
-# The rank that gets it, or None for the launcher; the signal; the reason that the run records.
+# Rank that receives the signal (None: the launcher), the signal, and the reason in run_status.json.
 SIGNALS = {
     "SIGTERM to rank 1": (1, signal.SIGTERM, "SIGTERM"),
     "SIGUSR1 to rank 0": (0, signal.SIGUSR1, "SIGUSR1"),
@@ -27,7 +27,10 @@ SIGNALS = {
 
 
 def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, tmp_path: Path) -> None:
-    """SG1, SG9, P5: one run, stopped by each signal in turn; it ends as one that was left alone."""
+    """A run that is stopped by each signal in turn ends like an unstopped run.
+
+    Promise P5 of docs/reliability.md.
+    """
     options = (*LONG, *READERS)
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
     run, before = tmp_path / "run", 0
@@ -38,11 +41,11 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
         (command.process if rank is None else command.ranks()[rank]).send_signal(number)
         command.end()
         gone, alive = psutil.wait_procs(workers, timeout=5)
-        assert not alive, f"{name}: {alive} still there"
-        told = status(run)
-        assert told["reason"] == reason and told["step"] > before, name
-        assert told["state"] == ("failed" if "died" in reason else "stopped"), name
-        before = told["step"]
+        assert not alive, f"{name}: {alive} still running"
+        recorded = status(run)
+        assert recorded["reason"] == reason and recorded["step"] > before, name
+        assert recorded["state"] == ("failed" if "died" in reason else "stopped"), name
+        before = recorded["step"]
         assert before < 300 and (run / f"checkpoint-{before}" / "manifest.json").is_file(), name
         assert "killed by signal" not in command.text(), name
     train(run, *options, launcher=("launch", 2))
@@ -51,11 +54,11 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
 
 
 def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
-    """SG4: a hanging step does not have to be waited for."""
+    """A second Ctrl-C ends a run at once, even if a step hangs."""
     command = start(tmp_path / "run", *LONG, fault=("hang", 3, 0))
     command.wait_until(command.mark.is_file)
     sent = 0
-    while command.process.poll() is None and sent < 20:  # a busy machine may be late with the first one
+    while command.process.poll() is None and sent < 20:  # a busy machine may handle the first signal late
         command.process.send_signal(signal.SIGINT)
         sent += 1
         time.sleep(1.5)
@@ -63,15 +66,18 @@ def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
-def test_a_validation_that_a_signal_cuts_short_is_made_up_for(launcher, train, start, tmp_path: Path) -> None:
-    """P5: minutes of validation are not waited for, and not lost; where weights are sharded all ranks leave it at one pass."""
+def test_a_validation_that_a_signal_interrupts_is_repeated(launcher, train, start, tmp_path: Path) -> None:
+    """A signal interrupts a validation, and the resumed run repeats the validation.
+
+    With sharded weights, all ranks leave the validation after the same batch. Promise P5 of docs/reliability.md.
+    """
     options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
     options += ("--per_device_train_batch_size", 4)
     golden, run = train(tmp_path / "golden", *options, launcher=launcher), tmp_path / "run"
     slow = start(run, *options, "--eval_on_start", "false", launcher=launcher, fault=("slow_validation", 0, 0))
     slow.wait_until(slow.mark.is_file)
-    told = slow.ranks()[1] if launcher[0] == "fsdp2" else slow.process
-    told.send_signal(signal.SIGTERM)
+    target = slow.ranks()[1] if launcher[0] == "fsdp2" else slow.process
+    target.send_signal(signal.SIGTERM)
     assert slow.end() == 0 and status(run)["step"] == 3, slow.text()
     assert [kind for _, kind, _ in losses(run)] == ["loss"] * 3
     train(run, *options, launcher=launcher)
