@@ -132,7 +132,7 @@ class Bench:
         tear(self.run / f"checkpoint-{newest}", torn)
 
         second = self.call(self.train_command, "train_2.log")
-        shutil.rmtree(torn)
+        shutil.rmtree(torn, ignore_errors=True)
         log, losses = (self.work / "train_2.log").read_text(), self.events("loss")
         environment = json.loads((self.run / "environment.json").read_text())
         warm = [event for step, event in losses.items() if COLD < step <= newest or newest + COLD < step]

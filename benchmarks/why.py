@@ -1,4 +1,4 @@
-"""Compare a plain Trainer script with train.py: the table and the figure of docs/why.md.
+"""Compare a plain Trainer script with train.py, for docs/why.md.
 
     python benchmarks/why.py --text prose.txt --figure docs/figures/why.png
 
@@ -55,7 +55,10 @@ def main() -> None:
 
 
 def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
-    """Prepare the text, and a small text of one step. Return the recipe of train.py and the shared tokenizer."""
+    """Prepare the text, and a small text of one step.
+
+    Returns the recipe of train.py and the shared tokenizer.
+    """
     data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
     training = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
     training |= {"accept_any_hardware": True, "eval_tokens": 0, "per_device_eval_batch_size": ROWS, "sample_steps": 0}
@@ -102,7 +105,7 @@ class Plain:
         return {"text": self.work / "little.txt"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        """Return the training loss, which is used for runs of one step, and the last validation loss."""
+        """Return the training loss (of a run of one step) and the last validation loss."""
         found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
         return found[0], found[1]
 
@@ -154,7 +157,7 @@ class Ours:
 
 @torch.no_grad()
 def true_loss(model: torch.nn.Module, rows: Sequence[Sequence[int]]) -> float:
-    """Return the mean negative log-likelihood over the targets of all rows, with an fp32 softmax."""
+    """Return the mean loss over the targets of all rows, with an fp32 softmax."""
     total = targets = 0.0
     for row in rows:
         # train.py's rows hold one token more than the context: every position has a target.
@@ -210,7 +213,10 @@ def measure(side: Side) -> dict[str, Any]:
 
 
 def speed(side: Side) -> float:
-    """Return tokens per second from the time difference of two run lengths, which excludes start and end."""
+    """Return tokens per second.
+
+    The time difference of two run lengths excludes the time of start and end.
+    """
     few, many = 20, 80
     alike = {"dtype": "float32", "dropout": 0.0, "warmup_steps": 0}
     seconds = [run(side, side.work / f"{side.name}-{steps}", max_steps=steps, **alike) for steps in (few, many)]
@@ -218,7 +224,7 @@ def speed(side: Side) -> float:
 
 
 def killed_while_saving(side: Side) -> str:
-    """Kill all processes when a checkpoint is being written, run the command again and return its result."""
+    """Kill a run while it writes a checkpoint, run the command again, return the result."""
     out = side.work / f"{side.name}-killed"
     command = side.command(out, save_steps=10, max_steps=30)
     process = subprocess.Popen(

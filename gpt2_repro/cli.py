@@ -44,7 +44,7 @@ def is_local_main_process() -> bool:
 
 
 def _check_launcher_variables() -> None:
-    """Raise UserError if the shell has variables of a launcher that did not start this process."""
+    """Raise UserError for variables of a launcher that did not start this process."""
     stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if os.environ.get(name, "0") not in ("", "0")]
     if "MASTER_ADDR" in os.environ or os.environ.get("WORLD_SIZE") == "1":
         stale = []

@@ -107,7 +107,10 @@ def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
 
 
 def _baseline(passed: str | None, run: Path | None) -> str:
-    """Return the passed baseline, or that of the run's recipe. Raises UserError if it is not a trained model."""
+    """Return the passed baseline, or that of the run's recipe.
+
+    Raises UserError if it is not a trained model.
+    """
     baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
         raise UserError(f"The baseline is {baseline}. Pass --baseline with a run, a folder or a Hub id.")

@@ -37,7 +37,10 @@ def sync(path: Path) -> None:
 
 
 def expand(path: str) -> str:
-    """Replace `~` and environment variables in a path, which the shell does not do in quotes or in a recipe."""
+    """Replace `~` and environment variables in a path.
+
+    The shell does not replace them in quotes, and never in a recipe.
+    """
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
 
 

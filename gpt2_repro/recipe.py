@@ -104,7 +104,7 @@ class _Parser(OneLineErrors, HfArgumentParser):
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader that refuses a key that occurs twice. PyYAML would use the last one."""
+    """A YAML loader that refuses repeated keys. PyYAML would use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]

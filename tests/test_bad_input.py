@@ -141,7 +141,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("export", "gpt2", "--push_to_hub"),
         ("export", "gpt2 --push_to_hub me/x", "HF_TOKEN"),
         ("export", "gpt2 x --format gguf", "hf, llmc"),
-        ("preflight.__main__", "--n 0", "--n 0"),
+        ("preflight.__main__", "--n 0", "--n"),
         ("preflight.__main__", "--gpu GTX_1060", "--tokens_per_second"),
         ("preflight.__main__", "recipes/gpt2_small.yaml", "recipes/gpt2_124m.yaml"),
         ("supervise", "", "supervise -- accelerate launch"),
@@ -160,7 +160,9 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
 def test_as_typed_it_is_one_line_and_exit_code_2_and_the_launcher_quotes_it(type_command, tmp_path: Path) -> None:
     words = ("python", "train.py", "recipes/demos.yaml", "--output_dir", tmp_path / "run")
     for rank, lines in (("0", 1), ("1", 0)):
-        done = type_command(*words, LOCAL_RANK=rank, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
+        done = type_command(
+            *words, LOCAL_RANK=rank, MASTER_ADDR="localhost", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")
+        )
         assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == lines
         told = json.loads((tmp_path / "error.json").read_text())["message"]
         assert told.startswith("error: ") and "'recipes/demo.yaml'" in told and done.stderr.strip() in told

@@ -1,4 +1,4 @@
-"""The runs of docs/recipes.md and the ablations of docs/lambada.md change one thing each."""
+"""The runs of docs/recipes.md and docs/lambada.md change one thing each."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """Return the words after `story` in every command of both pages, in code blocks and in running text."""
+    """Return the words after a script in all commands of both pages."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]

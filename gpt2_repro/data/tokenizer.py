@@ -176,7 +176,10 @@ def vocabulary_for(text_bytes: float) -> int:
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:
-    """Yield text for training a tokenizer. Text with very long words is cut: the trainer's time is quadratic in them."""
+    """Yield the text that trains a tokenizer.
+
+    Documents with very long words are cut, because the tokenizer's time grows with the square of a word's length.
+    """
     characters = 0
     for document in documents:
         if re.search(rf"\S{{{LONGEST_WORD}}}", document):

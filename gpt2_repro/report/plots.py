@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from PIL import Image
 
 from gpt2_repro.references import NAME, band
 from gpt2_repro.report.read import Row, Run, mapping, points
@@ -82,7 +83,9 @@ def render(draw: Callable[[Figure], str]) -> Picture:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # the font lacks some scripts; such names are drawn as boxes
             figure.savefig(buffer, format="png")
-    return Picture(buffer.getvalue(), caption)
+        small = io.BytesIO()
+        Image.open(buffer).convert("P", palette=Image.Palette.ADAPTIVE, colors=64).save(small, "png", optimize=True)
+    return Picture(small.getvalue(), caption)
 
 
 def legend(axes: Axes, columns: int = 2) -> None:

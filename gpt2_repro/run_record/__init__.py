@@ -102,7 +102,9 @@ class RunRecord:
         return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
-        """Raise UserError for files of others, or a directory inside a run or a prepared folder.
+        """Raise UserError if the run directory cannot be used.
+
+        It may not be inside a run directory or a prepared folder, and may not have files of other programs.
 
         One intact file of a run is enough proof, because a power cut may have emptied the others. Hidden files do not
         count as files.

@@ -72,7 +72,7 @@ def test_a_micro_batch_that_does_not_fit(words, code, fix, look, monkeypatch: py
     [
         (["--gpu", "H10O SXM"], "H100 SXM"),
         (["--gpu", "H100", "--dist"], "--dist"),
-        (["--n", "0"], "--n 0"),
+        (["--n", "0"], "--n"),
         (["--tokens_per_second", "nan"], "nan"),
         (["--usd_per_hour", "nan"], "--usd_per_hour"),
         (["--total_tokens", "100"], "total_tokens 100"),

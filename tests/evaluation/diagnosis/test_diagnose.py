@@ -213,7 +213,7 @@ def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(content)
     for words, message in [
-        (["--baseline", stranger, "--local_data", str(local_data)], "another tokenizer"),
+        (["--baseline", stranger, "--local_data", str(local_data)], "--baseline"),
         (["--baseline", sound], "--dataset_dir"),
         (["--baseline", sound, "--local_data", str(tmp_path / "torn")], "line 2"),
         (["--baseline", sound, "--local_data", str(tmp_path / "empty")], "lambada_openai.jsonl"),
