@@ -224,7 +224,7 @@ def speed(side: Side) -> float:
 
 
 def killed_while_saving(side: Side) -> str:
-    """Kill a run while it writes a checkpoint, run the command again, return the result."""
+    """Kill a run while it saves, run the command again and return the result."""
     out = side.work / f"{side.name}-killed"
     command = side.command(out, save_steps=10, max_steps=30)
     process = subprocess.Popen(

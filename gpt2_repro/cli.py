@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import io
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 
 try:
@@ -70,6 +71,9 @@ def run(main: Callable[[list[str]], None]) -> None:
     level = logging.INFO if is_local_main_process() else logging.WARNING
     log = _LogHandler(sys.stderr if "--json" in sys.argv else sys.stdout)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[log])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? instead of ✓
     if not sys.stderr.isatty():
         _disable_bars()
     logging.getLogger("gpt2_repro").setLevel(level)
@@ -98,13 +102,18 @@ def run(main: Callable[[list[str]], None]) -> None:
             print(line, file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
-        # The reader of stdout, such as `head`, has exited. Discard the buffered output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of stdout, such as `head`, has exited.
+        _discard(sys.stdout)
         sys.exit(1)
     except KeyboardInterrupt:
         if is_local_main_process():
             print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
+
+
+def _discard(stream: IO[str]) -> None:
+    """Redirect a stream to /dev/null, including buffered text."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress(tqdm):
@@ -147,6 +156,12 @@ class _LogHandler(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(self.stream):
             super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exc_info()[1], BrokenPipeError):
+            _discard(self.stream)  # the command continues without a reader
+        else:
+            super().handleError(record)
 
 
 def _disable_bars() -> None:

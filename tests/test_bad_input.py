@@ -3,8 +3,10 @@
 The commands end within seconds and leave no files.
 """
 
+import errno
 import importlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import prepare_data
 import train as train_story
-from gpt2_repro import hardware
+from gpt2_repro import cli, hardware
 from gpt2_repro.data.tokenizer import train_tokenizer
 from gpt2_repro.errors import UserError
 from tests.commands import ROOT
@@ -137,6 +139,12 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("evaluation.__main__", "", "evaluate.sh runs/"),
         ("generate", "O_Romeo! --top_k 5", "O_Romeo!"),
         ("generate", "runs/none abc --top_p 2", "--top_p"),
+        ("generate", "runs/none abc --num_samples 1e8", "--num_samples 100000000"),
+        ("generate", "runs/none FILE:none.txt", "none.txt"),
+        ("diagnose", "runs/a runs/b", "'runs/b'"),
+        ("evaluation.__main__", "x --limit 0", "--limit"),
+        ("preflight.__main__", "--gpu A100 H100", "'H100'"),
+        ("preflight.__main__", "--gpu H100 --tokens_per_second 1.5M", "--tokens_per_second 100"),
         ("generate", "runs/none abc --device cuda", "--device"),
         ("export", "gpt2", "--push_to_hub"),
         ("export", "gpt2 --push_to_hub me/x", "HF_TOKEN"),
@@ -147,6 +155,8 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("supervise", "", "supervise -- accelerate launch"),
         ("supervise", "train.py", "supervise -- python train.py"),
         ("supervise", "--attempts x -- python train.py", "--attempts 3"),
+        ("supervise", "--attempts 0 -- python train.py", "--attempts"),
+        ("supervise", "--wait -1 -- python train.py", "--wait"),
     ],
 )
 def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -155,6 +165,60 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=told):
         importlib.import_module(f"gpt2_repro.{command}").main(words.split())
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("data: {seed: 1}", "section training"),
+        ("training: {seed: [1, 2]}", "seed: 1"),
+        ("training: {seed: 1, max_steps: 2, seed: 3}", "'seed'"),
+        ("training: {}\nmodel: {}\ntraining: {seed: 3}", "'training'"),
+        ("[data, model]", "recipes/gpt2_124m.yaml"),
+        ("training: {seed: 4294967296}", "--seed"),
+        ("training: {weight_decay: 1e9}", "--weight_decay"),
+        ("training: {hang_timeout: 0.1}", "--hang_timeout"),
+        ("model: {n_embd: 64, n_head: 3}", "--n_head 2 or --n_embd 66"),
+    ],
+)
+def test_a_wrong_recipe(written: str, message: str, refused, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(written)
+    assert message in refused(recipe=tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "3"}, {"RANK": "1"}, {"ACCELERATE_USE_DEEPSPEED": "true"}])
+def test_variables_of_a_launcher_that_did_not_start_it(variables: dict[str, str], monkeypatch, capsys) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda argv: None)
+    assert ended.value.code == 2
+    assert f"unset {next(iter(variables))}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_disk_that_cannot_be_written(number: int, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["export.py"])
+
+    def write(argv: list[str]) -> None:
+        raise OSError(number, os.strerror(number), "exports/x")
+
+    with pytest.raises(SystemExit) as ended:
+        cli.run(write)
+    assert ended.value.code == 2
+    assert "exports/x" in capsys.readouterr().err
+
+
+def test_a_run_in_a_run_or_a_prepared_folder(refused, tiny_recipe: Path, tmp_path: Path) -> None:
+    for name in ("run_status.json", "dataset_dict.json"):
+        (tmp_path / "outer").mkdir(exist_ok=True)
+        (tmp_path / "outer" / name).write_text("{}")
+        with pytest.raises(UserError, match="outer.*--output_dir"):
+            train_story.main([str(tiny_recipe), "--output_dir", str(tmp_path / "outer" / "run")])
+        (tmp_path / "outer" / name).unlink()
 
 
 def test_as_typed_it_is_one_line_and_exit_code_2_and_the_launcher_quotes_it(type_command, tmp_path: Path) -> None:

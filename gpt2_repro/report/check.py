@@ -11,7 +11,8 @@ from gpt2_repro.formatting import duration
 from gpt2_repro.references import band, explained, verdict
 from gpt2_repro.report.read import Run, reading, values
 from gpt2_repro.report.tables import progress
-from gpt2_repro.run_record.layout import STATUS
+from gpt2_repro.run_record import RunRecord
+from gpt2_repro.run_record.layout import FINAL, METRICS, STATUS
 from gpt2_repro.typed_json import is_number
 
 
@@ -36,7 +37,7 @@ def signs(run: Run, now: datetime.datetime) -> list[Sign]:
     Args:
         now: the current time, with a time zone.
     """
-    return [_state(run, now), *_losses(run), *_reference(run), *_speed(run)]
+    return [_state(run, now), *_files(run), *_losses(run), *_reference(run), *_speed(run)]
 
 
 def _state(run: Run, now: datetime.datetime) -> Sign:
@@ -49,6 +50,19 @@ def _state(run: Run, now: datetime.datetime) -> Sign:
         if silent > SILENT_SECONDS:
             return Sign("✗", f"{said}, last status update {duration(silent)} ago: the run hangs or was killed")
     return Sign("✓" if run.status.state in ("running", "complete") else "!", said)
+
+
+def _files(run: Run) -> list[Sign]:
+    """Check for missing or damaged files."""
+    found = []
+    if run.status.state == "complete" and RunRecord(run.path).final_defect():
+        found.append(Sign("!", f"{FINAL}/ is missing or not complete"))
+    logged = max((row["step"] for row in (*run.training, *run.validation) if is_number(row.get("step"))), default=0)
+    if run.status.state == "complete" and run.training and logged < 0.9 * (run.status.step or 0):
+        found.append(Sign("✗", f"{METRICS} ends at step {logged:,.0f}, so losses are missing"))
+    if run.broken_lines:
+        found.append(Sign("✗", f"{run.broken_lines} damaged lines in {METRICS}, so losses may be missing"))
+    return found
 
 
 def _losses(run: Run) -> list[Sign]:

@@ -76,6 +76,8 @@ def check_launcher() -> None:
     """Raise UserError if the launcher would ignore its files or its options."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` drops DeepSpeed. Remove --cpu and pass --use_cpu after train.py.")
+    if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
+        raise UserError(f"Training in {precision} is not supported. Remove --mixed_precision. The recipe sets bf16.")
     for name, fix in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":

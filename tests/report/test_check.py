@@ -56,6 +56,14 @@ def test_each_state(run_folder: Path, status: dict, mark: str, words: str) -> No
     assert [its for said, its in marks(run_folder).items() if words in said] == [mark]
 
 
+def test_missing_files_are_named(run_folder: Path) -> None:
+    assert marks(run_folder)["final/ is missing or not complete"] == "!"
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    (run_folder / "metrics.jsonl").write_text("\n".join([*lines[: len(lines) // 2], "{", lines[0]]) + "\n")
+    found = marks(run_folder)
+    assert [mark for words, mark in found.items() if "metrics.jsonl" in words] == ["✗", "✗"]
+
+
 def test_skipped_updates_and_waiting_are_named(run_folder: Path) -> None:
     add(run_folder, step=41, loss=4.0, updates_skipped=2, tokens_per_second=5.0, data_wait=0.4)
     found = marks(run_folder)
