@@ -118,8 +118,8 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
 
     Raises UserError for a missing file, a file that is not a recipe, and an unknown section.
     """
-    if (path / "recipe.yaml").is_file():
-        raise UserError(f"{path} is a run directory. Pass its recipe: {path / 'recipe.yaml'}.")
+    if len(recipes := sorted(path.glob("*.yaml"))) == 1:
+        raise UserError(f"{path} is a folder. Pass the recipe in it: {recipes[0]}")
     if path.is_dir():
         raise UserError(f"{path} is a folder. Pass a recipe file, or --dataset_dir {path} for prepared data.")
     if not path.is_file():
