@@ -89,7 +89,7 @@ def allowed_in(code: str) -> list[tuple[str, set[str]]]:
     return [(code, ACCELERATE.union(*(options_of(command) for command in commands)))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
 def test_every_option_exists_in_the_command_it_is_shown_with(page: Path) -> None:
     seen = 0
     for code in code_of(page):
@@ -127,7 +127,7 @@ def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
     assert re.search(rf"on 8 GPUs +{a_pass} x 8 x \d+ accumulation steps", printed), printed
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     ours = re.compile(r"\b(?:recipes|accelerate_configs|ds_configs|gpt2_repro|tests)/[\w./-]*\w")
     for code in code_of(page):
