@@ -24,7 +24,7 @@ from gpt2_repro.manifest import RowForm
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "list_sources": {"action": "store_true", "help": "Print all sources with sizes, tokens and times, then exit."},
+    "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
     "verify": {"action": "store_true", "help": "Compare every byte of the folder with its manifest, then exit."},
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
@@ -39,7 +39,7 @@ HELP = {
 
 
 def main(argv: list[str]) -> None:
-    """Prepare or verify a folder, or list the sources, as the command line requests."""
+    """Run the command: prepare a folder, verify it, or print the list of sources."""
     # Imported here because every worker process imports this file, and gpt2_repro.recipe imports transformers.
     from gpt2_repro.recipe import Recipe, parse_recipe
 
@@ -72,20 +72,25 @@ def training_command(recipe: Any, folder: Path) -> str:
 
 
 def describe(data: PreparedData, *, max_tokens: int) -> None:
-    """Print the counts and the reference losses of a prepared folder."""
+    """Print how many documents, tokens and rows a prepared folder has.
+
+    For small texts, also print the validation losses of a unigram and a bigram model.
+    """
     manifest = data.manifest
     for split, counts in manifest.counts.items():
-        empty = f" ({counts.empty_documents:,} empty ones not counted)" if counts.empty_documents else ""
-        text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens"
-        print(f"{data.path / split}: {text}, {counts.rows:,} rows, {counts.dropped_tokens:,} tokens dropped")
+        empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""
+        text = f"{counts.documents:,} documents{empty}, {counts.tokens:,} tokens, {counts.rows:,} rows"
+        print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(
-            f"more than --max_tokens {max_tokens}, because documents are not cut; --sample_by paragraph makes them short"
+            f"The split train has more tokens than --max_tokens {max_tokens}, because documents are not cut. "
+            "Pass --sample_by paragraph to use the paragraphs of .txt files as documents."
         )
     if bad := manifest.read.bad_documents:
-        print(f"skipped {bad:,} rows without readable text, the first one: {manifest.read.bad_examples[0]}")
+        print(f"skipped {bad:,} rows without readable text; the first is {manifest.read.bad_examples[0]}")
     if losses := manifest.reference_losses:
-        print(f"loss to beat, nats/token: unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}")
+        models = f"unigram {losses['unigram']:.3f}, interpolated bigram {losses['bigram']:.3f}"
+        print(f"validation loss to beat, in nats per token: {models}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Data pipeline: text to tokens, prepared folders, and batches for training.
+"""Convert text to token ids, write prepared folders, and make training batches.
 
-Only `batching` imports torch.
+Only the module `batching` imports torch.
 """

@@ -1,4 +1,4 @@
-"""The recipe section `data:` and the options of prepare_data.py."""
+"""Define the recipe section `data:` and the options of prepare_data.py."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from gpt2_repro.files import expand
 def option(default: Any, help: str, **keywords: Any) -> Any:
     """Return a dataclass field whose metadata has a help text and argparse keywords.
 
-    If `default` is a list, the field starts as an empty list.
+    If `default` is a list, the default of the field is a new empty list.
     """
     metadata = {"help": help, **keywords}
     if isinstance(default, list):
@@ -25,46 +25,51 @@ def option(default: Any, help: str, **keywords: Any) -> Any:
 
 @dataclasses.dataclass
 class DataArguments:
-    """The recipe section `data:`: the text, the tokenizer and the form of the rows.
+    """Fields of the recipe section `data:`, which set the text, tokenizer and rows.
 
     The manifest of the prepared folder records all fields except dataset_dir.
     """
 
     source: str = option(
         "fineweb-10bt",
-        "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob. #COLUMN at the end "
-        "selects its text column. Several sources with weights in tokens are mixed: fineweb-edu-10bt=0.9,pg19=0.1.",
+        "A name from --list_sources, a Hub dataset OWNER/NAME[:CONFIG][@REVISION], or a glob of local files. Add "
+        "#COLUMN to select the text column. Mix sources by their share of tokens: fineweb-edu-10bt=0.9,pg19=0.1.",
     )
     data_files: list[str] = option(
         [],
-        "Your own text instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
+        "Your own text, instead of --source: files, folders or globs of .txt .md .json .jsonl .csv .parquet .bin.",
     )
     text_column: str = option("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
-    sample_by: Literal["document", "paragraph", "line"] = option("document", "Unit of a .txt file that is a document.")
+    sample_by: Literal["document", "paragraph", "line"] = option(
+        "document", "What is one document in a .txt file: the complete file (document), a paragraph or a line."
+    )
     source_split: str = option("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = option(
         "openai-community/gpt2",
-        "A Hub id, a folder, char for characters, train:N for a BPE of N ids, or train for a BPE sized by the text.",
+        "Hub id or folder of a tokenizer, char (one id per character), train:N (train a BPE with N ids), or train "
+        "(train a BPE with a size that suits the text).",
     )
     dataset_dir: str = option("", "Path of the prepared folder. (default: data/NAME, named after the files or source)")
     packing: Literal["concat", "wrap"] = option(
-        "concat", "concat joins all documents and cuts rows of equal length; wrap cuts each document separately."
+        "concat", "concat cuts rows of equal length from the joined documents; wrap cuts each document separately."
     )
-    sequence_length: int = option(1024, "Targets (predicted tokens) per row. With --packing wrap, the maximum.")
-    min_length: int = option(0, "With --packing wrap, drop rows with fewer targets (predicted tokens).")
-    separator: Literal["before", "after", "none"] = option("before", "Where a document gets the end-of-text id.")
+    sequence_length: int = option(1024, "Predicted tokens (targets) per row; the maximum with --packing wrap.")
+    min_length: int = option(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
+    separator: Literal["before", "after", "none"] = option("before", "End-of-text ids: before or after each document.")
     split: Literal["head", "hash", "source"] = option(
         "head",
-        "Validation documents: the first (head), by hash of the text (hash), or files with val in the name (source).",
+        "How to choose validation documents: take the first ones (head), choose by a hash of the text (hash), or use "
+        "the validation files of the source, such as files with val in the name (source).",
     )
     validation_tokens: TokenCount = option(
-        TokenCount(100_000_000), "Tokens held out by --split head (at most 10 %), and limit of each --validation_sets."
+        TokenCount(100_000_000),
+        "Tokens that --split head uses for validation (at most 10 %), and maximum of each --validation_sets entry.",
     )
-    validation_fraction: float = option(0.01, "Fraction of the documents that --split hash holds out.")
-    split_seed: int = option(2357, "Seed of --split hash.")
-    validation_text: bool = option(False, "Also write the validation documents to text/validation.jsonl.")
-    validation_sets: list[str] = option([], "Further validation sets as NAME=SOURCE: books=pg19 mine='notes/*.txt'.")
-    max_tokens: TokenCount = option(TokenCount(0), "Stop after this many tokens of the source; 0 means no limit.")
+    validation_fraction: float = option(0.01, "Fraction of the documents that --split hash uses for validation.")
+    split_seed: int = option(2357, "Seed of the hash that --split hash uses.")
+    validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
+    validation_sets: list[str] = option([], "More validation sets, as NAME=SOURCE: books=pg19 mine='notes/*.txt'.")
+    max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
     def __post_init__(self) -> None:
         self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
@@ -75,16 +80,17 @@ class DataArguments:
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
                 fix = f"For example, pass --{name} {getattr(type(self), name)}."
-                raise UserError(f"--{name} {getattr(self, name)} must be from {least} to {most}. {fix}")
+                raise UserError(f"--{name} {getattr(self, name)} is not in the range {least} to {most}. {fix}")
         if not 0 < self.validation_fraction < 1:
             fix = "For example, pass --validation_fraction 0.01."
-            raise UserError(f"--validation_fraction {self.validation_fraction} must be between 0 and 1. {fix}")
+            raise UserError(f"--validation_fraction {self.validation_fraction} is not between 0 and 1. {fix}")
 
 
 def default_folder(data: DataArguments) -> str:
-    """Return data/NAME, named after the files or the source, or "" without either.
+    """Return the default folder data/NAME, or "" if the section sets no text.
 
-    books/shakespeare.txt.gz gives data/shakespeare. books, 'books/*.txt' and several files in books give data/books.
+    NAME is derived from the files or the source. The file books/shakespeare.txt.gz gives data/shakespeare. The folder
+    books, the glob 'books/*.txt' and several files in books give data/books.
     """
     texts = data.source.split(",") if data.source != "files" else []
     if data.data_files:
@@ -98,17 +104,18 @@ def default_folder(data: DataArguments) -> str:
 
 
 def check_passed(data: DataArguments, passed: Collection[str]) -> None:
-    """Raise UserError if an option was passed that has no effect with the other ones."""
+    """Raise UserError if a passed option has no effect with the other options."""
     if {"source", "data_files"} <= set(passed):
-        raise UserError("--source and --data_files both set the text. Pass one of them.")
+        raise UserError("--source and --data_files both set the text. Pass only one of them.")
     if "validation_fraction" in passed and data.split != "hash":
-        raise UserError("--validation_fraction needs --split hash. Pass it, or set --validation_tokens instead.")
+        raise UserError("--validation_fraction needs --split hash. Add --split hash or use --validation_tokens.")
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
-    """Return `data`, with the default dataset_dir if only the text was passed.
+    """Return the section `data:`, with the default folder if only the text was passed.
 
-    If --source or --data_files was passed without --dataset_dir, the folder of the recipe is for another text.
+    If --source or --data_files was passed without --dataset_dir, the recipe's dataset_dir belongs to another text. It
+    is then replaced with the default data/NAME.
 
     Args:
         typed: names of the options that were passed on the command line.
@@ -122,20 +129,22 @@ def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
 class PreparationOptions:
     """Options of prepare_data.py that do not change the prepared rows.
 
-    The metadata of each field contains keywords of argparse's add_argument.
+    The metadata of each field contains keyword arguments of argparse's add_argument.
     """
 
     num_proc: int = option(1, "Number of worker processes.", type=int)
     encoder: Literal["auto", "fastokens", "tokenizers"] = option(
-        "auto", "auto uses fastokens for byte-level BPE.", choices=["auto", "fastokens", "tokenizers"]
+        "auto",
+        "Library that encodes the text. auto uses fastokens for byte-level BPE, and tokenizers otherwise.",
+        choices=["auto", "fastokens", "tokenizers"],
     )
-    max_bad_documents: int = option(0, "Skip and count up to this many rows without readable text.", type=int)
-    keep_downloads: bool = option(False, "Keep downloaded files in the cache of the Hub.", action="store_true")
+    max_bad_documents: int = option(0, "Skip up to this many rows without readable text; more are an error.", type=int)
+    keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
     overwrite: bool = option(False, "Replace an existing folder after the new one is complete.", action="store_true")
 
     def __post_init__(self) -> None:
         if self.num_proc < 1:
-            raise UserError(f"--num_proc {self.num_proc} must be at least 1. For example, pass --num_proc 2.")
+            raise UserError(f"--num_proc {self.num_proc} is less than 1. For example, pass --num_proc 2.")
         if self.max_bad_documents < 0:
             fix = "For example, pass --max_bad_documents 10."
-            raise UserError(f"--max_bad_documents {self.max_bad_documents} must be at least 0. {fix}")
+            raise UserError(f"--max_bad_documents {self.max_bad_documents} is negative. {fix}")

@@ -1,4 +1,4 @@
-"""Order in which training reads rows, and collation of rows into batches."""
+"""Choose the order in which training reads rows, and collate rows into batches."""
 
 import bisect
 import itertools
@@ -18,12 +18,12 @@ def collate_rows(
     """Collate rows of token ids into int64 tensors of shape [rows, T].
 
     A row has up to T + 1 ids. `input_ids` is ids[:-1] and `shift_labels` is ids[1:]. `labels` is the same tensor as
-    `shift_labels`, under the name that stock Trainer code expects. Shorter rows are padded at the end with the id 0
+    `shift_labels`, under the name that code of the Trainer expects. Shorter rows are padded at the end with the id 0
     and the label -100. The batch has no attention_mask: attention is causal, so the padding does not influence any
-    target, and a mask would rule out the flash attention kernel.
+    target, and with a mask the flash attention kernel could not be used.
 
     Args:
-        num_rows: number of rows of the batch (default: len(rows)). Extra rows contain only padding.
+        num_rows: number of rows in the batch (default: len(rows)). Extra rows contain only padding.
         length: T (default: one less than the length of the longest row).
     """
     ids = [row["input_ids"] for row in rows]
@@ -42,12 +42,13 @@ def collate_rows(
 
 
 class EpochSampler(Sampler[int]):
-    """Sampler of the rows of an epoch; the order depends only on seed and epoch.
+    """Sampler that yields row numbers in an order that depends only on seed and epoch.
 
-    Rows are shuffled in two stages: first blocks of rows that are adjacent on disk, then the rows within a window of
-    many blocks. A plain permutation would read 2 KiB at random positions, and a cold disk reads 128 KiB or more for
-    each of them. A split with at most one window of rows gets a full permutation. Rows that do not fill the last step
-    are dropped, so that every step has the same number of tokens. With shuffling, each epoch drops different rows.
+    Rows are shuffled in two stages. First, blocks of rows that are adjacent on disk are shuffled. Then the rows of
+    many successive blocks (a window) are shuffled together. A permutation of all rows would read 2 KiB at random
+    positions, but a disk reads 128 KiB or more for each position that is not cached. If a split has at most one window
+    of rows, all its rows are permuted. Rows that do not fill the last step are dropped, so that every step has
+    the same number of tokens. With shuffling, each epoch drops different rows.
     """
 
     BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
@@ -70,7 +71,7 @@ class EpochSampler(Sampler[int]):
         return itertools.islice((row for window in self.windows() for row in window.tolist()), len(self))
 
     def windows(self) -> Iterator[np.ndarray]:
-        """Yield all rows of the epoch in order, one window of row numbers at a time.
+        """Yield the row numbers of the epoch in order, one array for each window.
 
         Rows after the last complete step are included.
         """
@@ -88,20 +89,20 @@ class EpochSampler(Sampler[int]):
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
-    """Sampler of batches of rows with similar lengths, for steps with equal targets.
+    """Batch sampler that groups rows by length; each step has about equal targets.
 
-    Yields lists of row numbers, `batches_per_step` lists for each optimizer step. The rows of an epoch have the order
-    of `EpochSampler`. Let B be tokens_per_step. Step i consists of the rows whose first target is at a position in
-    [i * B, (i + 1) * B) among all targets in that order. So a step has B targets, plus or minus those of one row. It
-    has the same rows for any number of batches.
+    Yields lists of row numbers: `batches_per_step` lists for each optimizer step. The rows of an epoch have the order
+    of `EpochSampler`. In this order, all targets are numbered from 0. Let B be tokens_per_step. Step i consists of the
+    rows whose first target has a number in [i * B, (i + 1) * B). So a step has B targets, plus or minus the targets
+    of one row. The rows of a step do not depend on `batches_per_step`.
 
     Rows are sorted by length only within a step, longest first, and then cut into batches. Neighbouring batches have
-    rows of similar length, so processes that take one batch each have similar work. Targets after the last complete
-    step are dropped, different ones in each epoch.
+    rows of similar length, so processes that take one batch each have similar work. Rows after the last complete step
+    are dropped. Each epoch drops different rows.
 
     Args:
         targets: number of targets of each row [rows].
-        plan: batch plan with enough passes per step for any rows, see `batch_plan.passes_by_length`.
+        plan: batch plan with enough passes per step for rows of any length, see `batch_plan.passes_by_length`.
     """
 
     def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
@@ -127,7 +128,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
                 yield numbers[start:end]
 
     def steps(self) -> Iterator[np.ndarray]:
-        """Yield the row numbers of each complete step of the epoch [rows of the step]."""
+        """Yield an array of row numbers [rows of the step] for each complete step."""
         return itertools.islice(self._steps(), self.steps_per_epoch)
 
     def _steps(self) -> Iterator[np.ndarray]:
@@ -148,14 +149,16 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
 
 def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
-    """Cut rows, sorted longest first, into batches and return where each batch ends.
+    """Divide sorted rows into batches, and return the index at which each batch ends.
 
-    The positions of a batch are its number of rows times the length of its longest row. The largest batch has as few
-    positions as possible, and at most `max_positions`. Raises ValueError if there are fewer rows than batches, or if
-    the rows do not fit into the batches.
+    Rows are padded to the longest row of their batch. So a batch has as many positions as its number of rows times the
+    length of its longest row. The largest batch is as small as possible and has at most `max_positions` positions.
+    Raises ValueError if there are fewer rows than batches, or if the rows do not fit into the batches.
 
     Args:
-        lengths: targets of each row [rows], longest first.
+        lengths: number of targets of each row [rows], longest first.
+        num_batches: number of batches to make.
+        max_positions: maximum number of positions per batch, including padding.
     """
     if len(lengths) < num_batches:
         raise ValueError(f"{len(lengths)} rows are too few for {num_batches} batches.")
@@ -176,9 +179,10 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
 
 
 def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
-    """Fill batches of `positions` positions with rows in order; return their ends.
+    """Fill batches with rows in order, and return the index at which each batch ends.
 
-    Filling stops after `num_batches` + 1 batches.
+    A batch has at most `positions` positions, including padding. Filling stops after `num_batches` + 1 batches,
+    because the rows then do not fit.
     """
     ends: list[int] = []
     end = 0

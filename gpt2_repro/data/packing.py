@@ -1,4 +1,4 @@
-"""Cut documents into rows, joined (concat) or each separately (wrap).
+"""Cut token ids into rows: of joined documents (concat) or of each one (wrap).
 
 The functions are pure: they take and return arrays.
 """
@@ -14,13 +14,13 @@ def pack_rows(
     """Yield blocks of rows, cut from a stream of token ids.
 
     A row has sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first id of
-    the next row, and every id except the first of the stream is a target once. Ids after the last full row are
-    dropped.
+    the next row. Every id except the first of the stream is a target (a predicted id) exactly once. Ids after the last
+    full row are dropped.
 
     Args:
-        pieces: arrays of ids [any length], in order.
-        sequence_length: targets per row.
-        rows_per_block: rows of every yielded array except the last, for any lengths of the pieces.
+        pieces: arrays of ids [any length], which together are the stream.
+        sequence_length: number of targets per row.
+        rows_per_block: number of rows of every yielded array except the last. It does not depend on the pieces.
 
     Yields arrays [rows, sequence_length + 1] of the pieces' dtype.
     """
@@ -55,14 +55,15 @@ def pack_windows(
     """Yield blocks of rows, cut from each document separately.
 
     A row has at most sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first
-    id of the document's next row, and every id except the first of the document is a target once. A row with fewer
-    than min_length targets, or without targets, is dropped. Only the last row of a document can be that short.
+    id of the document's next row. Every id except the first of the document is a target (a predicted id) exactly once.
+    A row with fewer than min_length targets, or without targets, is dropped. Only the last row of a document can be
+    that short.
 
     Args:
         pieces: pairs of the concatenated ids of complete documents [ids] and the length of each document [documents].
         sequence_length: maximum number of targets per row.
         min_length: minimum number of targets per row, at most sequence_length.
-        rows_per_block: rows of every yielded block except the last, for any lengths of the pieces.
+        rows_per_block: number of rows of every yielded block except the last. It does not depend on the pieces.
 
     Yields pairs of the concatenated ids of rows [ids], in the pieces' dtype, and the length of each row [rows].
     """

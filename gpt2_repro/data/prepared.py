@@ -1,6 +1,7 @@
 """Open, check, lock and verify prepared folders.
 
-Slow libraries are imported only when the rows or the tokenizer are read.
+A prepared folder has the rows of token ids that prepare_data.py wrote. Libraries that are slow to import are imported
+only when the rows or the tokenizer are read.
 """
 
 import contextlib
@@ -65,8 +66,9 @@ class PreparedData:
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
         """Open the prepared folder of a recipe and compare its manifest with the recipe.
 
-        A folder from the recipe must match all fields of the section. A folder that was passed as --dataset_dir must
-        match the form of the rows and the other fields that were passed on the command line.
+        If the recipe sets the folder, the manifest must match all fields of the recipe's section `data:`. If
+        --dataset_dir was passed, the manifest must match packing, sequence_length, min_length and separator, and the
+        other fields that were passed on the command line.
 
         Args:
             typed: names of the fields that were passed on the command line.
@@ -76,7 +78,7 @@ class PreparedData:
         """
         if not args.dataset_dir:
             fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the --dataset_dir that it prints."
-            raise UserError(f"{recipe} does not set any data. {fix}")
+            raise UserError(f"{recipe} sets no text and no prepared folder. {fix}")
         passed = "dataset_dir" in typed
         folder = f" --dataset_dir {args.dataset_dir}" if passed else ""
         files = " --data_files FILE" if args.source == "files" and not args.data_files else ""
@@ -99,7 +101,7 @@ class PreparedData:
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer of the folder. Raises UserError if it cannot be loaded."""
+        """The tokenizer of the prepared folder. Raises UserError if it cannot be loaded."""
         from transformers import AutoTokenizer
 
         try:
@@ -122,16 +124,18 @@ class PreparedData:
         return rows
 
     def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
-        """Return the rows of each validation set by name; the main set's name is "".
+        """Return a dict from the name of each validation set to its rows.
+
+        The split `validation` has the name "". The sets of --validation_sets have their own names.
 
         Args:
-            eval_tokens: number of targets to use from each set: its first rows with at least that many; 0 uses all.
+            eval_tokens: use only the first rows of each set, with at least this many targets together; 0 uses all.
 
-        If a set has fewer targets, all its rows are used. For the main set, `validation/`, this is logged.
+        If a set has fewer targets, all its rows are used. For the split `validation`, this is logged.
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
-            logger.info("validation uses all %s tokens (requested: %s)", f"{targets:,}", f"{eval_tokens:,}")
+            logger.info("validation has only %s of the %s requested tokens", f"{targets:,}", f"{eval_tokens:,}")
         further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
         sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}
@@ -139,8 +143,8 @@ class PreparedData:
     def lock(self) -> None:
         """Prevent other processes from replacing the folder until this process ends.
 
-        If memory-mapped files are replaced, their reader is killed by SIGBUS. Raises UserError if the folder is being
-        replaced now. If the file system cannot lock files, a warning is logged.
+        A process that reads memory-mapped files is killed by SIGBUS if the files are replaced. Raises UserError if the
+        folder is being replaced now. If the file system cannot lock files, a warning is logged.
         """
         try:
             # The descriptor is never closed, so the lock lasts until the process ends.
@@ -148,7 +152,7 @@ class PreparedData:
         except BlockingIOError:
             raise UserError(f"{self.path} is being replaced. Try again later or pass another --dataset_dir.") from None
         except OSError as error:
-            logger.warning("%s cannot be locked against replacement (%s)", self.path, error)
+            logger.warning("%s cannot be locked (%s). Do not replace the folder during the run.", self.path, error)
 
     def check_shards(self, split: str) -> None:
         """Raise UserError if the files of a split do not match the manifest.
@@ -181,7 +185,7 @@ class PreparedData:
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
-    """Lock a folder so that other processes cannot read or change it.
+    """Lock a folder so that other commands of this project cannot read or replace it.
 
     Raises UserError with `message` if another process has locked it.
     """
@@ -196,7 +200,7 @@ def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
 
 
 def form_of(args: DataArguments) -> dict[str, Any]:
-    """Return the fields of the section `data:` that decide the form of a row."""
+    """Return the fields of the section `data:` that decide how rows are cut."""
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(RowForm)}
 
 
@@ -213,8 +217,8 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first field whose requested value differs from the recorded value.
 
-    Returns its name, the recorded value and the requested value, or None if all fields agree. A field without a
-    recorded value was added to the project after the folder was prepared, and counts as its default.
+    Returns its name, the recorded value and the requested value, or None if all fields agree. If a field has no
+    recorded value, it was added to the project after the folder was prepared. Its recorded value is then the default.
 
     Args:
         recorded: request in the manifest of the folder.
@@ -228,5 +232,5 @@ def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tup
 
 
 def _as_typed(value: Any) -> Any:
-    """Return a value in the form in which the command line accepts it."""
+    """Return a value as the user would write it on the command line."""
     return " ".join(value) if isinstance(value, list) else value

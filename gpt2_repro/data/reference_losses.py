@@ -1,4 +1,4 @@
-"""Reference losses of unigram and interpolated bigram models of the same tokens."""
+"""Compute the losses of unigram and bigram models, which training should beat."""
 
 import numpy as np
 
@@ -12,10 +12,11 @@ def reference_losses(
 ) -> dict[str, float]:
     """Return the validation losses of a unigram and a bigram model, in nats.
 
-    Both models are counted on `train`. The unigram model uses add-one smoothing. The bigram model uses Witten-Bell
-    interpolation with that unigram model: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where n(v) is the number of
-    different ids seen after v (Witten and Bell 1991). A loss is the mean negative log-likelihood per target of
-    `validation`. The targets are those of the rows, so the losses can be compared with a validation loss directly.
+    Both models are estimated from counts of `train`. The unigram model uses add-one smoothing. The bigram model uses
+    Witten-Bell interpolation with that unigram model: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where c is a
+    count in `train` and n(v) is the number of different ids seen after v (Witten and Bell 1991). A loss is the mean
+    negative log-likelihood per target of `validation`. The targets are those of the rows, so the validation loss of a
+    training run can be compared with these losses directly.
 
     Args:
         train, validation: pairs of the concatenated ids of rows [ids] and the length of each row [rows].
@@ -42,7 +43,7 @@ def reference_losses(
 
 
 def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the id before each target, and each target: two arrays [targets].
+    """Return two arrays [targets]: the id before each target, and the target.
 
     A target and the id before it are always in the same row.
     """

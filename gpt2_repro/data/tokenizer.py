@@ -1,4 +1,7 @@
-"""Fetch, train and save tokenizers, and encode documents. Imports no torch."""
+"""Fetch, train and save tokenizers, and encode documents as token ids.
+
+This module does not import torch.
+"""
 
 import functools
 import importlib.util
@@ -50,7 +53,7 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
         raise UserError(
-            f"The tokenizer {name} has no tokenizer.json. Pass another --tokenizer, or train, train:4096 or char."
+            f"The tokenizer {name} has no tokenizer.json. Pass another --tokenizer, such as train, train:4096 or char."
         )
     try:
         Tokenizer.from_file(str(destination / "tokenizer.json"))
@@ -92,8 +95,8 @@ def _complete_config(folder: Path, sequence_length: int) -> None:
 def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
     """Train a byte-level BPE with `vocab_size` ids and save it to `destination`.
 
-    The last id is end-of-text. The folder has the same form as that of save_tokenizer. Raises UserError if
-    `vocab_size` is below 257.
+    The last id is the end-of-text token. AutoTokenizer can load the folder. Raises UserError if `vocab_size` is below
+    257.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -147,7 +150,8 @@ def obtain_tokenizer(
     Args:
         name: value of --tokenizer.
         documents: function that returns the training text, for `train` and `char`.
-        text_bytes: function that returns the size of that text; it decides the vocabulary size of a plain `train`.
+        text_bytes: function that returns the size of the training text in bytes. For `train` without a number, the
+            vocabulary size depends on it.
     """
     if destination.is_dir():
         return
@@ -157,8 +161,8 @@ def obtain_tokenizer(
     if kind == "train":
         size = size or str(vocabulary_for(text_bytes()))
         if not size.isdecimal():
-            raise UserError(f"The tokenizer {name} needs a number of ids. For example, pass --tokenizer train:4096.")
-        logger.info("training a tokenizer with %s ids", size)
+            raise UserError(f"The tokenizer {name} must end with a number. For example, pass --tokenizer train:4096.")
+        logger.info("training a BPE tokenizer with %s ids", size)
         train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=sequence_length)
     elif name == "char":
         count_characters(documents(), partial, sequence_length=sequence_length)
@@ -170,15 +174,16 @@ def obtain_tokenizer(
 def vocabulary_for(text_bytes: float) -> int:
     """Return a vocabulary size for a text of `text_bytes` bytes.
 
-    The size is the largest power of two with at least 400 bytes of text per id, limited to 512 to 32,768.
+    The size is the largest power of two with at least 400 bytes of text per id, but at least 512 and at most 32,768.
     """
     return 1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1))
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the text that trains a tokenizer.
+    """Yield the training text of a tokenizer, at most about 500 million characters.
 
-    Documents with very long words are cut, because the tokenizer's time grows with the square of a word's length.
+    Documents with a word of 1,000 characters or more are cut into pieces of 1,000 characters, because the training
+    time grows with the square of the length of a word.
     """
     characters = 0
     for document in documents:
@@ -188,7 +193,7 @@ def _beginning(documents: Iterable[str]) -> Iterator[str]:
             yield document
         characters += len(document)
         if characters >= TRAINING_BYTES:
-            logger.info("the tokenizer uses only the first %.0f MB of the text", TRAINING_BYTES / 1e6)
+            logger.info("the tokenizer is trained on only the first %.0f MB of the text", TRAINING_BYTES / 1e6)
             return
 
 
@@ -201,14 +206,16 @@ def expected_vocab_size(name: str) -> int | None:
 
 
 class Encoder:
-    """Encoder of documents to token ids, with separators.
+    """Encode documents as token ids, and add separators between documents.
 
-    The end-of-text id is only added as a separator. Text that spells a special token is encoded as text.
+    The end-of-text id is added only as a separator. If a document contains the text "<|endoftext|>" or another special
+    token, that text is encoded as ordinary text.
 
     Args:
         folder: tokenizer folder that save_tokenizer wrote.
         separator: position of the end-of-text id: `before` or `after` each document, or `none`.
-        engine: `auto` uses fastokens for byte-level BPE, which is 20 to 100 times as fast, and `tokenizers` otherwise.
+        engine: library that encodes. `auto` uses fastokens for byte-level BPE, because it is 20 to 100 times as fast
+            as `tokenizers`. For all other tokenizers, `auto` uses `tokenizers`.
     """
 
     def __init__(self, folder: Path, *, separator: str, engine: Engine = "auto") -> None:
@@ -279,10 +286,10 @@ class Encoder:
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Whether a tokenizer has the form for which fastokens was tested.
+    """Return whether fastokens was tested with tokenizers like this one.
 
-    For this form fastokens gave the same ids as `tokenizers`: byte-level BPE without normalizer, prefix space,
-    ordinary added tokens or gaps between ids.
+    In these tests, fastokens gave the same ids as `tokenizers`. The tested tokenizers are byte-level BPE without a
+    normalizer, prefix space, added tokens that are not special, or gaps between ids.
     """
     step = description.get("pre_tokenizer") or {}
     plain = description.get("normalizer") is None and not description["added_tokens"]
@@ -296,7 +303,7 @@ def _has_fastokens(*, needed: bool) -> bool:
         return True
     if needed:
         raise UserError("fastokens is not installed. Run `pip install -r requirements.txt` or pass --encoder auto.")
-    logger.warning("fastokens is not installed, so text is encoded with `tokenizers`, which is much slower")
+    logger.warning("fastokens is not installed. Text is encoded with `tokenizers`, which is much slower.")
     return False
 
 

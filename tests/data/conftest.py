@@ -10,7 +10,7 @@ from gpt2_repro.data.arguments import DataArguments
 
 @pytest.fixture
 def arguments(corpus: list[Path], tmp_path: Path) -> Callable[..., DataArguments]:
-    """Return a function that builds a recipe section `data:` for a small corpus."""
+    """Return a function that builds the DataArguments of a small corpus."""
 
     def build(name: str = "out", **changes: object) -> DataArguments:
         values = {

@@ -1,6 +1,7 @@
-"""Tests of batches: the form that Trainer needs, the row order, equal targets.
+"""Batches have the form that Trainer needs, with rows in a reproducible order.
 
-The order of rows depends only on seed and epoch. Steps of batches that are grouped by length have equal targets.
+The order of rows depends only on seed and epoch. If batches are grouped by length, all steps have equal
+numbers of targets.
 """
 
 import itertools
@@ -26,14 +27,14 @@ LENGTHS = {
 
 
 def batches_of(targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1) -> LengthGroupedBatches:
-    """Return the batches of a run with micro-batches of `rows` rows of 512 targets."""
+    """Return length-grouped batches with space for `rows` rows of 512 targets each."""
     needed = passes_by_length(tokens, rows=rows, longest=512, shortest=int(targets.min()))
     plan = BatchPlan(tokens, 512, rows, processes, -(-needed // processes), 1, by_length=True)
     return LengthGroupedBatches(targets, plan, seed=seed)
 
 
 def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0) -> list[set[int]]:
-    """Return the rows of each step: a direct implementation of the definition."""
+    """Return the rows of each step, computed directly from the definition of a step."""
     order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
     order.set_epoch(epoch)
     steps: list[set[int]] = [set() for _ in range(targets.sum() // tokens)]

@@ -1,4 +1,4 @@
-"""Tests of opening prepared folders: checks against recipe and manifest, rows."""
+"""Prepared folders are opened only if they match the recipe and their manifest."""
 
 import dataclasses
 import json

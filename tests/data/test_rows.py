@@ -1,4 +1,7 @@
-"""Rows are read as `datasets` reads them, for any form, shards and process."""
+"""Rows equal the rows that `datasets` reads.
+
+This holds for any row lengths, any number of shards, and in other processes.
+"""
 
 import pickle
 from pathlib import Path
@@ -15,7 +18,7 @@ from gpt2_repro.data.rows import Rows, open_rows
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fixed: bool) -> list[list[int]]:
     """Write 24 rows in three shards and return them as lists.
 
-    The rows have 5 ids each (`fixed`), or 2 to 5 ids. The record batches have 1 to 6 rows.
+    If `fixed`, all rows have 5 ids. Otherwise they have 2 to 5 ids. The record batches have 1 to 6 rows.
     """
     monkeypatch.setattr(writing, "SHARD_BLOCKS", 2)
     source = np.random.default_rng(0)

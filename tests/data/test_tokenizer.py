@@ -1,6 +1,6 @@
-"""Ids equal those of a second tokenizer or of nanoGPT; separators are added by id.
+"""Token ids equal those of a second tokenizer library or of nanoGPT.
 
-Text that spells a separator is encoded as text.
+Separators are added as ids. If a document contains the text of a separator, it is encoded as ordinary text.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Build prepared folders: stage tokens, split documents, cut rows, publish."""
+"""Build prepared folders: tokenize text, split documents, cut and write rows."""

@@ -1,6 +1,7 @@
 """Build the files of a prepared folder inside its staging folder.
 
-The steps are: open the sources, stage their tokens, cut the rows, write the manifest.
+The staging folder is a temporary folder next to the prepared folder. The steps are: open the sources, write their
+tokens to the staging folder ("stage" them), cut the rows, write the manifest.
 """
 
 import functools
@@ -50,7 +51,7 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
     """Write all files of the prepared folder to `staging/folder`, the manifest last.
 
     Args:
-        target: path of the prepared folder, for messages.
+        target: path of the prepared folder, for error messages.
     """
     try:
         sources = _open_sources(staging, args, options)
@@ -82,20 +83,22 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
 def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> None:
     """Raise UserError if a staging folder was made with other options.
 
-    A changed option must not delete hours of work.
+    The staging folder can contain hours of work. So it is not deleted because an option has changed.
 
     Args:
-        kept: request that the staging folder records.
+        kept: options that the staging folder records, see `request_of`.
     """
     if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
-        raise UserError(f"{staging} has unfinished work with {key} {holds}, not {value}. Delete it or pass {holds}.")
+        fix = f"Pass --{key} {holds} to resume it, or delete the folder."
+        raise UserError(f"{staging} has an unfinished preparation with {key} {holds}, not {value}. {fix}")
 
 
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
-    """Open the sources, and keep the files that the same request has staged.
+    """Open the sources, and decide whether an interrupted preparation is resumed.
 
-    Staged files are deleted if a source has changed. Raises UserError if another request has staged tokens.
+    The files in the staging folder are kept if the options and the sources are the same. They are deleted if a source
+    has changed. Raises UserError if the staging folder has tokens that were made with other options.
     """
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
@@ -114,7 +117,7 @@ def _open_sources(staging: Path, args: DataArguments, options: PreparationOption
         logger.info("resuming the interrupted preparation in %s", staging)
         return sources
     if kept:
-        logger.warning("the source has changed: the interrupted preparation in %s starts again", staging)
+        logger.warning("the source has changed, so the preparation in %s starts from the beginning", staging)
     write_whole(note, json.dumps({"request": request}))  # keeps the marker while all other files are deleted
     for path in set(staging.iterdir()) - {note}:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -127,9 +130,10 @@ def _has_tokens(staging: Path) -> bool:
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the text from which a tokenizer is made.
+    """Yield the text of --tokenizer train or --tokenizer char.
 
-    `char` uses all text. A trained tokenizer uses the training files, without documents that --split hash holds out.
+    `char` uses all text, with validation files. `train` uses the training files without the validation documents of
+    --split hash.
     """
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
@@ -162,8 +166,8 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     """Return the estimated peak disk usage of a preparation in bytes.
 
     Args:
-        streams: pairs of the files of a stream and its limit in tokens (0: no limit).
-        itemsize: bytes per id.
+        streams: for each stream (a sequence of files): its files, and its maximum number of tokens (0: no limit).
+        itemsize: bytes per token id.
         characters: whether each character is a token.
     """
     staged = rows = downloads = 0.0
@@ -182,7 +186,7 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
 def check_disk(target: Path, staging: Path, needed: float) -> None:
     """Raise UserError if the disk is clearly too small for a preparation.
 
-    Files of an interrupted preparation count as free space.
+    Files of an interrupted preparation count as free space, because they are part of the needed space.
 
     Args:
         needed: estimated peak disk usage in bytes.
@@ -204,7 +208,7 @@ def _check_separator(sources: Sequence[Source], args: DataArguments, encoder: En
         first, last = (read_header(Path(name)) for name in ends)
         shown = separator_shown(first, last, encoder.end_of_text)
         if shown is not None and shown != args.separator:
-            raise UserError(f"{first.name} has separators {shown} its documents. Pass --separator {shown}.")
+            raise UserError(f"{first.name} has an end-of-text id {shown} each document. Pass --separator {shown}.")
 
 
 def _write_folder(
@@ -293,7 +297,7 @@ def _write_splits(
 def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
     """Write the documents of the split `validation` to text/validation.jsonl.
 
-    A document that was cut in two is decoded from its tokens.
+    If only a part of a document is in the split, that part is decoded from its tokens.
     """
     from tokenizers import Tokenizer
 

@@ -1,4 +1,7 @@
-"""Prepare a folder: build it in a resumable staging folder, then rename it."""
+"""Build a prepared folder in a staging folder, then rename it into place.
+
+The staging folder is temporary. If a preparation is interrupted, it is resumed from there.
+"""
 
 import contextlib
 import errno
@@ -20,13 +23,13 @@ from gpt2_repro.manifest import MANIFEST, SPLITS
 
 logger = logging.getLogger(__name__)
 
-PUBLISHED = "published.json"  # REQUEST is renamed to this after the prepared folder is complete: nothing to resume
+PUBLISHED = "published.json"  # new name of REQUEST after the prepared folder is complete: nothing to resume
 
 
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> PreparedData:
     """Prepare the folder `args.dataset_dir` and return it.
 
-    A folder that is already prepared with the same arguments is returned as it is.
+    If the folder was already prepared with the same arguments, it is returned unchanged.
 
     Unfinished work is kept in `<dataset_dir>.staging`. A later call with the same arguments resumes it.
 
@@ -55,11 +58,11 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
         data = PreparedData.read(target)
         if difference := first_difference(data.manifest.request, request):
             key, holds, value = difference
-            fix = "Pass --overwrite or another --dataset_dir."
+            fix = "Pass --overwrite to replace it, or another --dataset_dir."
             raise UserError(f"{target} was prepared with {key} {holds}, not {value}. {fix}")
         for split in data.manifest.shards:
             data.check_shards(split)
-        logger.info("%s is already prepared", target)
+        logger.info("%s is already prepared with these options", target)
         _warn_of_changes(data, args)
         _clear_away(target, staging)
         return data
@@ -91,7 +94,7 @@ def _replacement_lock(target: Path) -> Iterator[None]:
         return
     if "request" not in read_object(target / MANIFEST):
         PreparedData.read(target)  # raises
-    with exclusive_lock(target, f"A training run reads {target}. Wait for its end or pass another --dataset_dir."):
+    with exclusive_lock(target, f"A training run reads {target}. Wait until it ends or pass another --dataset_dir."):
         yield
 
 
@@ -119,13 +122,13 @@ def _claim(staging: Path, request: dict[str, Any]) -> None:
     if not found:
         write_whole(staging / REQUEST, json.dumps({"request": request}))
     elif not any("request" in read_object(marker) for marker in markers):
-        raise UserError(f"{staging} has an unknown file {found[0]}. Move it away or pass another --dataset_dir.")
+        raise UserError(f"{staging} has an unknown file {found[0]}. Move the file or pass another --dataset_dir.")
 
 
 def _clear_away(target: Path, staging: Path) -> None:
-    """Delete a staging folder whose prepared folder is already in place.
+    """Delete the leftover staging folder of a folder that is already prepared.
 
-    It was left by a process that was killed after it had renamed the finished folder.
+    A process leaves it if it is killed after it has renamed the prepared folder into place.
     """
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
@@ -133,9 +136,9 @@ def _clear_away(target: Path, staging: Path) -> None:
 
 
 def _publish(folder: Path, target: Path) -> None:
-    """Rename a finished folder into place.
+    """Rename a finished folder to its final path `target`.
 
-    A folder that it replaces is moved into the staging folder, to be deleted with it.
+    If there is an old folder, it is first moved into the staging folder, which is deleted later.
     """
     if target.exists():
         replaced = folder.with_name("replaced")
@@ -153,4 +156,4 @@ def _warn_of_changes(data: PreparedData, args: DataArguments) -> None:
     known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", []) if args.data_files}
     changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
     if changed:
-        logger.warning("%s was prepared without the current %s. Pass --overwrite to update it.", data.path, changed[0])
+        logger.warning("%s was prepared before %s changed. Pass --overwrite to update it.", data.path, changed[0])

@@ -1,6 +1,7 @@
-"""Choose the files to stage, the order of their documents and their splits.
+"""Choose the files to tokenize, the order of documents and their splits.
 
-Order and splits depend only on the lengths of the documents, or on a hash of their text.
+The order depends only on the lengths of the documents. The splits depend only on the lengths, or on a hash of the
+text.
 """
 
 import collections
@@ -33,8 +34,8 @@ class DocumentSpan:
 
     Args:
         stream, part: index of the stream, and index of the part within the stream.
-        first_document, first_token: number of documents and tokens in the part before the span.
-        lengths: tokens of each document [documents].
+        first_document, first_token: number of documents, and number of tokens, before the span in its part.
+        lengths: number of tokens of each document [documents].
         split: name of the split.
     """
 
@@ -48,11 +49,11 @@ class DocumentSpan:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A group of splits whose documents come from the same streams.
+    """One or two splits whose documents come from the same streams of source files.
 
     Args:
         splits: names of the splits, in the order in which they are written.
-        streams: staged parts of each stream.
+        streams: tokenized parts of each stream.
         names: name of the source of each stream.
         spans: function that yields the documents of all streams in order; each call starts at the first document.
     """
@@ -66,7 +67,7 @@ class Group:
 def check_split(args: DataArguments, sources: Sources) -> None:
     """Raise UserError if a source does not support --split or is used twice.
 
-    A file may be used once for training. It may not be used for training and for a further validation set.
+    A file may occur only once in the training sources. A file of the training sources may not be in --validation_sets.
     """
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
@@ -77,7 +78,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         if args.split == "source" and not source.validation_files:
             raise UserError(f"{name} has no validation files (with `val` in the name). Pass --split head or hash.")
         if args.split == "head" and tokens and source.validation_files:
-            raise UserError(f"{name} has its own validation tokens. Pass --split source.")
+            raise UserError(f"{name} has its own validation files. Pass --split source.")
         if args.split == "hash" and tokens:
             raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
         if args.validation_text and tokens:
@@ -88,18 +89,19 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         trained |= files.keys()
     of_training = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        problem = f"The validation set {name} would repeat text of the training sources"
+        problem = f"The validation set {name} and the training sources have the same text"
         for file in source.validation_files or source.files:
             if file.identity() in trained:
-                raise UserError(f"{problem}, {file.name}. Pass another source for it.")
+                raise UserError(f"{problem} ({file.name}). Pass another source for {name}.")
         if source.description["name"] in of_training and not (source.validation_files and args.split != "source"):
-            raise UserError(f"{problem}. Pass another source for it.")
+            raise UserError(f"{problem}. Pass another source for {name}.")
 
 
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
-    """Return the streams for training, for own validation files and for further sets.
+    """Return the streams for training, for validation and for --validation_sets.
 
-    The sources' own validation files are used only with --split source.
+    A stream is a sequence of source files. The second list has the validation files of the training sources. It is
+    empty unless --split is `source`.
     """
     texts, by_source = args.validation_text, args.split == "source"
     numbered = list(enumerate(sources.training))
@@ -114,9 +116,9 @@ def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], lis
 
 
 def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
-    """Stage all streams and return the groups of splits that their documents make.
+    """Stage all streams, and return the splits in groups that use the same streams.
 
-    A mixture ends as soon as one of its sources ends.
+    To stage a stream is to write its tokens to the staging folder. A mixture ends as soon as one of its sources ends.
     """
     training, own, further = streams_of(sources, args)
     names = [source.description["name"] for source in sources.training]
@@ -153,18 +155,19 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 
 
 def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
-    """Return the arguments of `order_documents` that hold out the first tokens.
+    """Return arguments of `order_documents` that use the first tokens for validation.
 
-    Of `total` tokens, 10 % are held out at most. Documents that start in this head are held out completely if they
-    have at most 10 % of the tokens together. Otherwise the documents at the end of the head are cut in two.
+    These tokens are called the head. It has at most 10 % of the `total` tokens. If the documents that start in the
+    head have at most 10 % of the tokens together, all their tokens are used for validation. Otherwise the documents at
+    the end of the head are cut in two.
     """
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
     head = min(wanted, most)
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return {"head": head}
-    less = f" ({wanted:,.0f} were requested)" if wanted > head else ""
-    text = "validation has the first %s of %s tokens (%.1f %%) and ends within a document%s"
+    less = f" ({wanted:,.0f} tokens were requested)" if wanted > head else ""
+    text = "validation has the first %s of %s tokens (%.1f %%) and ends in the middle of a document%s"
     logger.info(text, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, less)
     return {"head": head, "cut": True}
 
@@ -210,14 +213,15 @@ def order_documents(
     """Yield the documents of all streams in order, as spans.
 
     Documents are sorted by position. The position of a document is the number of tokens before it in its stream,
-    divided by the weight of the stream. So each stream has its share of any sequence of documents. If documents have
-    the same position, the document of the first stream comes first.
+    divided by the weight of the stream. So each stream has its share of the tokens in every section of the order.
+    If documents have the same position, the document of the first stream comes first.
 
     Args:
         streams: parts of each stream, in order.
         weights: weight of each stream; the sum is 1.
-        splits: name of a single split for all documents, or names of the held-out split and of the other split.
-        head: documents with a position below `head` go to the first split; with None, the hash decides.
+        splits: one or two names of splits. With one name, all documents go to that split. With two names, the
+            documents for validation go to the first split and all others to the second.
+        head: documents with a position below `head` go to the first split. With None, --split hash chooses them.
         cut: whether to cut a document in two if it starts before `head` and ends after it.
         below: documents at this position or later are omitted.
     """
@@ -245,7 +249,7 @@ def order_documents(
 def _documents(
     parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Yield the documents of each part, and the position of the next part."""
+    """Yield for each part its documents, and the position where the next part starts."""
     tokens = 0
     for number, part in enumerate(parts):
         lengths = part.lengths()

@@ -1,4 +1,7 @@
-"""Tokenize one part of a file and stage its ids, document lengths and counts."""
+"""Tokenize one part of a source file, and write the result to the staging folder.
+
+The result has the token ids, the document lengths and the counts of the part.
+"""
 
 import functools
 import hashlib
@@ -24,14 +27,14 @@ CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokeni
 
 
 class DamagedTokens(UserError):
-    """Error for staged ids that differ from the ids that were written."""
+    """Raised if token ids in the staging folder differ from the ids that were written."""
 
 
 class StagedPart:
-    """The staged files of one part of a source file.
+    """The files in the staging folder with the result of one part of a source file.
 
-    They end with .ids (not for .bin sources), .lengths.npy, .held_out.npy, .jsonl (if texts are kept) and .json. The
-    .json file is written last and marks the part as complete.
+    Their names end with .ids (not for .bin sources), .lengths.npy, .held_out.npy, .jsonl (if texts are saved) and
+    .json. The .json file is written last and marks the part as complete.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -45,7 +48,7 @@ class StagedPart:
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """Counts of the staged part, and the location of its token ids.
+        """Counts of one part of a source file, and the location of its token ids.
 
         The keys are tokens, documents, text_bytes, bad, bad_examples, longest, source and ids.
         """
@@ -54,7 +57,7 @@ class StagedPart:
     def ids(self) -> np.ndarray:
         """Return the memory-mapped ids of the part [tokens].
 
-        If the ids are damaged, raises DamagedTokens and marks the part as not staged.
+        If the ids are damaged, raises DamagedTokens and marks the part as missing, so that it is tokenized again.
         """
         where = self.facts["ids"]
         path = self.path(".ids") if where["path"] is None else Path(where["path"])
@@ -65,22 +68,22 @@ class StagedPart:
         if ids is None or (where["crc32"] is not None and zlib.crc32(ids.data) != where["crc32"]):
             self.path(".json").unlink()
             self.folder.joinpath(f"{self.name.split('-')[0]}.json").unlink(missing_ok=True)  # the record of its file
-            raise DamagedTokens(f"Staged tokens of {self.facts['source']} are damaged. Run the same command again.")
+            raise DamagedTokens(f"Saved tokens of {self.facts['source']} are damaged. Run the same command again.")
         return ids
 
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens of each document [documents], with separator."""
+        """Return the number of tokens of each document [documents], including separators."""
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """Return whether --split hash puts each document into validation [documents].
+        """Return which documents --split hash puts into validation: bool [documents].
 
-        For other values of --split see `_held_out`.
+        The meaning for other values of --split is described in `_held_out`.
         """
         return np.load(self.path(".held_out.npy"))
 
     def texts(self) -> dict[int, str]:
-        """Return the staged texts, by document number within the part."""
+        """Return a dict from document numbers within the part to the saved texts."""
         with self.path(".jsonl").open(encoding="utf-8") as lines:
             return dict(map(json.loads, lines))
 
@@ -98,9 +101,9 @@ class StagedPart:
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:
-    """Whether --split hash puts a document into validation.
+    """Return whether --split hash puts a document into validation.
 
-    The answer depends only on the text, `split_seed` and `validation_fraction`.
+    The result depends only on the text, `split_seed` and `validation_fraction`.
     """
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=args.split_seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") < args.validation_fraction * 2**64
@@ -121,14 +124,14 @@ def stage_part(
     limit: int,
     keep_texts: bool,
 ) -> None:
-    """Tokenize one part and stage the result.
+    """Tokenize one part of a source file, and write the result to the staging folder.
 
     Args:
         limit: stop after this many tokens of the part (0: no limit).
-        keep_texts: also stage the texts of documents that may go to the split `validation`.
+        keep_texts: whether to save the texts of documents that may go to the split `validation`.
 
-    Raises UserError if more documents are bad than allowed, naming the first one, and if the engine encodes a
-    document differently from `tokenizers`.
+    Raises UserError if there are more bad documents than --max_bad_documents allows; the message names the first one.
+    Also raises UserError if the engine encodes a document differently from `tokenizers`.
     """
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
@@ -176,8 +179,8 @@ def stage_part(
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
     """Return which documents may go to validation: bool [documents].
 
-    With --split hash the result is final. With --split head it is an upper bound, because tokens are counted from the
-    start of the part; then it only decides which texts are kept.
+    With --split hash the result is final. With --split head it can include too many documents, because tokens are
+    counted from the start of the part. The result is then used only to choose the texts to save.
     """
     if args.split == "hash":
         return np.array([is_held_out(text, args) for text in documents], bool)
@@ -185,8 +188,8 @@ def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> 
 
 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
-    """Raise UserError if more documents are bad than allowed."""
+    """Raise UserError if more documents are bad than --max_bad_documents allows."""
     if bad > allowed:
-        more = f", and more than {allowed:,} rows are bad" if allowed else ""
+        more = f" (more than {allowed:,} rows cannot be read)" if allowed else ""
         fix = f"Repair the file, or pass --max_bad_documents {max(100, 10 * allowed)} to skip such rows."
         raise UserError(f"{examples[0]}{more}. {fix}")

@@ -1,6 +1,6 @@
-"""Tokenize and stage the files of a stream part by part, in worker processes.
+"""Tokenize the files of a stream in worker processes, one part of a file per task.
 
-Parts that are already staged are kept.
+The tokens are written to the staging folder. Parts that are already there are kept.
 """
 
 import collections
@@ -34,13 +34,13 @@ STREAMS = "streams"  # the subfolder of the staging folder with the staged token
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """A sequence of source files that are staged one after another.
+    """A sequence of source files that are tokenized one after another.
 
     Args:
         name: name of the stream's folder within the staging folder.
         files: the files in order.
-        limit: stop after this many tokens; 0 stages all of them.
-        keep_texts: also stage the texts of documents that may go to the split `validation`.
+        limit: stop after this many tokens; 0 means no limit.
+        keep_texts: whether to save the texts of documents that may go to the split `validation`.
     """
 
     name: str
@@ -60,9 +60,10 @@ class _Task:
 def stage(
     stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions
 ) -> list[StagedPart]:
-    """Stage the missing parts of a stream and return all its parts in order.
+    """Tokenize the missing parts of a stream, and return all its parts in order.
 
-    Returns only the parts up to the stream's limit of tokens. Shows a progress bar.
+    A part is missing if its tokens are not in the staging folder. Parts after the stream's limit of tokens are
+    omitted. Shows a progress bar.
     """
     folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ def stage(
 
 
 def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
-    """Yield a staging task for each part of each file of a stream.
+    """Yield one task for each part of each file of a stream.
 
     While one file is tokenized, the next file is fetched in the background.
     """
@@ -137,7 +138,7 @@ def _complete_file(file: SourceFile, note: Path, parts: int) -> None:
 
 
 def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
-    """Yield the staging tasks in order, each after its part of a file is staged.
+    """Yield the tasks in order, each one after its part of a file is tokenized.
 
     Workers are a few tasks ahead of the caller.
     """
@@ -176,9 +177,10 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
 def _ctrl_c_waits() -> Iterator[None]:
     """Delay Ctrl-C while worker processes are started.
 
-    A worker that is interrupted while it starts would print a traceback. Workers inherit the signal mask, because they
-    import modules for seconds before they ignore the signal. In this process the mask is not enough: another thread
-    may receive the signal, and the handler still runs in the main thread.
+    A worker that is interrupted while it starts would print a traceback. A worker imports modules for seconds before
+    it ignores SIGINT. So SIGINT is blocked by a signal mask, which the workers inherit. In the main process the mask
+    is not enough, because another thread may receive the signal, and the handler still runs in the main thread. So the
+    handler is replaced too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

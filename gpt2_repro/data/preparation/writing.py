@@ -1,4 +1,4 @@
-"""Cut the staged documents of a split into rows and write a `datasets` folder.
+"""Cut the tokens of a split into rows, and write them as a `datasets` folder.
 
 Each split is written in one sequential pass.
 """
@@ -43,7 +43,7 @@ def write_split(
     Args:
         folder: folder to create; its name is the name of the split.
         spans: documents of the split, in order.
-        streams: staged parts of each stream, to which the spans refer.
+        streams: tokenized parts of each stream, to which the spans refer.
         tokens: number of tokens in `spans`, for the progress bar.
         dtype: dtype of the ids.
     """
@@ -94,7 +94,7 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     Returns the files of the split.
 
     Args:
-        blocks: the rows of one record batch each. SHARD_BLOCKS record batches make one file.
+        blocks: each block has the rows of one record batch. SHARD_BLOCKS record batches make one file.
         dtype: dtype of the ids.
         row_length: number of ids of every row, or None if the rows have different lengths.
     """
@@ -121,7 +121,10 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
 
 
 def split_hash(shards: Sequence[Shard]) -> str:
-    """Return the sha256 of a split: the hash of its shards' hashes, one per line."""
+    """Return the sha256 of a split, computed from the hashes of its shards.
+
+    It is the sha256 of a text with the sha256 of one shard per line.
+    """
     return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in shards).encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""Base classes: a source has files, a file has parts, a part yields documents.
+"""Define base classes for source files and for the parts in which they are read.
 
-Each part is one task of a worker process.
+A source has files. A file is divided into parts. A part yields documents and is one task of a worker process.
 """
 
 import abc
@@ -17,14 +17,14 @@ from gpt2_repro.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class TextForm:
-    """How the rows of a file become documents.
+    """Settings that decide how the rows of a file become documents.
 
     Args:
         text_column: key or column with the text in .json, .jsonl, .csv and .parquet files.
-        sample_by: unit of a .txt file that is a document: the complete file (document), a line or a paragraph.
-        first_row: for .parquet files. If set, a row that begins and ends with this string starts a document, which has
-            all rows up to the next such row. WikiText has one row per line: with ` = `, the row ` = Title = ` starts a
-            page, but ` = = Section = = ` does not.
+        sample_by: what is one document in a .txt file: the complete file (document), a line or a paragraph.
+        first_row: for .parquet files. If set, a row that begins and ends with this string starts a document. The
+            document has all rows up to the next such row. This is for WikiText, which has one row per line: with
+            ` = `, the row ` = Title = ` starts a page, but ` = = Section = = ` does not.
     """
 
     text_column: str = "text"
@@ -34,7 +34,7 @@ class TextForm:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Some documents of a file in order, and its rows that could not be read.
+    """Some documents of a file in order, and the errors of rows that cannot be read.
 
     Args:
         documents: texts of the documents, '' for a row without text.
@@ -48,7 +48,8 @@ class Batch:
 class Part(abc.ABC):
     """A contiguous part of a file, which a worker process reads.
 
-    A part can be pickled. It depends only on the file, so the result is the same for any number of workers.
+    A part can be pickled. The division into parts depends only on the file. So the prepared folder is the same for any
+    number of workers.
     """
 
     name: str  # name of the file
@@ -63,13 +64,13 @@ class Part(abc.ABC):
 
 
 class SourceFile(abc.ABC):
-    """A file of a source: a local file, or a file that can be fetched."""
+    """A file of a source: a local file, or a file that can be downloaded."""
 
     name: str
     size: int  # bytes
 
     def identity(self) -> tuple[str, ...]:
-        """Return a key that identifies the documents of this file."""
+        """Return a key that shows whether two sources contain the same file."""
         return (self.name,)
 
     def fetch(self) -> None:  # noqa: B027 - most files are local
@@ -83,18 +84,21 @@ class SourceFile(abc.ABC):
         """Return the parts of the file in order. Call fetch first."""
 
     def drop(self) -> None:  # noqa: B027 - most files are the user's
-        """Delete the downloaded file. Called after its tokens are staged."""
+        """Delete the downloaded file, if the file was downloaded.
+
+        Called after the tokens of the file are written to the staging folder.
+        """
 
 
 class WholeFile(SourceFile, Part):
-    """A file that consists of a single part."""
+    """A file that is read in a single part."""
 
     def parts(self) -> list[Part]:
         return [self]
 
 
 def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
-    """Group rows into batches of about a million characters, or of 1,000 rows.
+    """Group rows into batches of about a million characters or at most 1,000 rows.
 
     Args:
         rows: pairs of a text and an error message; the text is None if the row could not be read.
@@ -114,11 +118,11 @@ def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert exceptions that a damaged file causes into a UserError with its name."""
+    """Convert exceptions of a damaged file into a UserError that names the file."""
     try:
         yield
     except PermissionError:
         raise  # reported with the path by cli.run
     except (UnicodeError, EOFError, OSError, pa.ArrowInvalid, csv.Error) as error:
-        fix = "It is damaged, or its name has the wrong ending. Copy it again or rename it."
+        fix = "It is damaged, or its name has the wrong extension. Copy it again or rename it."
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}). {fix}") from None

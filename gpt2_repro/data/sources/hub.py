@@ -1,4 +1,4 @@
-"""Files of Hub datasets: list, fetch one at a time, check, and delete after use."""
+"""List the files of Hub datasets, then download, check and delete each file."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from gpt2_repro.hub import check_hub, hub_reason
 
 
 class Repository:
-    """A dataset repository of the Hub at one revision."""
+    """A dataset repository on the Hub at a fixed revision."""
 
     def __init__(self, name: str, revision: str | None, folder: Path | None) -> None:
         """Look up the repository on the Hub.
@@ -26,7 +26,8 @@ class Repository:
         Args:
             name: Hub id of the dataset.
             revision: branch, tag or commit; None for the default branch.
-            folder: folder for downloads, which are deleted after use; None keeps downloads in the Hub's cache.
+            folder: folder for downloaded files, which are deleted after use. With None, files are downloaded to the
+                local Hugging Face cache and kept.
         """
         from huggingface_hub import HfApi
 
@@ -48,11 +49,11 @@ class Repository:
             tree = self._api.list_repo_tree(self.name, folder, **where)
             found = [entry for entry in tree if fnmatch.fnmatch(entry.path, pattern)]
         if not found:
-            raise UserError(f"{self.name} has no {pattern} at revision {self.revision}. Pass another --source.")
+            raise UserError(f"{self.name} has no files {pattern} at revision {self.revision}. Pass another --source.")
         return [self._file(entry, form) for entry in sorted(found, key=lambda entry: entry.path)]
 
     def resolve(self, config: str | None, split: str, form: TextForm) -> list[SourceFile]:
-        """Return the files of a split, as `datasets` finds them.
+        """Return the files of a split, as found by the `datasets` library.
 
         Raises UserError for an unknown config or split, and for files of an unsupported format.
         """
@@ -68,10 +69,10 @@ class Repository:
                 line = " ".join(str(error).split())[:300]
                 raise UserError(f"{self.name} cannot be opened ({line}). Pass {self.name}{other}.") from None
         if split not in found:
-            raise UserError(f"{self.name} has no split {split!r}. Pass one as --source_split: {', '.join(found)}.")
+            raise UserError(f"{self.name} has no split {split!r}. Set --source_split to one of: {', '.join(found)}.")
         paths = [url.split(f"@{self.revision}/", 1)[1] for url in found[split]]
         if wrong := [path for path in paths if kind_of(Path(path)) not in KINDS]:
-            raise UserError(f"{self.name} has the file {wrong[0]}. Pass a dataset with {', '.join(KINDS)} files.")
+            raise UserError(f"{wrong[0]} of {self.name} is not a {', '.join(KINDS)} file. Pass another dataset.")
         with self._listing():
             entries = self._api.get_paths_info(self.name, paths, repo_type="dataset", revision=self.revision)
         by_path = {entry.path: entry for entry in entries}
@@ -85,8 +86,8 @@ class Repository:
 class HubFile(SourceFile):
     """A file of a Hub dataset.
 
-    The file is read from the Hub's cache if it is there. Otherwise it is downloaded to the folder for downloads and
-    deleted after use. With --keep_downloads it is downloaded to the Hub's cache and kept.
+    If the file is in the local Hugging Face cache, it is read from there. Otherwise it is downloaded to the folder for
+    downloads and deleted after use. With --keep_downloads it is downloaded to that cache and kept.
     """
 
     name: str
@@ -121,7 +122,10 @@ class HubFile(SourceFile):
         return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
-        """Delete a downloaded text file. Token files stay until their rows are cut."""
+        """Delete the downloaded file if it contains text.
+
+        Token files (.bin) are kept until the rows are cut, because their ids are not copied.
+        """
         folder = self.repository.folder
         if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
@@ -144,5 +148,5 @@ def hub_errors(what: str) -> Iterator[None]:
         from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
         if not from_network and error.errno is not None:
             raise
-        fix = "Check the name, the network and HF_TOKEN. Then run the command again, or pass --data_files GLOB."
+        fix = "Check the name, the network and HF_TOKEN. Then run the command again, or pass local --data_files."
         raise UserError(f"Cannot {what} ({hub_reason(error)}). {fix}") from None

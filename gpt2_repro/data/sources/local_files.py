@@ -1,4 +1,4 @@
-"""Local files of text or tokens, and the parts in which they are read."""
+"""Divide local files of text or tokens into parts, which workers read."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,7 @@ PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a seco
 
 
 def kind_of(path: Path) -> str:
-    """Return the file ending that decides how to read a file, without .gz or .zst."""
+    """Return the extension that decides how to read a file, without .gz or .zst."""
     return (Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix).lower()
 
 

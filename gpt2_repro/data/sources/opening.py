@@ -1,4 +1,4 @@
-"""Open sources: names, Hub ids, globs of local files, and mixtures of these."""
+"""Find the files of presets, Hub datasets, local files, and mixtures of these."""
 
 import dataclasses
 import difflib
@@ -28,8 +28,8 @@ class Source:
     """A source of documents: its description and its files.
 
     Args:
-        description: entry of the manifest, including the revision of a Hub dataset. A preparation is resumed only if
-            the description is the same.
+        description: entry of the manifest, including the revision of a Hub dataset. An interrupted preparation is
+            resumed only if the description has not changed.
         files: files for training.
         validation_files: the source's own validation files, if it has any.
         weight: share of the tokens in a mixture; 1 for a single source.
@@ -43,13 +43,16 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The sources for training, and the source of each further validation set."""
+    """The training sources, and the source of each --validation_sets entry by name."""
 
     training: list[Source]
     validation_sets: dict[str, Source]
 
     def described(self) -> dict[str, Any]:
-        """Return the descriptions of all sources, in the form that JSON returns them."""
+        """Return the descriptions of all sources, converted to JSON types.
+
+        The result can be compared with a description that was read from a JSON file.
+        """
         sets = {name: source.description for name, source in self.validation_sets.items()}
         of_training = [source.description | {"weight": source.weight} for source in self.training]
         return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
@@ -57,7 +60,7 @@ class Sources:
     def changed(self) -> list[int]:
         """Return the modification times of the local files in nanoseconds.
 
-        They reveal changed files on resume. They are not in the manifest.
+        They show whether a file has changed since a preparation was interrupted. The manifest does not contain them.
         """
         sources = [*self.training, *self.validation_sets.values()]
         files = [file for source in sources for file in [*source.files, *source.validation_files]]
@@ -65,9 +68,9 @@ class Sources:
 
 
 def mixed(text: str) -> list[tuple[str, float]]:
-    """Return the sources that `text` names, each with its share; the sum is 1.
+    """Split the value of --source into pairs of a source and its share of the tokens.
 
-    Raises UserError for a missing or invalid weight.
+    The shares add up to 1. A single source has the share 1. Raises UserError for a missing or invalid weight.
 
     Args:
         text: value of --source.
@@ -89,7 +92,7 @@ def mixed(text: str) -> list[tuple[str, float]]:
 
 
 def validation_sets(args: DataArguments) -> dict[str, str]:
-    """Return the sources of further validation sets by the name of the set.
+    """Return a dict from the names of --validation_sets to their sources.
 
     Raises UserError if an entry does not have the form NAME=SOURCE, or if a name occurs twice.
     """
@@ -106,13 +109,13 @@ def validation_sets(args: DataArguments) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class SourceOpener:
-    """Opener of the sources that a recipe names.
+    """Open the sources that a recipe names: look up their files and revisions.
 
     Args:
         args: the recipe section `data:`.
         downloads: folder for downloaded files.
-        keep_downloads: download files of the Hub to the Hub's cache instead, and keep them.
-        revisions: revision of each repository that an interrupted preparation used.
+        keep_downloads: whether to download files to the local Hugging Face cache instead, and keep them.
+        revisions: for each Hub repository, the revision that an interrupted preparation used. It is used again.
     """
 
     args: DataArguments
@@ -134,7 +137,10 @@ class SourceOpener:
         return Sources(training, {name: self.open(text) for name, text in validation_sets(self.args).items()})
 
     def open(self, text: str) -> Source:
-        """Open the source that `text` names; #COLUMN at its end selects the text column."""
+        """Open one source: a named source, a Hub dataset, or a glob of local files.
+
+        Raises UserError if the source does not exist. `#COLUMN` at the end of `text` selects the text column.
+        """
         name, _, column = text.partition("#")
         form = TextForm(column or self.args.text_column, self.args.sample_by)
         described: dict[str, Any] = {"name": name}
@@ -167,7 +173,7 @@ class SourceOpener:
         """Return a source of local files.
 
         With --split source, files with val, valid or validation in their names are validation files. For .bin files
-        this is so with every --split.
+        this rule holds with every value of --split.
         """
         found: set[Path] = set()
         for pattern in globs:
@@ -176,12 +182,12 @@ class SourceOpener:
                 near = difflib.get_close_matches(Path(pattern).name, names, n=1, cutoff=0.8)
                 hint = f"Did you mean {Path(pattern).with_name(near[0])}?" if near else "Check the path."
                 if "://" in pattern:
-                    hint = "Download it and pass the file."
-                raise UserError(f"{pattern} does not exist. {hint}")
+                    hint = "It is a URL. Download it and pass the downloaded file."
+                raise UserError(f"There is no local file or folder {pattern}. {hint}")
             # An existing path is not used as a glob, because its name may contain [].
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
                 if not path.is_file() and not path.is_dir():
-                    raise UserError(f"{path} is not a file. Write the text to a .txt file and pass that.")
+                    raise UserError(f"{path} is not a regular file. Write the text to a .txt file and pass that file.")
                 found.update([path] if path.is_file() else _text_files_in(path))
         # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
@@ -191,7 +197,7 @@ class SourceOpener:
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
                 fix = "Convert it" if path.suffix else f"Rename it to {path.name}.txt if it is text"
-                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also .gz, .zst). {fix}.")
+                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also as .gz, .zst). {fix}.")
         sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]

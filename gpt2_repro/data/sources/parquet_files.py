@@ -1,4 +1,4 @@
-"""Read the texts of Parquet files, in parts of complete row groups."""
+"""Divide Parquet files into parts of complete row groups, and read their text."""
 
 import dataclasses
 import sys

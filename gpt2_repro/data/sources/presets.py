@@ -1,4 +1,4 @@
-"""Named sources, their sizes, and the time to prepare them."""
+"""Define the named sources, and estimate their sizes and preparation times."""
 
 import dataclasses
 from pathlib import Path
@@ -31,14 +31,14 @@ class Preset:
 
     @property
     def form(self) -> TextForm:
-        """How the rows of the dataset become documents."""
+        """Settings that decide how the rows of the dataset become documents."""
         return TextForm(first_row=self.first_row)
 
     @property
     def downloads(self) -> float:
         """Maximum bytes of downloaded text files on disk at the same time.
 
-        The value is 0 for token files, because the downloaded files serve as the staged tokens.
+        The value is 0 for token files, because they are not tokenized: `peak_bytes` counts them as staged tokens.
         """
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
@@ -55,7 +55,7 @@ OTHER_SOURCES = {
 }
 FORMS = {
     "OWNER/NAME[:CONFIG][@REVISION]": "any other dataset of the Hub with .parquet, .jsonl, .csv or .txt files",
-    "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture with weights in tokens; it ends as soon as one of its sources ends",
+    "SOURCE=WEIGHT,SOURCE=WEIGHT": "a mixture by shares of tokens; it ends as soon as one of its sources ends",
 }
 
 
@@ -79,9 +79,9 @@ def table(num_proc: int) -> str:
         )
     lines += ["", *(f"{name}\n    {about}" for name, about in (OTHER_SOURCES | FORMS).items()), ""]
     lines.append(
-        "disk: the prepared folder, 2 bytes per token. peak: maximum during preparation, with the staged tokens. "
-        f"time: with {num_proc} workers at {TEXT_RATE / 1e6:.0f} MB of text per second each (benchmarks/RESULTS.md), "
-        f"or with a download of {LINE_RATE / 1e6:.0f} MB per second if that takes longer."
+        "disk: size of the prepared folder, 2 bytes per token. peak: maximum disk usage, with temporary tokens. "
+        f"time: {num_proc} workers tokenize {TEXT_RATE / 1e6:.0f} MB of text per second each (benchmarks/RESULTS.md), "
+        f"or the time to download {LINE_RATE / 1e6:.0f} MB per second if that is longer."
     )
     return "\n".join(lines)
 
@@ -89,7 +89,8 @@ def table(num_proc: int) -> str:
 def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:
     """Return the peak disk usage of a preparation in bytes.
 
-    Tokens are staged while text files are downloaded. All staged tokens stay on disk until the rows are cut.
+    Staged tokens are the temporary tokens of a preparation. They are written while text files are downloaded, and all
+    of them stay on disk until the rows are cut.
 
     Args:
         staged: bytes of the staged tokens.

@@ -1,4 +1,4 @@
-"""Small texts: Karpathy's tiny Shakespeare, and the documentation in CPython."""
+"""Read the small texts: tiny Shakespeare, and the documentation in CPython."""
 
 import ast
 import dataclasses
@@ -22,7 +22,7 @@ TRAINING = int(0.9 * CHARACTERS)  # nanoGPT, data/shakespeare_char/prepare.py: t
 
 @dataclasses.dataclass
 class Shakespeare(WholeFile):
-    """Characters `start` to `stop` of tiny Shakespeare, as one document."""
+    """Characters `start` to `stop` of Karpathy's tiny Shakespeare, as one document."""
 
     start: int
     stop: int
@@ -61,7 +61,7 @@ class Shakespeare(WholeFile):
 
 @dataclasses.dataclass(frozen=True)
 class Topics(WholeFile):
-    """The topics of pydoc_data: Python's language reference, one document per topic.
+    """The topics of Python's language reference (pydoc_data), one document each.
 
     The module is parsed, not imported.
     """
@@ -97,9 +97,9 @@ class Docstrings(WholeFile):
 
 
 def module_docstrings(path: Path) -> str:
-    """Return all docstrings of a module, each below the name that it documents.
+    """Return all docstrings of a Python file, each after the name of its object.
 
-    They have the order of `ast.walk`. Returns '' if the module has none or cannot be parsed.
+    They have the order of `ast.walk`. Returns '' if the file has no docstring or cannot be parsed.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 
 @dataclasses.dataclass(frozen=True)
 class TextPart(Part):
-    """The lines of a text file that begin in the bytes from `start` up to `stop`.
+    """The lines of a text file that begin at a byte position in [start, stop).
 
     Only uncompressed .jsonl files, and .txt files with one document per line, are cut into several parts.
 
@@ -68,11 +68,15 @@ class TextPart(Part):
             number += 1
             at += len(line)
             if len(line) > LONGEST_DOCUMENT:
-                raise UserError(f"{self._place(number)} is longer than {LONGEST_DOCUMENT:,} bytes. Split it.")
+                raise UserError(f"{self._place(number)} is longer than {LONGEST_DOCUMENT:,} bytes. Split the line.")
             yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 and not self.start else line, number
 
     def _place(self, number: int) -> str:
-        """Return the file and the number of a line, counted from the start of the file."""
+        """Return "FILE, line N," for an error, with N counted from the start of the file.
+
+        Args:
+            number: number of the line, counted from the start of the part.
+        """
         before = at = 0
         with Path(self.name).open("rb") as file:
             while at < self.start:
@@ -92,7 +96,7 @@ class TextPart(Part):
                 yield None, f"{self._place(number)} {wrong}"
 
     def _paragraphs(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """Join the lines of each paragraph, with the number of the first line."""
+        """Yield each paragraph as one text, with the number of its first line."""
         for blank, paragraph in itertools.groupby(lines, key=lambda line: not line[0].strip()):
             if blank:
                 continue
@@ -143,7 +147,7 @@ class TextPart(Part):
                 fix = f"Pass --text_column with one of: {', '.join(header)}."
                 if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
                     fix = f"Its columns are separated by {other!r}. Save it with commas instead."
-                raise UserError(f"{self.name} has the text column `{column}` {columns} times, not once. {fix}")
+                raise UserError(f"{self.name} has {columns} columns named `{column}`, not exactly one. {fix}")
             place = header.index(column)
             line = rows.line_num
             for row in rows:
@@ -154,7 +158,7 @@ class TextPart(Part):
                     yield None if wrong else row[place], f"{self.name}, line {line}, {wrong}"
         except csv.Error as error:
             where = f"{self.name}, row {number + 1} (line {line + 1})"
-            raise UserError(f"{where}, is not valid CSV ({error}). Close its quotes.") from None
+            raise UserError(f"{where}, is not valid CSV ({error}). Check that each quote is closed.") from None
         finally:
             text.detach()  # the caller closes the stream
 
@@ -198,7 +202,7 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
 
 
 def _text_of(value: Any, column: str) -> str:
-    """Return the text of a JSON object in the key `column`, or "" for null.
+    """Return the text under the key `column` of a JSON object, or "" if it is null.
 
     Raises ValueError if the object has no text in `column`.
     """
@@ -212,7 +216,7 @@ def _text_of(value: Any, column: str) -> str:
 
 
 def is_json_array(path: Path) -> bool:
-    """Return whether a .json file contains one array.
+    """Return whether a .json file contains a single JSON array.
 
     Other .json files are read like .jsonl files, with one object per line.
     """

@@ -22,7 +22,7 @@ OTHER_MAGICS = {
 
 @dataclasses.dataclass(frozen=True)
 class TokenPart(Part):
-    """The ids of a token file, which are read in place."""
+    """The token ids of a token file, which are memory-mapped and not copied."""
 
     name: str
     offset: int  # bytes
@@ -30,16 +30,16 @@ class TokenPart(Part):
     size: int
 
     def read(self) -> Iterator[Batch]:
-        raise UserError(f"{self.name} contains tokens, not text. Pass the --tokenizer that made them.")
+        raise UserError(f"{self.name} contains tokens, not text. Pass the tokenizer that made them as --tokenizer.")
 
     def ids(self) -> np.ndarray:
         """Return the memory-mapped ids of the token file [tokens]."""
         return map_ids(Path(self.name), self.offset, self.tokens, np.dtype("<u2"))
 
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
-        """Return the number of tokens of each document [documents], with separator.
+        """Return the number of tokens of each document [documents], including separators.
 
-        The rest of a document that begins in an earlier file counts as a document. Without separators, all tokens of
+        If a document begins in an earlier file, the rest of it counts as a document. Without separators, all tokens of
         the file are one document.
         """
         if end_of_text is None or separator == "none":
@@ -65,13 +65,13 @@ def read_header(path: Path) -> TokenPart:
         raise UserError(f"Unsupported: {path} ({OTHER_MAGICS[first]}). Pass shards with magic {MAGIC} and uint16 ids.")
     if first != MAGIC:
         if size % 2:
-            raise UserError(f"{path} was cut off: {size:,} bytes do not make complete uint16 ids. Fetch it again.")
+            raise UserError(f"{path} was cut off: {size:,} bytes do not make complete uint16 ids. Download it again.")
         return TokenPart(str(path), 0, size // 2, size)
     if len(start) < 3 or start[1] != VERSION:
         raise UserError(f"{path} has version {start[1:2]} of llm.c's format. Pass files of version {VERSION}.")
     tokens = int(start[2])
     if size != HEADER_BYTES + 2 * tokens:
-        raise UserError(f"{path} has {size:,} bytes instead of {HEADER_BYTES + 2 * tokens:,}. Fetch it again.")
+        raise UserError(f"{path} has {size:,} bytes instead of {HEADER_BYTES + 2 * tokens:,}. Download it again.")
     return TokenPart(str(path), HEADER_BYTES, tokens, size)
 
 
@@ -81,7 +81,7 @@ def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray
     Returns an empty array for 0 tokens, because an empty range cannot be mapped.
 
     Args:
-        offset: bytes before the ids.
+        offset: number of bytes in the file before the ids.
     """
     return np.memmap(path, dtype, "r", offset, (tokens,)) if tokens else np.empty(0, dtype)
 

@@ -1,4 +1,4 @@
-"""A preparation that is killed several times gives the usual folder."""
+"""A preparation that is killed and resumed several times gives the same folder."""
 
 import contextlib
 import glob
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def start(tmp_path: Path, corpus: list[Path]) -> Callable[..., subprocess.Popen[str]]:
-    """Return a function that starts a preparation in a new process session."""
+    """Return a function that starts prepare_data.py in a new process session."""
     story = tmp_path / "story.py"
     story.write_text(STORY)
 
@@ -48,7 +48,7 @@ def start(tmp_path: Path, corpus: list[Path]) -> Callable[..., subprocess.Popen[
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """Return the running processes of the session, also those without a parent."""
+    """Return the running processes in the session of `process`, including orphans."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):

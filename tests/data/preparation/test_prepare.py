@@ -1,6 +1,6 @@
-"""Tests of preparations: a folder is complete and correct, or it does not exist.
+"""A prepared folder is complete and correct, or it does not exist.
 
-Its bytes do not depend on the number of workers.
+The bytes of its files do not depend on the number of workers.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Preparations of random documents equal a naive implementation.
+"""Prepared folders of random documents equal those of a naive implementation.
 
 Every token is in a row or is counted as dropped.
 """
@@ -30,9 +30,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def naive(
     streams: list[list[str]], weights: list[float], args: DataArguments, encoder: Encoder
 ) -> dict[str, tuple[list[str], list[list[int]], list[int]]]:
-    """Return the documents, the rows and the document lengths of each split.
+    """Compute the documents, the rows and the document lengths of each split.
 
-    Handles one document after another, in the order of their position: start in the stream divided by its weight.
+    Handles one document after another, in the order of their positions. The position of a document is the number of
+    tokens before it in its stream, divided by the weight of the stream.
     """
     documents = []
     below, total = args.max_tokens or math.inf, math.inf

@@ -1,6 +1,6 @@
-"""Staged files of an interrupted preparation are resumed, refused or deleted.
+"""Temporary files of an interrupted preparation are reused, refused or deleted.
 
-They are never used for another request.
+They are never used for a preparation with other options.
 """
 
 import itertools
@@ -22,7 +22,7 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, run: Callable[[], object]) -> None:
-    """Call `run` and end it when the function `name` is called for the `call`-th time."""
+    """Run `run`, and end it when it calls the function `name` for the `call`-th time."""
     calls = itertools.count(1)
     function = getattr(owner, name)
 

@@ -1,4 +1,4 @@
-"""Faults during a preparation are counted or refused and never change the rows."""
+"""Faults during a preparation are counted or raise an error; rows stay correct."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""Sources on the Hub, tested with a local server.
+"""Hub datasets are listed, downloaded and checked, tested with a local server.
 
-The server implements the part of the Hub's protocol that listing and fetching need.
+The server implements only the requests that listing and downloading need.
 """
 
 import dataclasses
@@ -44,7 +44,8 @@ class Hub:
 
     Args:
         files: content of each file, by repository and path.
-        faults: answers to the next requests for a file name: a status, or `broken` for zeros of the file's length.
+        faults: for each file name, the answers to the next requests: an HTTP status, or `broken` to send zeros instead
+            of the content.
         asked: names of the files that were sent completely.
     """
 
@@ -60,7 +61,7 @@ def hub() -> Iterator[Hub]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            """Answer /[api/]datasets/OWNER/NAME/KIND/REVISION/PATH."""
+            """Answer a request for /[api/]datasets/OWNER/NAME/KIND/REVISION/PATH."""
             words = urllib.parse.unquote(self.path.split("?")[0]).strip("/").removeprefix("api/").split("/")
             repository, kind, path = "/".join(words[1:3]), "".join(words[3:4]), "/".join(words[5:])
             files = known.files.get(repository)
@@ -114,7 +115,7 @@ Prepare = Callable[..., str]
 
 @pytest.fixture
 def prepare_online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
-    """Return a function that prepares a folder with the local server as the Hub.
+    """Return a function that runs prepare_data.py with a local server as the Hub.
 
     The function returns the error message, or "" after a success.
     """

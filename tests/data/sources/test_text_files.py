@@ -1,6 +1,6 @@
-"""Every kind of text file gives the same documents for any size of the parts.
+"""Text files give the same documents for any size of the parts that workers read.
 
-Rows that cannot be read are named.
+Rows that cannot be read are named in the error.
 """
 
 import gzip
@@ -48,8 +48,8 @@ def parquet(texts: list[str | None] | pa.Array, kind: pa.DataType | None = None,
 def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]]:
     """Read all parts of a file and return its documents and the errors of bad rows.
 
-    Checks that the parts together have the size of the file. Files named body.* have the text column `body`. Files
-    named line.* or paragraph.* are read with that value of `sample_by`.
+    Checks that the parts together have the size of the file. Files named body.* are read with the text column
+    `body`. Files named line.* or paragraph.* are read with `sample_by` set to line or paragraph.
     """
     column = "body" if path.stem == "body" else "text"
     sample_by = path.name.partition(".")[0] if path.name.startswith(("line.", "paragraph.")) else "document"
@@ -168,7 +168,7 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.parquet", parquet([*TEXTS])[:-20], ""),
         ("a.parquet", parquet([*TEXTS], name="body"), "--text_column"),
         ("a.csv", b"body,title\n1,2\n", "--text_column"),
-        ("a.csv", b"id,text,text\n1,one,two\n", "`text` 2 times"),
+        ("a.csv", b"id,text,text\n1,one,two\n", "2 columns named `text`"),
         # Without an error, an unclosed quote would include the rows after it: 20,000 rows became 12,001 documents.
         ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "row 2 (line 3)"),
         ("a.csv", CSV + b'\n3,"three"\n', "row 2 (line 3)"),
