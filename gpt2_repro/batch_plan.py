@@ -1,4 +1,4 @@
-"""Batch arithmetic: derive batches and steps from a token budget. No torch."""
+"""Compute micro-batches, gradient accumulation and steps. Does not import torch."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ BY_LENGTH: SamplingStrategy = "group_by_length"
 
 
 class TokenCount(int):
-    """A number of tokens, written `10e9`, `10_000_000_000` or `524288`."""
+    """A number of tokens, parsed from `10e9`, `10_000_000_000` or `524288`."""
 
     def __new__(cls, value: object) -> "TokenCount":
         text = re.sub(r"[,_](?=\d{3})", "", str(value))  # 1,000 but not 1,5e3
@@ -27,7 +27,7 @@ class TokenCount(int):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """The split of each optimizer step into processes and micro-batches."""
+    """How each optimizer step is divided into processes and micro-batches."""
 
     tokens_per_step: int
     sequence_length: int
@@ -83,9 +83,10 @@ def plan_batches(
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
-    """Return a number of batches that is always enough for the rows of one step.
+    """Return an upper bound of the number of batches that the rows of one step need.
 
-    Rows are sorted by length, longest first, and fill each batch up to C = rows * longest positions.
+    A batch is the input of one forward pass. Rows are sorted by length, longest first, and fill each batch up to
+    C = rows * longest positions.
 
     Proof: A step has S <= tokens_per_step + longest - 1 targets. Batch j starts with a row of L_j targets and takes
     n_j = floor(C / L_j) rows. As C / L_j >= rows, rounding down keeps more than rows / (rows + 1) of C. So
@@ -105,7 +106,7 @@ def plan_by_length(
 
     Each row has `shortest` to `longest` targets.
 
-    Raises UserError, with choices that work, if a step could have fewer rows than forward passes.
+    Raises UserError if a step could have fewer rows than forward passes. The message contains valid choices.
     """
 
     def accumulation(tokens: int, rows: int) -> int:
@@ -131,17 +132,17 @@ def plan_by_length(
 def extend_plan(
     plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
 ) -> tuple[BatchPlan, list[list[int]]]:
-    """Return the plan of an extended run, and all extensions of its schedule.
+    """Return the batch plan of an extended run, and all extensions of its schedule.
 
-    An extension is a range of steps [from, to]. The learning rate rises again at its start and ends its decay at `to`.
+    An extension is a range of steps [from, to]. The learning rate rises again at `from`, and its decay ends at `to`.
 
     Args:
-        extend_to: targets of the complete run. 0 does not extend the run.
+        extend_to: number of training tokens (targets) of the complete run, or 0 to not extend it.
         extensions: the extensions stored in the checkpoint that the run resumes from.
         step: the step of that checkpoint, or 0 without a checkpoint.
 
-    Raises UserError if there is no checkpoint to extend, if `extend_to` is before the end of the run, or if a run that
-    was extended is resumed without `extend_to`.
+    Raises UserError if there is no checkpoint to extend, if `extend_to` has fewer tokens than the run already plans,
+    or if a run that was extended is resumed without `extend_to`.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:
@@ -152,6 +153,6 @@ def extend_plan(
         raise UserError("--extend_to needs a run with a checkpoint. Pass --total_tokens for a new run.")
     steps = extend_to // plan.tokens_per_step
     if steps < end:
-        raise UserError(f"--extend_to {extend_to} is before the end of the run at step {end:,}. Pass more tokens.")
+        raise UserError(f"--extend_to {extend_to} is too small: the run has {end * plan.tokens_per_step} tokens.")
     further = [[step, steps]] if steps > end else []
     return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

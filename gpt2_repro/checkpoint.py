@@ -1,4 +1,4 @@
-"""Resolve the checkpoint that a user passed, without loading its weights."""
+"""Find the checkpoint that a user passed, without loading its weights."""
 
 import dataclasses
 import logging
@@ -24,7 +24,7 @@ class Checkpoint:
     """A checkpoint on disk or on the Hub.
 
     Args:
-        name: the name in tables, such as `final (runs/demo)`. Outside a run it is the folder or Hub id.
+        name: the name in tables, such as `final (runs/demo)`. For weights outside a run, the folder or Hub id.
         source: the folder or Hub id that `from_pretrained` takes for the model and the tokenizer.
         form: "training" (checkpoint-N) or "final" in a run directory, otherwise "folder" or "hub".
         run: the run directory that contains the checkpoint, or None.
@@ -45,7 +45,8 @@ class Checkpoint:
     def window(self, num_positions: int) -> int:
         """Return the context length in tokens that the model was trained with.
 
-        It is `num_positions`, the number of positions of the model, or the shorter sequence length of its run.
+        This is the sequence length of the training run. It is at most `num_positions`, the number of positions of the
+        model, which is also the result for a model without a run.
         """
         length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length") if self.run else None
         return min(num_positions, int(length or num_positions))
@@ -54,8 +55,8 @@ class Checkpoint:
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     """Return the checkpoint for a folder, a run directory or a Hub id.
 
-    For a run directory, this is its `final/`. With `unfinished`, it is the newest complete checkpoint of a run without
-    `final/`, and its name is logged.
+    For a run directory, the result is its `final/`. If `final/` is missing and `unfinished` is set, the result is the
+    newest complete checkpoint of the run, and its name is logged.
 
     Raises UserError for a folder without a model and for a path that does not exist.
     """
@@ -79,7 +80,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return the checkpoints of a run in order of their steps, then its `final/`.
+    """Return each checkpoint-N of a run in order of its step, followed by `final/`.
 
     Raises UserError if the run has no checkpoint.
     """

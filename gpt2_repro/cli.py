@@ -1,4 +1,4 @@
-"""Logging, option parsing, errors and exit codes for all commands."""
+"""Set up logging, parse options, and convert errors to exit codes."""
 
 import argparse
 import errno
@@ -45,7 +45,7 @@ def is_local_main_process() -> bool:
 
 
 def _check_launcher_variables() -> None:
-    """Raise UserError for variables of a launcher that did not start this process."""
+    """Raise UserError if launcher variables are set without a launcher."""
     stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if os.environ.get(name, "0") not in ("", "0")]
     if "MASTER_ADDR" in os.environ or os.environ.get("WORLD_SIZE") == "1":
         stale = []
@@ -191,7 +191,7 @@ class OneLineErrors(argparse.ArgumentParser):
             action = self._option_string_actions[needed[1]]
             raise UserError(f"{_name(action)} needs a value, such as {_example(action)}.")
         if surplus := re.match(r"argument (-[\w-]+).*: ignored explicit argument", message):
-            raise UserError(f"{surplus[1]} takes no value. Pass it alone.")
+            raise UserError(f"{surplus[1]} takes no value. Remove the value.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
             fix = f"Quote values with spaces. Pass the recipe first: {self.prog} RECIPE --key value"
             if Path(surplus[1]).is_dir():

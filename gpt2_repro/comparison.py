@@ -1,6 +1,7 @@
-"""Scores, differences and verdicts of several models.
+"""Store the evaluation scores of several models and format them as tables.
 
-This module also makes the tables of comparison.json and diagnosis.json.
+This module defines the content of comparison.json: scores, differences from a baseline, and verdicts such as "better".
+It also formats the tables of diagnosis.json.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ DIAGNOSIS_TABLES = {
 class Cell(NamedTuple):
     """A table cell: its text and its kind.
 
-    The kind is "number", "better", "worse", "even", or "" for plain text.
+    The kind is "number", "better", "worse", "even" (for all other verdicts), or "" for plain text.
     """
 
     text: str
@@ -62,7 +63,7 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A model's value of a metric, and the standard error over the documents."""
+    """The value of a metric for one model, and its standard error over the documents."""
 
     value: float | None
     stderr: float | None = None
@@ -75,7 +76,7 @@ class Difference:
     value: float
     stderr: float | None = None  # paired; None if the models were not scored on the same documents
     low: float | None = None  # lower end of the 95 % confidence interval
-    high: float | None = None  # upper end
+    high: float | None = None  # upper end of the interval
     # better, worse, matches, inconclusive or "too few documents (20 of 30)"; None if not judged
     verdict: str | None = None
 
@@ -113,7 +114,7 @@ class TaskDetails:
 class ComparisonRow:
     """One metric of one task: values and differences by model name.
 
-    `higher_is_better` is None if lm-eval does not define it, as for some groups of tasks.
+    `higher_is_better` is None if lm-eval does not define it, which is the case for some groups of tasks.
     """
 
     task: str
@@ -124,7 +125,7 @@ class ComparisonRow:
 
     @property
     def heading(self) -> str:
-        """The name of the metric, with an arrow in the direction of better values."""
+        """The metric with ↑ if higher values are better, or ↓ if lower values are better."""
         return self.metric + ARROWS[self.higher_is_better]
 
     def score(self, model: str) -> str:
@@ -140,7 +141,7 @@ class ComparisonRow:
         return Cell(f"{shown} {difference.verdict or ''}".rstrip(), difference.kind)
 
     def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
-        """Format a number. The largest value of the row determines the decimals."""
+        """Format a number. The largest value of the row determines the number of decimals."""
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
         decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
         error = "" if stderr is None else f" ± {stderr:,.{decimals}f}"
@@ -155,7 +156,7 @@ class Comparison:
 
     Args:
         tasks: the tasks of the rows, including subtasks and groups.
-        limit: the number of documents per task in a smoke test, which has no verdicts. None for all documents.
+        limit: the number of documents per task in a smoke test, which has no verdicts. None if all were scored.
         baseline: the name of the baseline model, or None.
     """
 
@@ -177,9 +178,9 @@ class Comparison:
 
     @classmethod
     def from_json(cls, text: str) -> "Comparison":
-        """Return the comparison in a text written by `to_json`. Only `rows` is required.
+        """Parse the text of comparison.json. Only the key `rows` is required.
 
-        Raises ValueError, TypeError, AttributeError or RecursionError for any other text.
+        Raises ValueError, TypeError, AttributeError or RecursionError if the text is damaged.
         """
         return from_json(cls, json.loads(text))
 
@@ -188,7 +189,10 @@ class Comparison:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def table(self, names: Mapping[str, str] | None = None) -> Table:
-        """Return the table for the terminal, Markdown, the report and the model card.
+        """Return the scores and differences as a table.
+
+        The terminal, the Markdown file, the report and the model card show it. With more than MOST_COLUMNS models, the
+        table has one row per model.
 
         Args:
             names: the column heading of each model to show, by model name. None shows all models under their names.
@@ -206,7 +210,7 @@ class Comparison:
         return Table(headers, rows)
 
     def _trend(self) -> Table:
-        """Return a table with one row per model, such as all checkpoints of a run."""
+        """Return a table with one row per model, to compare many checkpoints."""
         rows = []
         for model in self.models:
             tokens = "-" if model.tokens_trained is None else f"{model.tokens_trained:,}"

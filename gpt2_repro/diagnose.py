@@ -88,9 +88,9 @@ def _parse(argv: list[str]) -> Namespace:
     parser.add_argument("--baseline", help="Model with the same tokenizer. (default: the recipe's baseline)")
     parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared folder. (default: the run's)")
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
-    parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Tokens per domain. (default: %(default)s)")
-    parser.add_argument("--max_length", type=int, default=1024, help="Window in tokens. (default: %(default)s)")
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="(default: RUN/evaluation/diagnosis)")
+    parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Tokens per text. (default: %(default)s)")
+    parser.add_argument("--max_length", type=int, default=1024, help="Tokens of context. (default: %(default)s)")
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Results. (default: RUN/evaluation/diagnosis)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
     options = parser.parse(argv)
     if options.tokens < 1 or options.max_length < SHORTEST_WINDOW:
@@ -102,14 +102,14 @@ def _parse(argv: list[str]) -> Namespace:
 
 def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
     if tokenizer.get_vocab() != expected.get_vocab():
-        fix = "Pass one with the same tokenizer, or run bash evaluate.sh, which compares bits per byte."
-        raise UserError(f"The tokenizer of {option} is not the model's, so losses per token cannot be compared. {fix}")
+        fix = "Use the same tokenizer, or run bash evaluate.sh, which compares bits per byte."
+        raise UserError(f"{option} has another tokenizer than the model. Losses per token cannot be compared. {fix}")
 
 
 def _baseline(passed: str | None, run: Path | None) -> str:
-    """Return the passed baseline, or that of the run's recipe.
+    """Return the baseline that was passed, or else the baseline in the run's recipe.
 
-    Raises UserError if it is not a trained model.
+    Raises UserError if the baseline is "none" or "untrained".
     """
     baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
@@ -118,16 +118,17 @@ def _baseline(passed: str | None, run: Path | None) -> str:
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
-    """Return the texts to score, and the count of each token id [vocabulary].
+    """Return the texts to score, and how often each token id occurs [vocabulary].
 
-    The counts are of the training rows in the prepared folder. They are None without a prepared folder.
+    The token ids are counted in the training rows of the prepared folder. Without a prepared folder, the counts are
+    None.
     """
     domains: list[Domain] = []
     counts = None
     if folder:
         domains, counts = _read_prepared(folder, tokenizer, options.tokens)
     else:
-        logger.warning("No prepared folder found. Pass --dataset_dir DIR to score its validation text as well.")
+        logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score its validation text.")
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     for task in TASKS:
         try:
@@ -137,7 +138,7 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
                 raise
             logger.warning("A text was skipped: %s (Pass --local_data DIR to read it from a file.)", error)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
-        raise UserError("No text to diagnose on. Pass --dataset_dir with a prepared folder, or --local_data.")
+        raise UserError("No text to score. Pass --dataset_dir with a prepared folder, or --local_data.")
     return domains, counts
 
 
@@ -170,13 +171,13 @@ def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
         parts += [f"## {title}", table.markdown()]
     versions = ", ".join(f"{library} {version}" for library, version in diagnosis["versions"].items())
     notes = [
-        "Losses in nats per token. ± is one standard error of the difference on the same tokens, over documents. "
-        f"Window {diagnosis['window']:,} tokens, {diagnosis['dtype']}, {diagnosis['device']}. Token frequencies of "
-        f"{diagnosis['frequencies_of']}",
-        "The texts have no start token, except in the table of documents with a start token",
+        "Losses are in nats per token. ± is the paired standard error of the difference, computed over the documents. "
+        f"Window: {diagnosis['window']:,} tokens, {diagnosis['dtype']}, {diagnosis['device']}. Token frequencies are "
+        f"counted in {diagnosis['frequencies_of']}",
+        "No start token is placed before the texts, except in the table with a start token",
         *(f"{model['name']}: {model['source']}, revision {model['revision'][:12]}" for model in diagnosis["models"]),
         f"{versions}; {diagnosis['date']}: `{diagnosis['command']}`",
-        *(f"Tables by domain and frequency: only positions before {jump['position']:,}" for jump in diagnosis["jump"]),
+        *(f"Tables by domain and frequency omit positions from {jump['position']:,} on" for jump in diagnosis["jump"]),
     ]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
 

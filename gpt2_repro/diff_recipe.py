@@ -16,18 +16,18 @@ Group = Literal["learned", "measured", "neither"]
 HEADINGS: dict[Group, str] = {
     "learned": "Fields that change the training",
     "measured": "Fields that change only the measurement",
-    "neither": "Fields that change neither",
+    "neither": "Fields that change neither the training nor the measurement",
 }
 # Fields that change the measurement, in addition to all fields of the section `evaluation`.
 MEASURED = re.compile(r"split|split_seed|validation_(tokens|fraction)|eval_(tokens|strategy)|logging_nan_inf_filter")
-# Fields that change neither, except for rounding. Unmatched fields count as "learned", so that no change is hidden.
+# Fields that change neither of them, except for rounding. Unmatched fields count as "learned": no change is hidden.
 NEITHER = re.compile(
     r"(per_device|hellaswag|sample|logging|log|save|keep|trackio|dataloader|ddp)_.*"
     r"|(dataset|output)_dir|validation_text|attn_implementation|torch_compile.*|activation_checkpointing.*|use_cpu"
     r"|eval_(steps|on_start|delay)|resume_from.*|allow_resume_change|max_(hours|usd)|usd_per_hour|hang_timeout"
     r"|report_to|run_name|project|torch_empty_cache_steps|full_determinism|debug|disable_tqdm|skip_memory_metrics"
 )
-# Fields that keep a run on the loss curve of its recipe: another seed, fewer steps or less text.
+# A run stays on the loss curve of its recipe if only these fields change: another seed, fewer steps or less text.
 SAME_CURVE = {"seed", "stop_at_step", "max_tokens"}
 
 

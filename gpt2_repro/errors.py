@@ -1,11 +1,11 @@
-"""Exceptions for one-line error messages, and suggestions for misspelled words."""
+"""Define exceptions with one-line messages, and suggest words for misspellings."""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
 
 
-MANY = 30  # from this number on, a message does not list the choices
+MANY = 30  # a message does not list this many choices or more
 
 
 class UserError(Exception):
@@ -34,7 +34,8 @@ def in_a_line(error: Exception) -> str:
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """Return the valid word that is nearest to `word`, or None.
 
-    A word that `word` abbreviates (attn for attn_implementation) comes before the most similar word.
+    If `word` abbreviates a valid word (attn for attn_implementation), the result is this valid word. Otherwise it is
+    the most similar valid word.
     """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     parts = word.lstrip("-").lower().replace("-", "_").split("_")

@@ -1,4 +1,4 @@
-"""Export a checkpoint to another format, and verify it by reading it back.
+"""Export a checkpoint to another format, and read the export back to verify it.
 
 python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       a plain Hugging Face folder
 python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       the Hub (set HF_TOKEN)
@@ -63,30 +63,33 @@ def main(argv: list[str]) -> None:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="New folder, or new file for llm.c.")
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
     formats = "(default: llmc for a name that ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
     dtypes = ("float32", "bfloat16")
-    parser.add_argument("--dtype", choices=dtypes, default="float32", help="Of the weights. (default: %(default)s)")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="Type of weights. (default: %(default)s)")
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
     if args.out is None and args.push_to_hub is None:
-        raise UserError("No target to export to. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
+        raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
         raise UserError("--push_to_hub needs a repository ORG/NAME and --format hf.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("Set HF_TOKEN to a token with write access to upload to the Hub.")
     if args.out is not None and args.out.exists():
-        raise UserError(f"{args.out} exists. Pass another OUT, or delete it.")
+        raise UserError(f"{args.out} already exists. Delete it, or pass another OUT.")
     return args
 
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the run's comparison and the name of the column for these weights.
+    """Return the run's evaluation results, and the name of this checkpoint in them.
 
-    Both are None if the comparison is missing or damaged, or does not contain these weights.
+    Both are None if comparison.json is missing or damaged, or has no results of these weights.
+
+    Args:
+        revision: the fingerprint of the weights and the tokenizer.
     """
     try:
         comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text())
@@ -112,7 +115,7 @@ def require_same(written: Any, again: Any) -> None:
         expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)
     if not same:
-        raise RunFailed("The model has different logits when read back. Nothing was exported. Please report this.")
+        raise RunFailed("The exported model has other logits than the checkpoint. It was not saved. Please report it.")
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:

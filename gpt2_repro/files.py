@@ -39,7 +39,7 @@ def sync(path: Path) -> None:
 def expand(path: str) -> str:
     """Replace `~` and environment variables in a path.
 
-    The shell does not replace them in quotes, and never in a recipe.
+    The shell does not replace them inside quotes, and a recipe is not read by the shell.
     """
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
 
@@ -96,7 +96,7 @@ def _json_value(line: bytes, place: str) -> Any:
         if b"\\u" in line:
             json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
     except (ValueError, RecursionError):
-        raise UserError(f"{place} is not JSON in UTF-8. Write one value per line, or download it again.") from None
+        raise UserError(f"{place} is not JSON in UTF-8. Write one value per line, or get the file again.") from None
     return value
 
 
@@ -119,9 +119,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def remove_folder(folder: Path, marker: str) -> None:
-    """Delete a folder, and the file `marker` in it last.
+    """Delete a folder. The file `marker` in the folder is deleted last.
 
-    After a kill, the rest of the folder still contains the marker that identifies it as a folder of this project.
+    If the process is killed before the end, the remaining folder still contains the marker, which identifies it as a
+    folder of this project.
     """
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():

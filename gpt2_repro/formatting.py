@@ -16,7 +16,7 @@ def tokens(count: float) -> str:
 def duration(seconds: float | None) -> str:
     """Return a duration as text, such as `4 min 12 s`, or a dash for None.
 
-    The other forms are `45 s`, `4 min`, `3 h 05 min` and `2 d 3 h`.
+    The other formats are `45 s`, `4 min`, `3 h 05 min` and `2 d 3 h`.
     """
     if seconds is None:
         return "–"

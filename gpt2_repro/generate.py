@@ -16,7 +16,7 @@ from gpt2_repro.cli import CommandParser
 from gpt2_repro.errors import UserError
 
 
-MOST_SAMPLES = 1000  # they are generated in one batch
+MOST_SAMPLES = 1000  # because all samples are generated in one batch
 
 logger = logging.getLogger("gpt2_repro.generate")
 
@@ -28,11 +28,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
     parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to generate. (default: %(default)s)")
     parser.add_argument("--num_samples", type=int, default=1, help="Number of samples. (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 for greedy decoding. (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy decoding. (default: %(default)s)")
     parser.add_argument("--top_k", type=int, default=50, help="Sample from the top k tokens. (default: %(default)s)")
     top_p = "Sample from the most likely tokens with this total probability. (default: %(default)s)"
     parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
-    parser.add_argument("--seed", type=int, default=42, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=42, help="Random seed. (default: %(default)s)")
     args = parser.parse(argv)
     if min(args.max_new_tokens, args.num_samples, args.top_k) < 1:
         raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1.")
@@ -40,7 +40,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         raise UserError("--temperature must be at least 0. --top_p must be above 0 and at most 1, such as 0.9.")
     if args.num_samples > MOST_SAMPLES:
         raise UserError(
-            f"--num_samples {args.num_samples} is more than {MOST_SAMPLES}. Generate them in several runs."
+            f"--num_samples {args.num_samples} is more than {MOST_SAMPLES}. For more, run again with another --seed."
         )
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
@@ -48,7 +48,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.prompt.startswith("FILE:"):
         file = Path(args.prompt.removeprefix("FILE:"))
         if not file.is_file():
-            raise UserError(f"{file} does not exist. Pass FILE: with a text file.")
+            raise UserError(f"{file} does not exist. Pass FILE: and the path of a text file.")
         args.prompt = file.read_text(errors="replace")
     return args
 

@@ -59,7 +59,7 @@ def peak_flops(name: str) -> float | None:
 def is_named(part: str, name: str) -> bool:
     """Return whether the GPU called `name` is the model called `part`.
 
-    MIG slices and variants with a similar name, such as laptop GPUs, are not.
+    For MIG slices and for variants with a similar name, such as laptop GPUs, the result is False.
     """
     if any(word in name for word in ("MIG", "Laptop", "4090 D", "5090 D", "GH200", "GB200")):
         return False
@@ -67,7 +67,7 @@ def is_named(part: str, name: str) -> bool:
 
 
 def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
-    """Return the visible CUDA devices, or the CPU without a GPU or with `use_cpu`."""
+    """Return the visible GPUs, or the CPU if no GPU is visible or `use_cpu` is set."""
     import torch
 
     if torch.cuda.is_available() and not use_cpu:
@@ -85,8 +85,8 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
         accept_any_hardware: compute on the CPU if there is no GPU.
         cpu_option: the option that selects the CPU, for the error message.
 
-    Raises UserError if torch cannot use an NVIDIA device that is present, or if there is no GPU and the CPU was not
-    accepted.
+    Raises UserError if torch cannot use an NVIDIA device that is present, or if there is no GPU and neither
+    `use_cpu` nor `accept_any_hardware` is set.
     """
     import torch
 
@@ -111,7 +111,7 @@ def check_processes(num_processes: int) -> None:
 
     gpus = torch.cuda.device_count()
     if num_processes > gpus:
-        raise UserError(f"{num_processes} processes, but {gpus} GPUs. Pass --num_processes {gpus} to the launcher.")
+        raise UserError(f"The launcher has {num_processes} processes for {gpus} GPUs. Pass --num_processes {gpus}.")
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
@@ -125,13 +125,13 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
         return False, "fp32, as set in the recipe"
     if use_cpu:
         if cpu_multiplies_bf16():
-            return True, "bf16 with fp32 masters: this CPU has bf16 instructions"
+            return True, "bf16 with fp32 master weights: this CPU has bf16 instructions"
         return False, "fp32: this CPU has no bf16 instructions and would emulate them slowly"
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         if accept_any_hardware:
             return False, "fp32: this GPU cannot multiply in bf16"
         raise UserError(f"{torch.cuda.get_device_name()} cannot multiply in bf16. Pass --bf16 false to train in fp32.")
-    return True, "bf16 with fp32 masters"
+    return True, "bf16 with fp32 master weights"
 
 
 def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
@@ -154,7 +154,7 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
     import torch
 
     if not use_cpu and torch.__version__.startswith("2.10.") and "A100" in torch.cuda.get_device_name():
-        return "torch 2.10 compiles to NaN on A100. Install torch 2.9 or 2.11"
+        return "Code compiled by torch 2.10 computes NaN on A100 GPUs. Install torch 2.9 or 2.11"
     # On a CPU, inductor compiles C++. On a GPU, Triton compiles its launchers in C.
     compilers, variable = (("g++",), "CXX") if use_cpu else (("gcc", "clang"), "CC")
     if not any(map(shutil.which, compilers)) and not os.environ.get(variable):
@@ -162,7 +162,7 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "torch.compile needs Python's headers. Install python3-dev"
     if not use_cpu and importlib.util.find_spec("triton") is None:
-        return "torch.compile needs triton. Install it"
+        return "torch.compile needs triton. Install triton"
     return None
 
 
@@ -184,7 +184,7 @@ def nvidia_driver() -> str | None:
 def cpu_multiplies_bf16() -> bool:
     """Return whether this CPU has bf16 matrix instructions.
 
-    These are AVX512-BF16, AMX or Arm's BF16. Other CPUs emulate bf16.
+    Such instructions are AVX512-BF16, AMX and Arm's BF16. CPUs without them emulate bf16.
     """
     try:
         flags = Path("/proc/cpuinfo").read_text()
@@ -196,8 +196,8 @@ def cpu_multiplies_bf16() -> bool:
 def demo_processes() -> int:
     """Return the number of processes for `make demo`.
 
-    With GPUs, it is the largest power of two up to the number of visible GPUs. It is at most 8, because the demo has 8
-    rows per step. On a CPU, it is 2 on Linux and otherwise 1.
+    On GPUs, the result is the largest power of two up to the number of visible GPUs, and at most 8, because the demo
+    has 8 rows per step. On a CPU, it is 2 on Linux and 1 on other systems.
     """
     accelerator = find_accelerator()
     if accelerator.kind == "cuda":

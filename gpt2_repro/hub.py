@@ -1,6 +1,6 @@
 """Check whether the Hugging Face Hub is reachable.
 
-Without this check, its libraries retry for minutes.
+If the Hub is not reachable, its libraries would retry for minutes without this check.
 """
 
 import functools

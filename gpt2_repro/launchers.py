@@ -1,4 +1,4 @@
-"""The table of launchers: the files of accelerate_configs/ and their features.
+"""List the launchers: the files in accelerate_configs/ and what each one supports.
 
 To add a launcher, add an entry to LAUNCHERS.
 """
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 
 class CheckpointForm(NamedTuple):
-    """A checkpoint format: its description, and the stem of a file that identifies it.
+    """A checkpoint format: a description, and the file name that identifies it.
 
-    The stem is "" for the plain format.
+    The file name has no extension. It is "" for checkpoints without DeepSpeed or FSDP2.
     """
 
     words: str
@@ -39,7 +39,7 @@ class Launcher(NamedTuple):
         deepspeed_json: the file in ds_configs/, or "" without DeepSpeed.
         torch_compile: whether the loss can be compiled. Sharded weights prevent this, because they are gathered and
             freed inside the loss.
-        muon: whether the optimizer gets complete matrices, which Muon needs.
+        muon: whether the optimizer gets complete weight matrices, which Muon needs.
         torchrun_on_cpu: whether torchrun starts the CPU processes. accelerate needs mpirun for them.
     """
 
@@ -86,7 +86,7 @@ def recommended_launcher(*, muon: bool = False) -> Launcher:
 def current_launcher() -> Launcher:
     """Return the launcher that this process was started with.
 
-    The environment variables of accelerate name the engine. Without an engine, the launcher is ddp.
+    accelerate sets environment variables for FSDP2 and DeepSpeed. Without these variables, the launcher is ddp.
     """
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return LAUNCHERS["fsdp2"]

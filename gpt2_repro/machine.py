@@ -44,7 +44,7 @@ MANY_MINUTES = 2 * 24 * 60.0
 def check_devices(recipe: TrainingRecipe) -> list[Finding]:
     """Check the driver, GPUs, precision, compiler and attention.
 
-    The rules are those of train.py.
+    The same rules apply in train.py.
     """
     model, training = recipe.model, recipe.training
     version = hardware.nvidia_driver()
@@ -78,7 +78,7 @@ def _judge(about: str, rule: Callable[[], str]) -> Finding:
 
 
 def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
-    """Check that the tokens of a step divide evenly over the cards."""
+    """Check that the tokens of a step divide evenly over the GPUs."""
 
     def divides() -> str:
         plan = plan_run(recipe.training, recipe.data, num_processes=cards)
@@ -116,9 +116,9 @@ def check_links(file: str | None) -> list[Finding]:
 
 
 def check_sum(cards: int | None) -> Finding:
-    """Check that a sum over all cards gives the right result.
+    """Check that an all-reduce over all GPUs gives the right sum.
 
-    Without a GPU and without `cards`, two CPU processes compute the sum.
+    On a machine without a GPU, two CPU processes compute the sum, or `cards` processes if it is set.
     """
     import torch
 
@@ -164,8 +164,8 @@ def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, ca
 def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
     """Return the training speed of this CPU in tokens per second.
 
-    The speed is the median of several forward and backward passes without optimizer steps. Only the first blocks of a
-    large model are built, and its rows are shorter. The measured speed is then scaled by FLOPs.
+    The speed is the median of several forward and backward passes without optimizer steps. To save time, only the
+    first blocks of a large model are built, and its rows are shorter. The result is scaled by FLOPs.
     """
     import torch
     from transformers.utils import logging
@@ -203,14 +203,14 @@ def check_time(minutes: float, tokens_per_second: float) -> Finding:
 
 
 def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int) -> Finding:
-    """Find the largest micro-batch that fits by training on the prepared data."""
+    """Train on the prepared data to find the largest micro-batch that fits."""
     data, training = recipe.data, recipe.training
     if not Path(data.dataset_dir, MANIFEST).is_file():
-        return Finding("!", "memory", f"not probed, because the data in {data.dataset_dir} is not prepared yet")
+        return Finding("!", "memory", f"not tested, because the data in {data.dataset_dir} is not prepared yet")
     length, most = data.sequence_length, training.per_device_train_batch_size
     rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
-    say("Searching for the micro-batch: one new process per attempt, 2 to 3 minutes each with compiling (assumed)")
+    say("Searching for the largest micro-batch. Each attempt is a new process and takes 2 to 3 minutes (assumed).")
     launcher = recommended_launcher(muon=training.optim == MUON).command(cards, use_cpu=training.use_cpu)
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")

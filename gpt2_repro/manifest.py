@@ -1,6 +1,6 @@
-"""The manifest of a prepared folder: request, counts and hashes.
+"""Define the manifest of a prepared folder: request, counts and hashes.
 
-The file `manifest.json` contains this object as JSON.
+The request is the section `data` of the recipe. The file manifest.json contains the manifest as JSON.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ class Manifest:
     bytes_per_token: int
     counts: dict[str, SplitCounts]
     read: ReadCounts
-    sha256: dict[str, str]  # of each split
-    shards: dict[str, list[Shard]]  # of each split
+    sha256: dict[str, str]  # hash of each split
+    shards: dict[str, list[Shard]]  # files of each split
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
     reference_losses: dict[str, float] | None = None
@@ -86,7 +86,7 @@ class Manifest:
         return from_json(RowForm, self.request)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of manifest.json.
+        """Return the manifest as a dict, as written to manifest.json.
 
         Its keys are in the order of the fields. Fields that are None are omitted.
         """

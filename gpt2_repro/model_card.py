@@ -36,7 +36,7 @@ def model_card(
     """Return the model card as Markdown with the metadata header of the Hub.
 
     Args:
-        name: the title of the card, and the name that the example loads.
+        name: the title of the card. The code example in the card loads the model by this name.
         record: the record of the training that produced the weights.
         comparison: the evaluation results. Results of a smoke test are omitted.
         column: the name of this model in `comparison`.
@@ -45,7 +45,7 @@ def model_card(
     run_identity, data = environment.run_identity, environment.data
     kind, parameters, active = environment.architecture, environment.parameters, environment.active_parameters
     model = f"A {'GPT-2' if kind == 'gpt2' else kind} of {parameters:,} parameters"
-    model += f", {active:,} of them active for a token" if active < parameters else ""
+    model += f", {active:,} of them used for each token" if active < parameters else ""
     start = run_identity.get("init_from")
     origin = f"trained from the weights of `{start}`" if start else "trained from scratch"
     rows = _rows(comparison, column)
@@ -148,9 +148,9 @@ def _shorten_files(value: Any) -> Any:
 
 
 def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
-    """Return the section of the card on deviations from the default recipe.
+    """Return the card's section that lists the deviations from the default recipe.
 
-    The list is empty for runs of earlier versions, which did not record deviations.
+    The result is [] for runs of earlier versions, which did not record deviations.
     """
     if found is None:
         return []

@@ -1,4 +1,4 @@
-"""Count parameters, FLOPs per token and checkpoint bytes of a model. No torch."""
+"""Compute parameters, FLOPs per token and checkpoint size without torch."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
     """Return the number of parameters of a GPT-2 with tied embeddings.
 
-    With 12 layers of width 768, 1,024 positions and 50,257 ids, it is 124,439,808.
+    The result is 124,439,808 for 12 layers of width 768, 1,024 positions and a vocabulary of 50,257.
     """
     block = 12 * n_embd**2 + 13 * n_embd
     return vocab_size * n_embd + n_positions * n_embd + n_layer * block + 2 * n_embd
@@ -21,11 +21,11 @@ class ModelScale(NamedTuple):
     """The parameters, FLOPs per token and padded vocabulary size of a model.
 
     Attributes:
-        parameters: the number of parameters with the true vocabulary.
-        active: the number of these parameters that each token uses. In a mixture of experts, this is a part of them.
+        parameters: the number of parameters without vocabulary padding.
+        active: the number of these parameters that each token uses. It is smaller only in a mixture of experts.
         trained: the number of parameters during training, when the vocabulary is padded.
         flops_per_token: the training FLOPs per token.
-        padded_vocab_size: the number of ids during training.
+        padded_vocab_size: the size of the padded vocabulary, which is used during training.
     """
 
     parameters: int
@@ -38,7 +38,7 @@ class ModelScale(NamedTuple):
 def gpt2_scale(
     *, n_layer: int, n_embd: int, sequence_length: int, vocab_size: int, pad_to_multiple_of: int
 ) -> ModelScale:
-    """Return the scale of a GPT-2 that is trained on rows of `sequence_length` tokens."""
+    """Return the size and FLOPs of a GPT-2 for rows with `sequence_length` tokens."""
     shape = {"n_layer": n_layer, "n_embd": n_embd, "n_positions": sequence_length}
     padded = padded_size(vocab_size, pad_to_multiple_of)
     trained = gpt2_parameters(**shape, vocab_size=padded)
@@ -51,9 +51,10 @@ def gpt2_scale(
 def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
     """Return the training FLOPs per token: 6N + 12LCT.
 
-    This is the formula of PaLM, appendix B, as used by nanoGPT. It gives 855 MFLOP for the 124M model with 50,257 ids.
-    llm.c counts all parameters and only the causal half of attention, 6N + 6LCT. This gives 803 MFLOP, and an MFU that
-    is 6 % lower.
+    This is the formula of PaLM, appendix B, as used by nanoGPT. N is the number of parameters, L the number of layers,
+    C the width and T the sequence length. The result is 855 MFLOP for the 124M model with 50,257 ids. llm.c
+    counts all parameters and only the causal half of attention: 6N + 6LCT. This gives 803 MFLOP, and an MFU that is
+    6 % lower.
 
     Args:
         parameters: the number of parameters without position embeddings, which are not multiplied.
@@ -65,7 +66,7 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
 def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
     """Return the size of a `checkpoint-N` in bytes.
 
-    It contains the fp32 master weights, the Adam moments m and v in fp32, and two copies of the model. The engine
-    writes one copy, and the other is in safetensors format.
+    A checkpoint contains the fp32 master weights, the Adam moments m and v in fp32, and two copies of the model. The
+    training engine writes one copy. The other copy is in safetensors format.
     """
     return parameters * (12 + 2 * (2 if bf16 else 4))

@@ -137,7 +137,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
             fix = f"{DEFAULT} is an example."
         raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}. {fix}")
     if "compute_environment" in document:
-        raise UserError(f"{path} configures a launcher. Run: accelerate launch --config_file {path} train.py RECIPE")
+        raise UserError(f"{path} is a launcher config. Run: accelerate launch --config_file {path} train.py RECIPE")
     for section, keys in document.items():
         if section not in SECTIONS:
             raise UserError(f"{path} has an unknown section {section!r}. {did_you_mean(str(section), SECTIONS)}")
@@ -288,9 +288,9 @@ def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argpars
 
 
 def _other_name(name: str, parser: argparse.ArgumentParser) -> str | None:
-    """Return what to pass instead of an option of another project.
+    """Return an error message for an option of another project, with its replacement.
 
-    None if the option is not in other_names.yaml.
+    The result is None if the option is not in other_names.yaml.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
@@ -309,7 +309,7 @@ def _other_name(name: str, parser: argparse.ArgumentParser) -> str | None:
         if known[ours]:
             return f"Pass {ours} instead of {theirs}.{page}"
         other = "train.py" if parser.prog == "prepare_data.py" else "prepare_data.py"
-        return f"{theirs} is {'an option' if name == ours else ours} of {other}.{page}"
+        return f"{theirs} is {'an option of' if name == ours else f'called {ours} in'} {other}.{page}"
     return None
 
 

@@ -1,6 +1,6 @@
 """Compare a run with the published numbers in references.yaml.
 
-These are OpenAI's GPT-2 models and the losses of llm.c's GPT-2 124M.
+The file has scores and losses of OpenAI's GPT-2 models, and the losses of llm.c's GPT-2 124M.
 """
 
 import dataclasses
@@ -24,9 +24,11 @@ ANCHORS: dict[int, list[float]] = _TABLES["anchors"]
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A published GPT-2, with the HellaSwag score of the GPT-3 of the same size.
+    """A GPT-2 model of OpenAI and its published scores.
 
     Args:
+        hellaswag: HellaSwag accuracy.
+        gpt3_hellaswag: HellaSwag accuracy of the GPT-3 model with the same size.
         losses: validation losses in nats per token, by the text of the validation shard.
     """
 
@@ -49,11 +51,11 @@ def baseline_of(parameters: float | None) -> Baseline:
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:
     """Return a baseline's published loss on the validation split of a prepared folder.
 
-    None if there is no published loss for this split.
+    The result is None if no loss was published for this split.
 
     Args:
         request: the request in the manifest of the folder.
-        tokens: the number of targets in a validation.
+        tokens: the number of targets that each validation of the run scores.
     """
     shard = SHARDS.get(str(request.get("source")))
     form = [request.get(key) for key in ("split", "packing", "tokenizer")]
@@ -63,17 +65,17 @@ def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: objec
 
 
 NAME = "llm.c"
-# Half of the minimum width of the band in nats, up to each step. There are only three runs, and the curve bends
-# between the anchors.
+# Half of the minimum width of the band in nats, up to each step. The band needs a minimum width, because there are
+# only three runs, and because the curve bends between the anchors.
 HALF_WIDTHS = {500: 0.03, 2000: 0.015, 10_000: 0.011, 19_500: 0.0075}
-ABOVE = "Usual causes: tokens per step, learning rate, dropout, bf16 weights or sums, wrong label shift, other data."
+ABOVE = "Usual causes: wrong tokens per step, learning rate or label shift, dropout, bf16 weights or sums, other data."
 BELOW = "Usual causes: validation documents in the training rows, other validation rows, targets visible to the model."
 
 
 def band(step: int) -> tuple[float, float] | None:
     """Return the lowest and highest expected validation loss after `step`, in nats.
 
-    None before step 250 and after step 19,500.
+    The range is based on three published runs of llm.c. The result is None before step 250 and after step 19,500.
     """
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None
@@ -87,7 +89,7 @@ def band(step: int) -> tuple[float, float] | None:
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
     """Return whether a validation loss is inside, above or below the expected band.
 
-    NaN counts as above. None if there is no band at this step.
+    NaN counts as above. The result is None if `band` has no range for this step.
     """
     if (limits := band(step)) is None:
         return None
@@ -95,9 +97,9 @@ def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | Non
 
 
 def compared(step: int, loss: float) -> str:
-    """Return the band and the verdict for a log line, or "" if there is no band.
+    """Return the expected range and whether `loss` is inside it, for a log line.
 
-    For example `llm.c 4.315–4.345 ✓`.
+    For example `llm.c 4.315–4.345 ✓`. The result is "" if `band` has no range for this step.
     """
     found, limits = verdict(step, loss), band(step)
     if limits is None:
@@ -106,9 +108,10 @@ def compared(step: int, loss: float) -> str:
 
 
 def explained(step: int, loss: float) -> str:
-    """Return a verdict on the training setup, or "" if there is no band.
+    """Return sentences that compare a validation loss with the published range.
 
-    If the loss is outside the band, the text contains the usual causes.
+    If the loss is outside the range, the usual causes are listed. The result is "" if `band` has no range for this
+    step.
     """
     found = verdict(step, loss)
     ends = {"inside": f". The setup trains like {NAME}'s runs.", "above": f". {ABOVE}", "below": f". {BELOW}"}

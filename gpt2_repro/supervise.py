@@ -45,15 +45,15 @@ def main(argv: list[str]) -> None:
     """
     parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
     parser.add_argument(
-        "--attempts", type=positive_count, default=3, help="Limit of crashes without a newer checkpoint. (3)"
+        "--attempts", type=positive_count, default=3, help="Maximum crashes without a new checkpoint. (default: 3)"
     )
     parser.add_argument(
-        "--wait", type=positive_number, default=10.0, help="Seconds to the first restart, then doubled. (10)"
+        "--wait", type=positive_number, default=10.0, help="First delay in seconds. Doubles each time. (default: 10)"
     )
     parser.add_argument(
-        "--grace", type=positive_number, default=60.0, help="Seconds for remaining processes to end. (60)"
+        "--grace", type=positive_number, default=60.0, help="Seconds until remaining workers are killed. (default: 60)"
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the training command.")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
 
 
 class Supervisor:
-    """A training command, its restarts and their limits."""
+    """A supervisor that runs a training command and restarts it after crashes."""
 
     def __init__(self, command: list[str], notes: Path, options: argparse.Namespace) -> None:
         self.command, self.notes, self.options = command, notes, options
@@ -91,10 +91,10 @@ class Supervisor:
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.options.attempts:
-                raise RunFailed(f"Gave up: {failures} crashes without a newer checkpoint (last exit code {code}).")
+                raise RunFailed(f"Gave up after {failures} crashes without a newer checkpoint. Exit code: {code}.")
             wait = min(LONGEST_WAIT, self.options.wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
-            logger.warning("Crashed (exit code %s, attempt %d). Restarting %s in %.0f s.", code, failures, where, wait)
+            logger.warning("Crash %d (exit code %s). Restarting training %s in %.0f s.", failures, code, where, wait)
             self._sleep(wait)
             if self.signalled:
                 return

@@ -1,6 +1,6 @@
-"""Notes from a supervised training command to its supervisor.
+"""Send notes from a training command to the supervisor that restarts it.
 
-The notes are files in a folder. Its path is in an environment variable.
+Each note is a file in a folder. The environment variable GPT2_REPRO_SUPERVISED contains the path of the folder.
 """
 
 import os
@@ -14,16 +14,16 @@ RUN, WENT_BACK, MISTAKE, SINCE = "run", "went_back", "mistake", "since"
 
 
 def note(name: str, text: str) -> None:
-    """Write a note for the supervisor, if there is one.
+    """Write a note for the supervisor, if a supervisor started this command.
 
-    The folder of a killed supervisor may be missing. Then nothing is written.
+    Nothing is written if the folder is missing, because its supervisor may have been killed.
     """
     if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
         Path(folder, name).write_text(text)
 
 
 def noted(name: str, folder: str | Path | None = None) -> str | None:
-    """Return a note that this attempt or an earlier one wrote, or None."""
+    """Return the note that this attempt or an earlier attempt wrote, or None."""
     folder = folder or os.environ.get(FOLDER)
     path = Path(folder, name) if folder else None
     return path.read_text() if path is not None and path.is_file() else None

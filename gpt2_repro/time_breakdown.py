@@ -1,4 +1,7 @@
-"""Break down the time of a run: every second belongs to one part."""
+"""Divide the time of a run into parts such as training, validation and saving.
+
+Every second belongs to exactly one part.
+"""
 
 from collections.abc import Mapping
 
@@ -27,7 +30,7 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
 
     Args:
         parts: seconds by the keys of PARTS.
-        usd_per_hour: price of the complete machine. It adds a column in dollars. 0 or None if unknown.
+        usd_per_hour: price of the complete machine, 0 or None if unknown. A known price adds the cost in dollars.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()} | {"total": total}

@@ -1,1 +1,1 @@
-"""Checks and cost estimates before a run: machine, GPU links, memory and prices."""
+"""Check a machine before a run, and estimate the time and cost of the run."""

@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
     "tokens_per_second": {"type": positive_number, "help": "Measured speed of all GPUs. (default: published speed)"},
     "dist": {"action": "store_true", "help": "Time and verify an all-reduce over all GPUs; fails after 30 s."},
-    "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits; minutes per attempt."},
+    "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Takes minutes per attempt."},
     "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from this file."},
     "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
     machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and machine_only:
-        raise UserError(f"--{machine_only[0]} checks this machine, but --gpu plans for another. Remove one of them.")
+        raise UserError(f"--{machine_only[0]} checks this machine, but --gpu plans for another. Remove one option.")
     findings, planned = _look(recipe, packages)
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
 
 
 def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
-    """Return the findings and the cost plan of a run, for this machine or for --gpu."""
+    """Return the findings and the cost plan, for this machine or the card of --gpu."""
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
     from gpt2_repro.training.workload import workload_of
@@ -131,7 +131,7 @@ def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
     if not meant and not typed_speed:
         known = ", ".join(card.card for card in card_table())
         raise UserError(f"Unknown card {name!r}. Pass its speed with --tokens_per_second, or use one of {known}.")
-    return [Finding("!", "card", f"{name} can be {' or '.join(meant)}; using the first")] if meant[1:] else []
+    return [Finding("!", "card", f"{name} can be {' or '.join(meant)}. The first is used")] if meant[1:] else []
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def cards_named(name: str) -> list[Card]:
     """Return the cards that match a name.
 
     Args:
-        name: the name that the driver reports, or consecutive words of the name in the table.
+        name: the name that the driver reports, or consecutive words of the card's name in cards.yaml.
     """
     if found := [row for row in card_table() if is_named(row.name, name)]:
         return found[:1]
@@ -148,8 +148,8 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
     """Return the time budget of a rented machine from boot to stop.
 
     Args:
-        tokens_per_second: training speed of all GPUs together. A forward pass takes a third of the time of a training
-            pass.
+        tokens_per_second: training speed of all GPUs together. Validation is three times as fast, because a forward
+            pass takes a third of the time of a training pass.
         basis: origin of that speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
             CPU, which is not rented).
 
@@ -200,8 +200,8 @@ def plan_on(
 ) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
-    The speeds in cards.yaml are those of a compiled GPT-2 124M in bf16 without activation checkpointing. They are scaled
-    by the FLOPs per token for other sizes. All other models and settings need `tokens_per_second`.
+    The speeds in cards.yaml apply to a compiled GPT-2 124M in bf16 without activation checkpointing. For other sizes
+    of GPT-2 they are scaled by the FLOPs per token. All other models and settings need `tokens_per_second`.
 
     Args:
         name: name of the card as reported by the driver or as written in cards.yaml.

@@ -77,7 +77,7 @@ def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
 
 
 class Need(NamedTuple):
-    """The number of bytes that a run will write to a folder, and their purpose."""
+    """The number of bytes that a run will write to a folder, and for what purpose."""
 
     what: str
     folder: Path
@@ -88,9 +88,9 @@ def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> lis
     """Check that each file system has enough free space for its folders.
 
     Args:
-        needs: the folders and the bytes they need, starting with the data.
-        volume_bytes: rented size of the volume with the data, None to use the reported free space. A network volume
-            reports the size of the complete cluster.
+        needs: the folders and the bytes they need. The folder of the data comes first.
+        volume_bytes: rented size of the volume with the data, or None to use the reported free space. A network volume
+            needs this size, because it reports the free space of the complete storage cluster.
     """
     places: dict[int, list[Need]] = {}
     for need in needs:
@@ -108,7 +108,7 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
         free, how = shutil.disk_usage(there).free, "free"
     else:
         free, how = volume_bytes - _used_bytes(there), f"free of the volume's {size(volume_bytes)}"
-    to_come = " and ".join(f"{size(need.bytes)} of {need.what} in {need.folder}" for need in needs)
+    to_come = " and ".join(f"{size(need.bytes)} for {need.what} in {need.folder}" for need in needs)
     said = f"{size(max(0, free))} {how}, needed: {to_come}"
     if free >= sum(need.bytes for need in needs):
         return Finding("✓", "disk", said)

@@ -3,7 +3,7 @@
     python -m gpt2_repro.preflight.flash_attn_wheel
 
 The most likely URL comes first. A wheel is built for one minor version of torch, one major version of CUDA, one C++
-ABI, one Python version and one machine type. Its file name contains all of them (flash-attn, setup.py). torch 2.11
+ABI, one Python version and one machine type. Its file name contains these values (flash-attn, setup.py). torch 2.11
 and 2.12 can load the wheel for torch 2.10. No wheel works with torch 2.13 (unslothai/unsloth, pull request 7495).
 Import flash_attn after the installation to check that the wheel works.
 """
@@ -19,7 +19,7 @@ LOADS_WHEEL_OF = {(2, 11): (2, 10), (2, 12): (2, 10)}
 
 
 def wheels(*, torch: str, cuda: str | None, cxx11_abi: bool, python: tuple[int, int], machine: str) -> list[str]:
-    """Return the URLs of the wheels that may work, or an empty list if none can.
+    """Return the URLs of the wheels that may work, or [] if no wheel can work.
 
     Args:
         torch: version of torch, such as `2.9.1+cu128`.

@@ -1,7 +1,7 @@
 """Check the links between GPUs.
 
-The first check reads the output of `nvidia-smi topo -m`. The second one times and verifies an all-reduce over all
-processes: `python -m gpt2_repro.preflight --dist` starts it with this command (30: time limit in seconds).
+The first check reads the output of `nvidia-smi topo -m`. The second check times and verifies an all-reduce over
+all processes. `python -m gpt2_repro.preflight --dist` starts it with this command, with a time limit of 30 seconds:
 
     torchrun --nproc_per_node 8 -m gpt2_repro.preflight.links 30
 """
@@ -48,7 +48,7 @@ def parse_topology(text: str) -> Links:
         cells = dict(zip(columns, rows.get(one, []), strict=False))
         distance = re.sub(r"\d+$", "", cells.get(other, "missing"))
         if distance not in (*DISTANCES, "X"):
-            raise UserError(f"Link of {one} and {other} is {distance}, not {', '.join(DISTANCES)}. Pass all lines.")
+            raise UserError(f"Link of {one} and {other}: {distance}. Valid: {', '.join(DISTANCES)}. Pass all lines.")
         links[one, other] = distance
     return links
 
@@ -70,7 +70,7 @@ def advice(links: Links) -> tuple[bool, str]:
     # Use a power of two, because it divides the tokens per step.
     usable = 1 << (len(groups[0]).bit_length() - 1)
     numbers = ",".join(name.removeprefix("GPU") for name in groups[0][:usable])
-    together = f"; nearest GPUs: CUDA_VISIBLE_DEVICES={numbers} and --num_processes {usable}" if usable > 1 else ""
+    together = f"; for the nearest GPUs: CUDA_VISIBLE_DEVICES={numbers} --num_processes {usable}" if usable > 1 else ""
     return False, f"{all_of_them}, in groups {parts}; if a run or --dist hangs, set NCCL_P2P_DISABLE=1{together}"
 
 
@@ -131,7 +131,7 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     If it fails on GPUs, it is repeated with NCCL_P2P_DISABLE=1 to find the cause.
 
     Args:
-        seconds: time limit of the sums, not counting the start of the processes.
+        seconds: time limit of the all-reduces, without the start of the processes.
     """
     about = f"sum over {processes} processes"
     speed, trouble = _attempt(processes, seconds)

@@ -45,7 +45,8 @@ class MemoryEstimate(NamedTuple):
     Args:
         ranks: number of processes that the optimizer state is divided over.
         chunk: number of tokens whose logits are in memory at the same time.
-        saved: bytes saved for the backward pass (SAVED_BYTES; twice that in fp32).
+        saved: bytes saved for the backward pass, per token, block and unit of width. They are SAVED_BYTES in bf16, and
+            twice as many in fp32.
     """
 
     parameters: int
@@ -102,10 +103,10 @@ class Outcome(NamedTuple):
 
 
 def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
-    """Try micro-batches until the largest that fits is known, and return all outcomes.
+    """Try micro-batches until the largest one that fits is found. Return all outcomes.
 
     The search starts at `start`. If that fits, the micro-batch is doubled up to `most`. Otherwise it is halved. If not
-    even one row fits, the search starts again with activation checkpointing, which costs a third of the speed. The
+    even one row fits, the search starts again with activation checkpointing, which reduces the speed by a third. The
     search stops at an error that is not about memory.
 
     Args:
@@ -132,14 +133,17 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
 
 
 def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
-    """Return the last memory setting that fits, or None if no setting fits."""
+    """Return the memory setting with the largest micro-batch that fits, or None.
+
+    `outcomes` are those of `find_largest`, so the last setting that fits is the best one.
+    """
     return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
 
 
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
     """Try a memory setting: run `command` with its options in a new process.
 
-    A new process frees all memory when it ends.
+    The process is new for each setting, because a process frees all its memory when it ends.
 
     Args:
         seconds: time limit. A command that takes longer counts as failed.

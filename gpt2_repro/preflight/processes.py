@@ -44,7 +44,8 @@ def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> t
 def last_words(said: str) -> str:
     """Return the line of a command's output that contains the error.
 
-    A launcher prints a traceback after that line. Without an error line, the last line is returned.
+    This is often not the last line, because a launcher prints a traceback after the error. If no line contains an
+    error, the last line is returned.
     """
     lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
     errors = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]

@@ -1,1 +1,1 @@
-"""Reports of run directories: curves, tables and samples on one HTML page."""
+"""Write reports of runs: curves, tables and samples on one HTML page."""

@@ -25,7 +25,7 @@ STEPS = 100  # time constant of the smoothing, in optimizer steps
 
 
 class Sign(NamedTuple):
-    """One line of the health check: ✓ good, ! worth a look, ✗ not healthy."""
+    """One line of the health check: ✓ good, ! a warning, ✗ not healthy."""
 
     mark: Literal["✓", "!", "✗"]
     words: str
@@ -68,7 +68,7 @@ def _files(run: Run) -> list[Sign]:
 def _losses(run: Run) -> list[Sign]:
     found = []
     if steps := run.non_finite_steps:
-        found.append(Sign("✗", f"the loss was not finite at {len(steps)} steps, most recently at step {steps[-1]:,}"))
+        found.append(Sign("✗", f"the training loss was not finite at {len(steps)} steps, last at step {steps[-1]:,}"))
     validation = [row["eval_loss"] for row in run.validation if isinstance(row.get("eval_loss"), int | float)]
     training = [row for row in run.training if is_number(row["loss"])]
     trends = (rising_validation(validation), risen_training_loss(training))

@@ -89,14 +89,14 @@ def summary(run: Run, page: Path) -> list[str]:
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
-        lines.append(f"  the loss was not finite at {len(run.non_finite_steps)} steps")
+        lines.append(f"  the training loss was not finite at {len(run.non_finite_steps)} steps")
     for label, text, notes in tables.key_numbers(run):
         if label not in ON_THE_PAGE:
             lines.append(f"  {label:<28} {text:>11}  {', '.join(note.text for note in notes)}".rstrip())
     if run.comparison and run.comparison.rows:
         lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run, brief=True))), ""]
     if limit := run.comparison and run.comparison.limit:
-        lines.append(f"  Only the first {limit} examples per task were scored: do not compare with published scores.")
+        lines.append(f"  Only the first {limit} examples per task were scored. Published scores are not comparable.")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
     if run.samples:
         newest = max(run.samples, key=lambda sample: sample["step"])

@@ -1,4 +1,7 @@
-"""Figures of runs as PNG bytes with captions. The page scales them to its width."""
+"""Draw the figures of runs as PNG images with captions.
+
+The HTML page scales the figures to its width.
+"""
 
 import functools
 import io
@@ -76,7 +79,7 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Pic
 
 
 def render(draw: Callable[[Figure], str]) -> Picture:
-    """Return a figure and its caption, drawn by a function that returns the caption."""
+    """Call `draw`, which draws a figure and returns its caption, and return both."""
     with matplotlib.rc_context(STYLE):
         figure, buffer = Figure(facecolor="white"), io.BytesIO()
         caption = draw(figure)
@@ -96,7 +99,7 @@ def legend(axes: Axes, columns: int = 2) -> None:
 def smooth(values: Sequence[float]) -> list[float]:
     """Return the centred moving average of the values.
 
-    The window covers a fiftieth of the values. It shrinks at both ends.
+    The window of the average covers 2 % of the values. It shrinks at both ends of the list.
     """
     half, last = max(1, len(values) // 100), len(values) - 1
     reaches = [min(half, place, last - place) for place in range(len(values))]
@@ -267,7 +270,7 @@ def _draw_hellaswag(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) 
         legend(axes)
     caption = (
         "Accuracy during training in llm.c's completion style: the ending with the lowest loss per token is chosen. "
-        "The task hellaswag of the evaluation changes the text first, so its scores differ."
+        "The evaluation task hellaswag changes the text before scoring, so its scores differ."
     )
     return caption + (f" Dashed: {' and '.join(shown)} of the nearest size, as reported by llm.c." if shown else "")
 

@@ -31,7 +31,7 @@ class KeyNumber(NamedTuple):
 def progress(run: Run) -> str:
     """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`.
 
-    The time left is estimated from the median speed. It is omitted unless the run is running.
+    The time left is estimated from the median speed. It is only shown while the run is running.
     """
     step, tokens = run.status.step, run.status.tokens
     if step is None:
@@ -44,7 +44,7 @@ def progress(run: Run) -> str:
 
 
 def key_numbers(run: Run) -> list[KeyNumber]:
-    """Return the numbers shown at the top of a report, without the unknown ones."""
+    """Return the numbers shown at the top of a report. Unknown numbers are omitted."""
     losses = values([dict(run.status.losses), *run.validation], "eval_loss")
     last, best = next(reversed(losses), None), min(losses, default=None)
     further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
@@ -88,9 +88,9 @@ def _median(run: Run, key: str) -> float | None:
 def baseline_losses(run: Run) -> dict[str, float]:
     """Return the baseline's loss on the run's validation set, by the baseline's name.
 
-    With a diagnosis the loss is measured: the run's last validation loss minus the difference between the two models,
-    which the diagnosis scores on the same tokens of the validation set. Without a diagnosis it is the published loss.
-    The result is empty if neither is available.
+    If the run has a diagnosis, the result is the run's last validation loss minus the difference between the two
+    models, which the diagnosis measured on the same tokens of the validation set. Otherwise it is the published loss.
+    The result is empty if there is no diagnosis and no published loss.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:
@@ -126,12 +126,12 @@ def why_not_comparable(runs: Sequence[Run]) -> list[str]:
     reasons = []
     if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
         reasons.append(
-            "The runs use different tokenizers: compare only bits per byte. Run bash evaluate.sh with all the runs."
+            "The runs use different tokenizers. Only bits per byte can be compared. Run evaluate.sh with all runs."
         )
     elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
-        reasons.append("The runs validate on different rows: compare their task scores, not their losses.")
+        reasons.append("The runs validate on different rows. Task scores can be compared, but losses cannot.")
     if len({items for run in runs for items in values(run.hellaswag[-1:], "hellaswag_items")}) > 1:
-        reasons.append("The runs were scored on different HellaSwag items: do not compare their accuracies.")
+        reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
     return reasons
 
 

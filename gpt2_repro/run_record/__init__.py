@@ -1,4 +1,4 @@
-"""The record of a run: lock, recipe, environment, status, events and checkpoints."""
+"""Read and write the files that record a run, and lock its run directory."""
 
 import fcntl
 import json
@@ -34,7 +34,8 @@ class RunRecord:
     Reading never fails on damaged files. Only rank 0 writes. `lock` prevents two jobs from writing at the same time.
 
     Attributes:
-        measured: returns the seconds of this process by the keys of `time_breakdown.PARTS`. The trainer replaces it.
+        measured: function that returns the seconds of this process by the keys of `time_breakdown.PARTS`. The trainer
+            sets another function.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -81,7 +82,7 @@ class RunRecord:
         return losses
 
     def final_defect(self) -> str | None:
-        """Return why `final/` is not complete, or None if it is.
+        """Return why `final/` is not complete, or None if it is complete.
 
         The manifest and the sizes of the files are checked.
         """
@@ -104,10 +105,8 @@ class RunRecord:
     def check_owner(self) -> None:
         """Raise UserError if the run directory cannot be used.
 
-        It may not be inside a run directory or a prepared folder, and may not have files of other programs.
-
-        One intact file of a run is enough proof, because a power cut may have emptied the others. Hidden files do not
-        count as files.
+        It must not be inside a run directory or a prepared folder. It must be empty, apart from hidden files, or
+        contain an intact file of a run. One intact file is enough, because a power cut may have emptied the others.
         """
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
@@ -118,7 +117,7 @@ class RunRecord:
         proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]
         if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
             raise UserError(
-                f"{self.path} is not a run of train.py. Pass a new or empty --output_dir, or a run to resume."
+                f"{self.path} is not empty and not a run directory. Pass another --output_dir, or a run to resume."
             )
 
     def damaged(self) -> Path | None:
@@ -151,7 +150,7 @@ class RunRecord:
         except OSError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
-            raise UserError(f"{self.path} is being written by {holder}. End it or set another --output_dir.") from None
+            raise UserError(f"{self.path} is in use by {holder}. End it or pass another --output_dir.") from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
@@ -180,7 +179,7 @@ class RunRecord:
         try:
             write_whole(path, json.dumps(read_object(path) | values | written, indent=2) + "\n")
         except OSError as error:
-            logger.warning("Could not update %s (%s).", path, error.strerror)
+            logger.warning("Could not update %s (%s). The run continues.", path, error.strerror)
 
     def is_stale(self) -> bool:
         """Return whether the status was last written more than FRESH seconds ago."""

@@ -1,4 +1,8 @@
-"""Checkpoints on disk: seal, publish, check, find and delete them."""
+"""Complete, verify, find and delete the checkpoints in a run directory.
+
+A checkpoint is written to a staging folder. `seal` adds the manifest, which contains the hash of each file. `publish`
+renames the folder to checkpoint-N or final/. A checkpoint without a valid manifest is not complete.
+"""
 
 import hashlib
 import json
@@ -20,7 +24,7 @@ SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a proces
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
     """Write the manifest of a staging folder after all other files are on disk.
 
-    The model card of final/ is written later.
+    The manifest does not contain the model card of final/, because the card is written later.
 
     Args:
         files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder. All
@@ -43,7 +47,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Rename a sealed staging folder to `target`, and replace an existing folder."""
+    """Rename a complete staging folder to `target`, and replace an existing folder."""
     discard(target)
     staged.rename(target)
     sync(target.parent)
@@ -58,17 +62,17 @@ def discard(path: Path) -> None:
         trash = path.with_name(f"{TRASH}-{path.name}")
         shutil.rmtree(trash, ignore_errors=True)
         path.rename(trash)
-        shutil.rmtree(trash, ignore_errors=True)  # the next sweep deletes the rest
+        shutil.rmtree(trash, ignore_errors=True)  # the next call of `sweep` deletes the rest
 
 
 def sweep(run: Path) -> None:
-    """Delete leftovers of kills: the staging folder and partly deleted checkpoints."""
+    """Delete the staging folder and the partly deleted checkpoints of a killed run."""
     for path in (run / STAGING, *run.glob(f"{TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
-    """Return why a checkpoint or final/ is not complete, or None if it is.
+    """Return why a checkpoint or final/ is not complete, or None if it is complete.
 
     With `read_files`, the hashes of all files are compared, too.
     """
@@ -120,7 +124,7 @@ def named(run: Path, name: str) -> Path:
             f"{run} has no checkpoint {name}. {fix}. To start from the weights of another run, pass --init_from."
         )
     if reason := defect(chosen, read_files=True):
-        raise UserError(f"{chosen} is not complete ({reason}). Pass another one, or omit --resume_from.")
+        raise UserError(f"{chosen} is not complete ({reason}). Pass another checkpoint, or omit --resume_from.")
     return chosen
 
 
@@ -142,7 +146,8 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged.
 
-    It contains the files, tokens, losses and identity. Its own hash shows whether it is damaged.
+    The manifest contains the files, tokens, losses and settings. It also contains a hash of itself, which shows
+    whether it is damaged.
     """
     manifest = read_object(checkpoint / MANIFEST)
     return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
@@ -157,7 +162,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 def training_record(checkpoint: Path) -> TrainingRecord | None:
     """Return the training record of a `final/` or `checkpoint-N`.
 
-    None if the folder has no intact manifest of a training.
+    The result is None if the folder has no intact manifest written by train.py.
     """
     manifest = read_manifest(checkpoint)
     if not manifest:
@@ -181,8 +186,9 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
 
     Args:
         keep: the number of newest checkpoints to keep. 0 keeps all.
-        keep_every: also keep the checkpoints whose step is a multiple of this number. 0 keeps no further ones.
-        keep_best: also keep the one with the lowest validation loss, among those saved right after a validation.
+        keep_every: also keep the checkpoints whose step is a multiple of this number. 0 keeps no additional ones.
+        keep_best: also keep the checkpoint with the lowest validation loss. Only checkpoints that were saved right
+            after a validation are compared.
     """
     complete = complete_checkpoints(run)
     kept = set(complete[:keep] if keep else complete)

@@ -1,4 +1,4 @@
-"""The environment of a run, and the training record of a checkpoint."""
+"""Define the content of environment.json, and the training record of a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Environment:
             and of the recipe. Earlier versions did not record them.
         reference: name of the published runs whose loss curve the run should follow.
         run_identity: the settings that must not change when the run is resumed.
-        engine: wrapper class, optimizer, dtypes and compilation.
+        engine: wrapper class, optimizer, dtypes and compilation of the training engine (such as DeepSpeed).
     """
 
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -55,9 +55,10 @@ class Environment:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
-    """The record of the training up to a final/ or checkpoint-N.
+    """The training that led to the weights in a checkpoint-N or final/.
 
-    The other files of the run may describe a later state, because of --extend_to or --resume_from.
+    This record can differ from the other files of the run, which describe a later state after --extend_to or
+    --resume_from.
 
     Args:
         losses: validation losses at this step in nats per token, by name.

@@ -1,4 +1,7 @@
-"""Events of a run (metrics and samples), one JSON object per line."""
+"""Append, read and delete the events of a run.
+
+An event is a logged step, a validation or a sample. It is stored as one line of JSON.
+"""
 
 import json
 import logging
@@ -18,13 +21,15 @@ def append(path: Path, event: Event) -> None:
     try:
         append_line(path, json.dumps(event, ensure_ascii=False))
     except OSError as error:
-        logger.warning("%s: the event of step %s was lost (%s).", path, event.get("step"), error.strerror)
+        text = "Could not write the log entry of step %s to %s (%s). Training continues."
+        logger.warning(text, event.get("step"), path, error.strerror)
 
 
 def read(path: Path) -> tuple[list[Event], int]:
-    """Return the events of a file, and the number of damaged lines before the last.
+    """Return the events of a file, and the number of damaged lines.
 
-    The last line is not counted, because a killed run leaves it incomplete. A resumed run may have added to that line.
+    A damaged last line is not counted, because a kill leaves it incomplete. If a resumed run wrote more text after an
+    incomplete line, the line is counted.
     """
     events = [event for _, event in _read(path)]
     return [event for event in events if event is not None], events[:-1].count(None)
@@ -33,7 +38,8 @@ def read(path: Path) -> tuple[list[Event], int]:
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
     """Delete the events after `step` from a file.
 
-    Damaged lines are deleted, too. If `validates_again` is set, so are the validation and the samples at `step`.
+    Damaged lines are also deleted. If `validates_again` is set, the validation and the samples at `step` are deleted,
+    because they will be repeated.
     """
 
     def stays(event: Event) -> bool:

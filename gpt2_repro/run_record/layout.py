@@ -1,4 +1,4 @@
-"""The names of all files in a run directory, `runs/<name>/`."""
+"""Define the names of all files in a run directory, `runs/<name>/`."""
 
 import re
 from pathlib import Path

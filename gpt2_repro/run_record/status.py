@@ -1,4 +1,4 @@
-"""The status of a run: its state, progress and time."""
+"""Define the status of a run (state, progress and time), and measure its time."""
 
 import contextlib
 import dataclasses

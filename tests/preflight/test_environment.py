@@ -1,4 +1,4 @@
-"""Checks of a machine's packages, limits and disks."""
+"""Preflight checks the packages, limits and disks of a machine."""
 
 import shutil
 from pathlib import Path

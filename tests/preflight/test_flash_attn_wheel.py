@@ -1,4 +1,4 @@
-"""URLs of flash-attn wheels match the file names of its releases."""
+"""The URLs of flash-attn wheels match the file names in the flash-attn releases."""
 
 from typing import Any
 

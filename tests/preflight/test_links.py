@@ -1,4 +1,4 @@
-"""GPU links: output of nvidia-smi, and all-reduces (gloo) that work, fail or hang."""
+"""Preflight reads the GPU links and detects all-reduces that fail or hang."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m gpt2_repro.preflight`: output lines, exit codes and user errors."""
+"""`python -m gpt2_repro.preflight` prints the right lines, exit codes and errors."""
 
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,7 +18,7 @@ from tests.sections import parse_for_training
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the measurement of the CPU's speed short: one pass."""
+    """Measure the speed of the CPU with only one pass, which saves time."""
     monkeypatch.setattr(machine, "CPU_SECONDS", 0.0)
 
 
@@ -93,7 +93,7 @@ def test_this_machine(look, tiny_recipe: Path, tmp_path: Path) -> None:
     lines = {line.split()[1]: line for line in out.splitlines() if line[:1] in ("✓", "!", "✗")}
     assert lines["torch"].startswith("✓") and lines["links"].startswith("!")
     assert lines["time"].startswith("✓") and "tokens/s" in lines["time"] and "memory" not in lines
-    assert lines["data"].startswith("✓") and "0 MB of data" in lines["disk"]
+    assert lines["data"].startswith("✓") and "0 MB for data" in lines["disk"]
     assert code == ("✗" in out) and not (tmp_path / "runs").exists()
     code, out = look(tiny_recipe, "--sequence_length", 16)
     assert code == 1 and "✗ data" in out and "sequence_length 32" in out
@@ -119,7 +119,7 @@ def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out = look("--dataset_dir", "data/none", "--memory")
     assert code == 1 and "✗ device" in out
     assert "! time  " in out and "years" in out and "own_text.yaml" in out
-    assert "! data  " in out and "42.3 GB of data in data/none" in out and "! memory" in out
+    assert "! data  " in out and "42.3 GB for data in data/none" in out and "! memory" in out
 
 
 def test_precision_is_judged_as_train_py_does(monkeypatch: pytest.MonkeyPatch) -> None:

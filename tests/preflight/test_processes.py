@@ -1,4 +1,4 @@
-"""Commands started by preflight end completely; the micro-batch search works."""
+"""No process of a preflight command is left running. The micro-batch search works."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ run_to_end([sys.executable, "-c", *sys.argv[1:]], seconds=600)
 def has_ended(pid: int) -> bool:
     """Return whether a process has ended.
 
-    A zombie counts as ended: an orphan remains a zombie if an earlier test made pytest adopt orphans.
+    A zombie counts as ended, because an orphan remains a zombie if an earlier test made pytest adopt orphans.
     """
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,4 +1,4 @@
-"""Fixture: run directory of a small finished run, after train.py and evaluate.sh."""
+"""Provide a run directory like that of a small run after train.py and evaluate.sh."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Odd or damaged files in a run directory give a report or a one-line error."""
+"""Unusual or damaged files of a run result in a report or a one-line error."""
 
 from pathlib import Path
 from typing import Any

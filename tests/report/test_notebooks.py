@@ -1,4 +1,4 @@
-"""All cells of the notebooks run, on a small recorded run and on a tiny real run."""
+"""All notebook cells run without errors, on a recorded run and on a new tiny run."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The report command, its page and its figures, for complete and incomplete runs."""
+"""The report command writes a correct page for complete and incomplete runs."""
 
 import base64
 import html
@@ -36,7 +36,7 @@ DIAGNOSIS = {
 
 
 class _Page:
-    """The source of a page, its text, and all addresses that a browser would load."""
+    """An HTML page: its source, its text, and all addresses that a browser would load."""
 
     def __init__(self, path: Path) -> None:
         self.source = path.read_text()

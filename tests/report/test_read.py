@@ -1,4 +1,4 @@
-"""Reading run directories of complete, running, killed, resumed and damaged runs."""
+"""The report can read complete, running, killed, resumed and damaged runs."""
 
 import json
 import math
