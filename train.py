@@ -1,13 +1,13 @@
-"""Pre-train a GPT-2 on a prepared folder.
+"""Pre-train a GPT-2 on a folder that prepare_data.py has written.
 
-A command has four parts: launcher, script, recipe, overrides.
+A command consists of a launcher, the script, a recipe, and options that override the recipe.
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml
     python train.py recipes/own_text.yaml --dataset_dir data/shakespeare
     python train.py recipes/gpt2_124m.yaml --dry_run
 
-Run the same command again to resume. A finished run is not changed.
+Run the same command again to resume an interrupted run. A finished run is not changed.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from gpt2_repro.training.launcher import end_with_launcher
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "dry_run": {"action": "store_true", "help": "Print the resolved recipe and the derived values, then exit."},
-    "diff_recipe": {"metavar": "RECIPE", "help": "Print how the run differs from this recipe, then exit."},
+    "diff_recipe": {"metavar": "RECIPE", "help": "Print the differences between the run and this recipe, then exit."},
 }
 # The options that --help lists, by heading. --help all lists every option.
 HELP = {

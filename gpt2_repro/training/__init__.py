@@ -1,1 +1,1 @@
-"""Training: arguments, the Trainer subclass, callbacks and checkpoints."""
+"""Train a model with a subclass of transformers' Trainer, and save checkpoints."""

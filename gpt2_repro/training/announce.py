@@ -57,7 +57,7 @@ def describe_run(
 
 
 def announce(environment: Environment) -> Environment:
-    """Log the model, the batch and the length of a run, and return `environment`."""
+    """Log the model, the batch size and the length of a run. Return `environment`."""
     plan, data, active = environment.plan, environment.data, environment.active_parameters
     counts, step = data["counts"]["train"], f"{plan.tokens_per_step:,}"
     model = f"{environment.architecture}, {environment.parameters:,} parameters"
@@ -81,7 +81,7 @@ def announce(environment: Environment) -> Environment:
         source = ", ".join(data["request"]["data_files"])
     logger.info("length: %s steps = %s, %.2f epochs of %s", steps, tokens, epochs, source)
     if further := [name.removeprefix("validation_") for name in data["counts"] if name.startswith("validation_")]:
-        logger.info("validation: also on %s", ", ".join(further))
+        logger.info("additional validation sets: %s", ", ".join(further))
     return environment
 
 

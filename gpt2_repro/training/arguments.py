@@ -1,4 +1,4 @@
-"""The recipe section `training:`: TrainingArguments with llm.c's defaults."""
+"""Define the fields of the recipe section `training:`, with llm.c's defaults."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from gpt2_repro.recipe import Recipe, parse_recipe
 
 
 MUON = "muon"
-_LAST_WEIGHTS = "pre-training keeps the last weights"
+_LAST_WEIGHTS = "pre-training keeps the weights of the last step"
 _PUSH_LATER = "train.py does not push to the Hub. Push final/ after the training"
 _LOSSES_ONLY = "validation computes losses only"
 # Valid ranges and the options they apply to. Checks that need several options or the machine are in other functions.
@@ -57,21 +57,21 @@ def _switch(help: str) -> Any:
 
 @dataclasses.dataclass
 class TrainingSection(TrainingArguments):
-    """The fields of `training:` as set in the recipe and on the command line.
+    """The training settings, as written in the recipe and on the command line.
 
-    No value is derived, and the distributed process group is not started.
+    Creating an instance derives no values and does not start the distributed process group.
     """
 
-    output_dir: str | None = _field(None, "Run directory. (default: runs/ plus the name of the recipe or the data)")
+    output_dir: str | None = _field(None, "Run directory. (default: runs/ plus the name of the recipe or data folder)")
     tokens_per_step: TokenCount = _field(
-        TokenCount(524_288), "Target tokens per optimizer step, for any number of devices. 0 derives it from the text."
+        TokenCount(524_288), "Target tokens per optimizer step on all devices together. 0 derives it from the text."
     )
     total_tokens: TokenCount = _field(
-        TokenCount(9_890_693_120), "Target tokens of the run. 0 derives it: 4 epochs of the text, or fewer."
+        TokenCount(9_890_693_120), "Target tokens of the run. 0 derives it from the text, usually 4 epochs or fewer."
     )
     epochs: float = _field(0.0, "Passes over the training rows; replaces total_tokens. 0 uses total_tokens.")
-    max_steps: int = _field(0, "Optimizer steps; replaces total_tokens in smoke runs. 0 uses total_tokens.")
-    stop_at_step: int = _field(0, "Stop with a checkpoint after this step, with the same schedule. 0: no early stop.")
+    max_steps: int = _field(0, "Optimizer steps, for short tests; replaces total_tokens. 0 uses total_tokens.")
+    stop_at_step: int = _field(0, "Save a checkpoint and stop after this step, with the same schedule. 0: never.")
     per_device_train_batch_size: int = _field(
         64, "Rows per device in one forward pass (micro-batch). 0 derives it from tokens_per_step."
     )
@@ -79,64 +79,64 @@ class TrainingSection(TrainingArguments):
     warmup_steps: float = _field(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")
     lr_scheduler_type: Schedule = _field("cosine", "Learning-rate schedule after the warm-up.")
     final_learning_rate_fraction: float = _field(0.0, "Final learning rate, as a fraction of the peak.")
-    decay_fraction: float = _field(0.2, "warmup_stable_decay: fraction of the steps in which the learning rate falls.")
+    decay_fraction: float = _field(0.2, "For warmup_stable_decay: fraction of steps at the end with a falling rate.")
     optim: str = _field("adamw_torch_fused", "An optimizer of transformers, or muon (not under ZeRO or FSDP).")
-    weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms have none.")
+    weight_decay: float = _field(0.1, "Weight decay of matrices and embeddings; biases and norms are not decayed.")
     adam_beta2: float = _field(0.95, "AdamW's second beta. The default of transformers is 0.999.")
     max_grad_norm: float = _field(1.0, "Clip gradients to this global norm.")
-    bf16: bool = _field(True, "Multiply in bf16 with fp32 master weights. CPUs without bf16 instructions use fp32.")
+    bf16: bool = _field(True, "Compute in bf16, with fp32 master weights. CPUs without bf16 instructions use fp32.")
     accept_any_hardware: bool = _field(False, "Use the CPU if no GPU is found, and fp32 if bf16 is not supported.")
-    eval_strategy: Literal["steps", "no"] = _field("steps", "Validate every eval_steps steps (steps) or never (no).")
+    eval_strategy: Literal["steps", "no"] = _field("steps", "steps: validate every eval_steps steps. no: never.")
     eval_steps: int = _field(
         250, "Steps between validations. The run also validates before the first and after the last step. 0: never."
     )
     eval_on_start: bool = _field(True, "Validate before the first step.")
-    eval_tokens: TokenCount = _field(TokenCount(10_485_760), "Validation tokens. 0: the complete validation split.")
+    eval_tokens: TokenCount = _field(TokenCount(10_485_760), "Tokens per validation. 0: the complete split.")
     per_device_eval_batch_size: int = _field(64, "Rows per device in one validation pass.")
-    hellaswag_steps: int = _field(0, "Steps between HellaSwag scores, rounded up to a validation. 0: no scores.")
+    hellaswag_steps: int = _field(0, "Score HellaSwag every N steps, with the next validation. 0: never.")
     hellaswag_data: str = _field("Rowan/hellaswag", "HellaSwag's validation split: a Hub id or a .jsonl(.gz) file.")
-    sample_steps: int = _field(1000, "Steps between text samples, rounded up to a validation. 0: no samples.")
+    sample_steps: int = _field(1000, "Sample text every N steps, with the next validation. 0: never.")
     sample_tokens: int = _field(64, "Tokens per text sample. 0: no samples.")
     sample_prompt: str = _field("", "Prompt of the text samples. Empty: begin a new document.")
     logging_steps: int = _field(10, "Steps between log lines with training metrics.")
     logging_first_step: bool = _field(True, "Also log the first step.")
-    logging_nan_inf_filter: bool = _field(False, "Hide losses that are not finite; adds a host sync per micro-batch.")
-    save_strategy: Literal["steps", "no"] = _field("steps", "Save by steps and minutes, or only when stopping (no).")
-    save_steps: int = _field(2000, "Steps between checkpoints. 0: save by save_minutes only, and at the end.")
-    save_minutes: float = _field(15.0, "Minutes between checkpoints, saved at any step. 0: save by save_steps only.")
+    logging_nan_inf_filter: bool = _field(False, "Omit losses that are not finite; adds a host sync per micro-batch.")
+    save_strategy: Literal["steps", "no"] = _field("steps", "steps: save at intervals. no: only at an early stop.")
+    save_steps: int = _field(2000, "Steps between checkpoints. 0: save after save_minutes and at the end.")
+    save_minutes: float = _field(15.0, "Save if the last checkpoint is N minutes old. 0: save by save_steps only.")
     keep_checkpoints: int = _field(2, "Number of newest complete checkpoints to keep. 0 keeps all.")
     keep_best_checkpoint: bool = _field(True, "Also keep the checkpoint with the lowest validation loss at its step.")
-    keep_every_steps: int = _field(0, "Never delete checkpoints whose step is a multiple of this number. 0: not used.")
-    resume_from: str = _field("", "Go back to this checkpoint of the run, such as checkpoint-1000. Empty: the newest.")
+    keep_every_steps: int = _field(0, "Never delete checkpoints whose step is a multiple of N. 0: no effect.")
+    resume_from: str = _field("", "Resume from this checkpoint, such as checkpoint-1000. Empty: the newest.")
     allow_resume_change: bool = _field(False, "Resume even if the data, schedule, dropout or seed changed.")
-    extend_to: TokenCount = _field(TokenCount(0), "Extend the run to this many tokens, with a new warm-up. 0: never.")
-    max_hours: float = _field(0.0, "Stop with a checkpoint after this many hours in all attempts. 0: no limit.")
-    max_usd: float = _field(0.0, "Stop with a checkpoint after this many dollars at usd_per_hour. 0: no limit.")
-    usd_per_hour: float = _field(0.0, "Dollars per hour for the machine. 0: the list price of its cards, if known.")
-    hang_timeout: float = _field(600.0, "Seconds without progress until all ranks print stacks and exit. 0: never.")
-    skip_loss_z: float = _field(0.0, "Skip updates with a loss this many deviations above the last 128. 0: never.")
-    skip_grad_z: float = _field(0.0, "The same as skip_loss_z for the gradient norm before clipping. 0: never.")
+    extend_to: TokenCount = _field(TokenCount(0), "Extend the run to N target tokens, with a new warm-up. 0: never.")
+    max_hours: float = _field(0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.")
+    max_usd: float = _field(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
+    usd_per_hour: float = _field(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
+    hang_timeout: float = _field(600.0, "All ranks print stacks and exit after N seconds without progress. 0: never.")
+    skip_loss_z: float = _field(0.0, "Skip updates whose loss is N standard deviations above the last 128. 0: never.")
+    skip_grad_z: float = _field(0.0, "Like skip_loss_z, but for the gradient norm before clipping. 0: never.")
     train_sampling_strategy: SamplingStrategy = _field("random", "Order of rows. group_by_length needs packing wrap.")
     dataloader_num_workers: int = _field(2, "Processes per device that load rows in advance.")
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
-    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters; all are used.")
-    remove_unused_columns: bool = _field(False, "Must stay False: the collator reads the rows itself.")
+    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters; there are none.")
+    remove_unused_columns: bool = _field(False, "Must be False, because the collator reads the rows itself.")
 
     refused: ClassVar[dict[str, str]] = {
-        "gradient_accumulation_steps": "it is derived. Pass --tokens_per_step",
+        "gradient_accumulation_steps": "it is derived from tokens_per_step. Pass --tokens_per_step",
         "num_train_epochs": "it does not set the length of a run. Pass --epochs, --total_tokens or --max_steps",
         "deepspeed": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/zero1.yaml",
         "fsdp": "the launcher starts it. Run accelerate launch --config_file accelerate_configs/fsdp2.yaml",
         "fsdp_config": "the launcher's config file sets the sharding",
         "parallelism_config": "the launcher's config file sets the parallelism",
-        "accelerator_config": "batches are never dispatched or split, and are copied without blocking",
+        "accelerator_config": "its values are fixed: no dispatch_batches, no split_batches, and non_blocking copies",
         "auto_find_batch_size": "it changes the tokens per step. Run python -m gpt2_repro.preflight to find a size",
         "enable_jit_checkpoint": "it saves the wrong step under DeepSpeed and deadlocks on several ranks",
         **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), _LAST_WEIGHTS),
         "save_total_limit": "it also counts incomplete checkpoints. Pass --keep_checkpoints",
         "save_only_model": "checkpoints can always be resumed. final/ contains the model only",
-        "save_on_each_node": "rank 0 completes each checkpoint",
+        "save_on_each_node": "only rank 0 writes the manifest that completes a checkpoint",
         "hub_token": "it would be written into every checkpoint. Set HF_TOKEN in the environment",
         **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy"), _PUSH_LATER),
         **dict.fromkeys(("hub_private_repo", "hub_always_push", "hub_revision"), _PUSH_LATER),
@@ -145,7 +145,7 @@ class TrainingSection(TrainingArguments):
         "fp16": "training uses bf16. Pass --no_bf16 for fp32",
         **dict.fromkeys(("fp16_full_eval", "bf16_full_eval"), "validation uses the precision of training"),
         "lr_scheduler_kwargs": "each setting is an option. Pass --final_learning_rate_fraction or --decay_fraction",
-        "label_smoothing_factor": "the logged loss is the negative log-likelihood",
+        "label_smoothing_factor": "the logged loss must be the plain negative log-likelihood",
         "neftune_noise_alpha": "it is a fine-tuning technique that changes the loss",
         "label_names": "the collator sets the names of the labels",
         "length_column_name": "the lengths are read from the rows",
@@ -165,12 +165,12 @@ class TrainingSection(TrainingArguments):
         "do_predict": "train.py does not generate text. Run python -m gpt2_repro.generate RUN",
         "gradient_checkpointing": "it has another name here. Pass --activation_checkpointing",
         "gradient_checkpointing_kwargs": "it has another name here. Pass --activation_checkpointing_kwargs",
-        "use_cache": "it is off in training and on in final/",
+        "use_cache": "it is off during training and on in final/",
         "local_rank": "the launcher sets it",
     }
 
     def __post_init__(self) -> None:
-        """Check the range of each value.
+        """Raise UserError if a value is out of its range.
 
         TrainingArguments.__post_init__ is not called, because it derives values and starts the process group.
         """
@@ -187,9 +187,9 @@ class TrainingSection(TrainingArguments):
 
 
 class PretrainingArguments(TrainingSection):
-    """Complete TrainingArguments for one process of a run.
+    """The training arguments of one process, with all derived values.
 
-    `resolve.resolve_arguments` creates them and derives all values.
+    `resolve.resolve_arguments` derives the values and creates the instance.
     """
 
     def __post_init__(self) -> None:
@@ -209,7 +209,7 @@ class PretrainingArguments(TrainingSection):
 
     @property
     def compiles_one_row(self) -> bool:
-        """Whether a compiled pass, in training or validation, can have one row."""
+        """Whether the loss is compiled for batches of one row (training or validation)."""
         return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)
 
 
@@ -219,13 +219,13 @@ TrainingRecipe = Recipe[DataArguments, ModelArguments, TrainingSection, Evaluati
 def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     """Return the recipe that the command line of train.py selects and overrides.
 
-    With `init_from`, the model gets the shape of that checkpoint.
+    With `init_from`, the section `model:` gets the sizes of that checkpoint.
 
     Args:
         argv: the command line after the program's name.
         parsing: further arguments of `recipe.parse_recipe`.
 
-    Raises UserError for every mistake that can be found without the data and the machine.
+    Raises UserError for every mistake that can be found without reading the data or checking the hardware.
     """
     recipe = parse_recipe(
         argv,
@@ -250,7 +250,7 @@ def count_steps(training: TrainingSection) -> int:
     """
     steps = training.max_steps or training.total_tokens // training.tokens_per_step
     if steps < 1:
-        short = f"--total_tokens {training.total_tokens} is less than one step"
+        short = f"--total_tokens {training.total_tokens} is less than the tokens of one step"
         raise UserError(f"{short}. Pass at least --total_tokens {training.tokens_per_step}.")
     return steps
 
@@ -282,7 +282,8 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 def output_dir_of(recipe: TrainingRecipe) -> str:
     """Return the run directory: --output_dir, or a name under runs/.
 
-    The name is that of the recipe, or that of the prepared folder if it is not the one in the recipe.
+    The directory is named after the recipe. If another prepared folder than that of the recipe is used, it is named
+    after that folder.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

@@ -1,4 +1,4 @@
-"""Terminal output of a run: progress bar, event lines, compilation report."""
+"""Print the progress bar, the log lines and the compilation report of a run."""
 
 import logging
 import re
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressBar(ProgressCallback):
-    """The progress bar of transformers with one readable log line per event.
+    """A progress bar that also prints one readable line for each logged event.
 
-    It counts validation batches without a dataloader.
+    The bar of transformers counts validation batches by their dataloader. This class calls `eval_batches` instead.
 
     Args:
         eval_batches: returns the number of validation batches at a step.
-        reference: the name of the published run with the expected losses, or None. The expected range is shown next to
-            each validation loss. With the first loss outside of the range, the usual causes are shown too.
+        reference: the name of the published run with the expected losses, or None. The expected range is printed next
+            to each validation loss. After the first loss outside of the range, the usual causes are printed.
     """
 
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
@@ -86,11 +86,11 @@ PARTS = {
 def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
     """Return an event of metrics.jsonl as a line for the terminal.
 
-    Events without a training loss and without a validation loss give "".
+    Return "" if the event contains neither a training loss nor a validation loss.
 
     Args:
         event: a line of metrics.jsonl.
-        steps_left: remaining optimizer steps. The line ends with the time they take at the speed of the event.
+        steps_left: remaining optimizer steps. The line ends with the time that they take at the speed in the event.
     """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
@@ -114,9 +114,9 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
 def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) -> list[str]:
     """Return the problems of the compiled training step, one line each.
 
-    The attention of each layer must use a causal kernel, or get a document mask if `masks` is true. One process and
-    DeepSpeed compile one graph. Under DDP torch splits the graph at the gradient buckets, so that computation and
-    communication overlap.
+    The attention of each layer must use a causal kernel, or get a document mask if `masks` is true. With one
+    process or DeepSpeed, one graph is compiled. Under DDP, torch splits the graph at the gradient buckets, so that
+    computation and communication overlap.
 
     Args:
         graphs: the compiled graphs.
@@ -130,16 +130,16 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) 
     found = {"causal": sum(graph.causal for graph in training), "masked": sum(graph.masked for graph in training)}
     expected = {"causal": 0 if masks else n_layer, "masked": n_layer if masks else 0}
     if found != expected:
-        problems.append(f"the attention calls are {found}, not {expected}. The flash kernel or the mask is missing.")
+        problems.append(f"the attention calls are {found} instead of {expected}. The kernel or the mask is missing.")
     if any(graph.logits for graph in training):
-        problems.append("the graph returns the logits of the complete batch.")
+        problems.append("the graph returns the logits of the complete batch, which needs more memory.")
     return problems
 
 
 def time_compilation(took: Callable[[float], None]) -> None:
-    """Call `took` with the seconds of each compilation.
+    """Call `took` with the duration in seconds after each compilation.
 
-    The compilation of a backward pass begins later than that of its forward pass.
+    A backward pass is compiled later than its forward pass, so the two are timed separately.
     """
     began = 0.0
 
@@ -152,11 +152,11 @@ def time_compilation(took: Callable[[float], None]) -> None:
 
 
 class CompilationReport(TrainerCallback):
-    """Report the compiled graphs after the first step, with a warning per problem.
+    """Logs the compiled graphs after the first step, with one warning per problem.
 
     Args:
         model: the compiled model.
-        record: adds facts to environment.json.
+        record: called with facts to add to environment.json.
     """
 
     def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:
@@ -176,7 +176,7 @@ class CompilationReport(TrainerCallback):
         if not problems:
             kind, seconds = "masked" if self.masks else "causal", time.perf_counter() - self.began
             graphs = sum(graph.training for graph in self.graphs)
-            text = "compiled: %d graph(s), %d %s attention calls, no logits. First step: %.0f s"
+            text = "compiled: %d graph(s) with %d %s attention calls and no logits. The first step took %.0f s."
             logger.info(text, graphs, self.n_layer, kind, seconds)
         self.record({"compiled": bool(self.graphs), "compilation_problems": problems})
         self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The training engine: DeepSpeed on CPU, FSDP2, fp32 master weights and checks."""
+"""Set up DeepSpeed and FSDP2, check their settings, and read the fp32 weights."""
 
 import importlib.util
 import logging
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 def prepare_deepspeed(*, use_cpu: bool) -> None:
     """Configure DeepSpeed for the CPU if `use_cpu`, without compiling its operators.
 
-    Building its shared-memory collective takes 26 s and needs a compiler. After a killed build it waits forever for a
-    lock (deepspeed/comm/torch.py, 0.19.8). gloo is used instead.
+    Building its shared-memory collective takes 26 s and needs a compiler. If a build was killed, the next one waits
+    forever for its lock (deepspeed/comm/torch.py, 0.19.8). gloo is used instead.
     """
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
@@ -41,9 +41,10 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """Return the engine, the ZeRO stage, the optimizer, the dtypes and the clipping.
+    """Return facts about the training engine, such as its class, dtypes and clipping.
 
-    All values are read from the objects in use, not from the configuration.
+    The engine is the wrapper around the model: DDP, DeepSpeed or FSDP. All values are read from the objects in use,
+    not from the configuration.
 
     Args:
         accelerator: the accelerator of the Trainer.
@@ -92,20 +93,20 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
     """Correct the optimizer state that was restored from a checkpoint.
 
-    Each parameter gets its own step count, on the device that the optimizer needs. Also corrected for DeepSpeed
-    0.19.8:
+    Each parameter gets its own step count, on the device that the optimizer needs. These faults of
+    DeepSpeed 0.19.8 are corrected:
 
-    - The clipping limit: stages 1 to 3 restore it from the checkpoint and ignore the configuration
+    - Clipping limit: stages 1 to 3 restore the limit from the checkpoint and ignore the configuration
       (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).
-    - Universal form: step counts are on the CPU (runtime/base_optimizer.py). The fused kernel needs them on the
-      device.
-    - Universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, and each group
-      increments it. All groups get the weight decay of the first group, which is for matrices.
+    - Checkpoints in universal form: step counts are loaded to the CPU (runtime/base_optimizer.py), but the fused
+      kernel needs them on the device.
+    - Checkpoints in universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, and each
+      group increments it. All groups get the weight decay of the first group, which is for matrices.
 
     Args:
         wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
         optimizer: the result of innermost_optimizer.
-        weight_decay: the decay of the first parameter group. The second group has none.
+        weight_decay: the weight decay of the first parameter group. The second group has no weight decay.
     """
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for parameter, state in optimizer.state.items():
@@ -122,9 +123,9 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Return a function that reads the gradient norm from DeepSpeed.
+    """Return a function that reads DeepSpeed's gradient norm, or None without it.
 
-    DeepSpeed has computed the norm by the time it calls torch's optimizer. Returns None without DeepSpeed.
+    DeepSpeed computes the norm before it calls torch's optimizer.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None
@@ -150,7 +151,7 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
         expected |= {"accumulation_steps": plan.gradient_accumulation_steps}
     for key, value in expected.items():
         if facts[key] != value:
-            problem = f"The engine has {key} {facts[key]} but the recipe needs {value}."
+            problem = f"The training engine uses {key} {facts[key]}, but the recipe needs {value}."
             raise UserError(f"{problem} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
     if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
         logger.warning("Gradients are summed in bf16. Set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON.")
@@ -167,7 +168,7 @@ def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
     Args:
         model: the model without its wrapper.
-        keep: whether this rank needs the weights. Other ranks get {}, but must make the call too.
+        keep: whether this rank needs the weights. Other ranks get {}, but must call the function too.
     """
     weights = {}
     for name, parameter in model.named_parameters():
@@ -196,9 +197,9 @@ def has_shards(model: nn.Module) -> bool:
 def build_whole() -> None:
     """Make transformers build complete models. DeepSpeed's engine shards them later.
 
-    Under ZeRO-3 transformers (5.23, `get_init_context`) builds each model in shards. The random numbers then differ
-    from those under every other launcher, and one rank alone cannot build a model. TrainingArguments turns this on,
-    and Trainer turns it on again.
+    By default under ZeRO-3, transformers (5.23, `get_init_context`) builds each model in shards. The random numbers
+    then differ from those under every other launcher, and one rank alone cannot build a model. TrainingArguments and
+    Trainer both turn this on. Call this function after each of them, before a model is built.
     """
     unset_hf_deepspeed_config()
 
@@ -214,12 +215,13 @@ def allow_fsdp_on_cpu() -> None:
 def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     """Shard the weights with FSDP2 if the launcher requests it.
 
-    Each block is a unit, and the other weights are one more unit. accelerate does not shard a model that is sharded
-    already. Its own sharding (1.15, `fsdp2_prepare_model`) has three faults:
+    Each transformer block is sharded as one unit, and all other weights are one more unit. accelerate does not shard a
+    model that is already sharded. Its own sharding (1.15, `fsdp2_prepare_model`) is not used, because it has three
+    faults:
 
-    - It rounds all outputs, and so the loss, to bf16.
+    - It rounds all outputs, including the loss, to bf16.
     - It sums gradients over processes in bf16.
-    - It fetches tied embeddings after the call of the head, which the loss never calls.
+    - It gathers tied embeddings when the head of the model is called, but our loss never calls the head.
 
     accelerate still handles the optimizer, the gradient norm and the checkpoints.
     """
@@ -241,9 +243,9 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
 
 
 def whole(value: Any) -> Any:
-    """Return the full tensor of a DTensor, which is a collective.
+    """Return the full tensor of a DTensor, and any other value unchanged.
 
-    Any other value is returned unchanged.
+    For a DTensor, the call is a collective.
     """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -264,5 +266,5 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
         return
     odd = sorted({rank for rank, _ in differs})
     first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
-    problem = f"At step {step} the weights on rank {', '.join(map(str, odd))} differ from rank 0, first in {first}."
-    raise RunFailed(f"{problem} A GPU or link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")
+    problem = f"At step {step} rank {', '.join(map(str, odd))} has other weights than rank 0, first in {first}."
+    raise RunFailed(f"{problem} A GPU or a link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
-    """Add the callbacks that report on the run, and guard the tracking services.
+    """Add the callbacks that print, sample and report the progress of the run.
 
-    The services are those of --report_to. If one fails, the training continues.
+    If a tracking service of --report_to fails, the training continues.
     """
     guard_reporting(trainer)
     disable_progress_bar()  # each save would draw a bar over the progress bar of the run
@@ -48,9 +48,13 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
 
 
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
-    """Train from `start` to the last step and write final/. A collective.
+    """Train to the last step and write the final model to final/. A collective.
 
     A signal, a budget or stop_at_step ends the training earlier, without final/.
+
+    Args:
+        trainer: the Trainer of the run.
+        start: the checkpoint to resume from, or the start at step 0.
 
     Raises RunFailed if the disk is full or too many updates are not finite.
     """
@@ -66,7 +70,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         # Newer checkpoints are damaged, or the run goes back before them. Rotation would keep them as the newest and
         # delete complete ones.
         for path in checkpoints.set_aside(run.path, after=start.step):
-            logger.info("set aside: %s", path)
+            logger.info("A checkpoint after the resumed step was renamed to %s.", path)
         if start.checkpoint is not None:
             logger.info("resuming from %s", start.checkpoint)
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
@@ -116,9 +120,9 @@ def judge(trainer: PretrainingTrainer) -> None:
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
-    """Write `final/` from the fp32 master weights and mark the run as complete.
+    """Write the final model from the fp32 master weights. Mark the run as complete.
 
-    The folder is written completely or not at all.
+    The folder final/ is written completely or not at all.
     """
     main = trainer.is_world_process_zero()
     weights = fp32_weights(trainer.model, keep=main)
@@ -142,4 +146,4 @@ def _save_final(trainer: PretrainingTrainer) -> None:
         sync(staged)
     checkpoints.publish(staged, run.final)
     trainer.record("complete", reason=None)
-    logger.info("complete: %s", run.final)
+    logger.info("The run is complete. The final model is in %s.", run.final)

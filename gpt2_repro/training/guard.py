@@ -1,4 +1,7 @@
-"""Skip harmful updates, log them, and end the run if there are too many."""
+"""Skip harmful optimizer updates, log them, and end the run if there are too many.
+
+An update is harmful if its gradient norm is not finite, or if its loss or gradient norm is an outlier.
+"""
 
 import collections
 import logging
@@ -23,10 +26,10 @@ NEW_LEVEL = 3  # outliers in a row that count as a new level
 
 
 class OutlierDetector:
-    """Measures how many standard deviations a value is above the last 128 values.
+    """Measures the z-score of a value: its distance from the mean of the last 128.
 
-    Like the detector of llm.c (llmc/outlier_detector.h at 19c83f9 and before, with a window of 128), with two
-    differences:
+    The distance is in standard deviations of the last 128 values. The detector of llm.c (llmc/outlier_detector.h at
+    19c83f9 and before, with a window of 128) does the same, with two differences:
 
     - A value is compared with the values before it and is not one of them. In llm.c it is one of the 128 values, so no
       score can be higher than 11.3.
@@ -34,7 +37,7 @@ class OutlierDetector:
 
     Args:
         limit: a value with a higher score is an outlier. Outliers are not added to the window, because they would make
-            the detector less sensitive. The third outlier in a row is added, because it is a new level.
+            the detector less sensitive. The third outlier in a row is added, because it shows a new level of values.
         values: the values in the window, oldest first.
         outliers: the number of outliers in a row so far.
     """
@@ -60,18 +63,18 @@ class OutlierDetector:
 class UpdateGuard(TrainerCallback):
     """Checks each update before the optimizer applies it, and skips harmful updates.
 
-    The check is a hook before the step of the innermost optimizer, because every engine has reduced and clipped the
-    gradients by then. To skip an update, the hook removes the gradients. An optimizer ignores parameters without a
+    The check runs in a hook before the step of the innermost optimizer, because every engine has reduced and clipped
+    the gradients by then. To skip an update, the hook removes the gradients. An optimizer ignores parameters without a
     gradient, so weights, moments and decay do not change. DeepSpeed itself skips updates that are not finite. They are
     counted here too.
 
-    Torch's fused kernels read the result of the check on the device (`found_inf`, made for loss scaling). The host
-    reads it one step later, so that it never waits for the device.
+    Torch's fused kernels read the result of the check on the device (`found_inf`, which exists for loss scaling). The
+    host reads the result one step later, so that it never waits for the device.
 
     Args:
         skip_loss_z: skip an update if the z-score of its loss is above this limit. 0: never.
         skip_grad_z: skip an update if the z-score of its gradient norm is above this limit. 0: never.
-        report: called with the step and the event to write for each skipped update.
+        report: called for each skipped update, with its step and the event for metrics.jsonl.
     """
 
     def __init__(self, skip_loss_z: float, skip_grad_z: float, report: Callable[[int, dict[str, Any]], None]) -> None:
@@ -101,7 +104,7 @@ class UpdateGuard(TrainerCallback):
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_loss(self, loss: torch.Tensor) -> None:
-        """Record the loss of one micro-batch, as a part of this rank's loss of the step."""
+        """Add the loss of one micro-batch to this rank's loss of the current step."""
         if self.detectors["loss"].limit:
             self._losses.append(loss.detach())
 
@@ -137,7 +140,7 @@ class UpdateGuard(TrainerCallback):
         for name, value in values.items():
             detector = self.detectors[name]
             if detector.limit > 0 and (score := detector.measure(value)) > detector.limit:
-                return f"{name} {value:.4g} is {score:.1f} standard deviations above the last {WINDOW}"
+                return f"{name} {value:.4g} is {score:.1f} standard deviations above the last {WINDOW} values"
         return None
 
     def on_step_end(
@@ -149,7 +152,7 @@ class UpdateGuard(TrainerCallback):
             lr_scheduler.step()
 
     def after_step(self, step: int, *, passed_over: bool) -> None:
-        """Count the update of this step.
+        """Count and report the update of this step if it was skipped.
 
         Args:
             step: the optimizer step that has just ended.
@@ -171,7 +174,7 @@ class UpdateGuard(TrainerCallback):
         """Read the pending results of earlier checks from the device.
 
         Args:
-            but: the number of newest results to leave pending.
+            but: the number of newest results that stay pending.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -184,7 +187,7 @@ class UpdateGuard(TrainerCallback):
 
     def _count(self, step: int, reason: str, *, not_finite: bool) -> None:
         self.total += 1
-        logger.warning("step %d: update skipped (%s)", step, reason)
+        logger.warning("The update of step %d was skipped (%s).", step, reason)
         self.report(step, {"update_skipped": reason})
         if not_finite:
             few, steps = RECENT
@@ -196,7 +199,9 @@ class UpdateGuard(TrainerCallback):
                 raise Diverged(f"Gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the guard for a checkpoint, as JSON values.
+        """Return the counts of skipped updates and the outlier windows, as JSON values.
+
+        A checkpoint contains the result.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -205,7 +210,7 @@ class UpdateGuard(TrainerCallback):
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the state of the guard from a checkpoint, as returned by `state`."""
+        """Restore the counts and windows that `state` returned for a checkpoint."""
         self.skipped, self.total = state["skipped"], state["total"]
         limits = {name: detector.limit for name, detector in self.detectors.items()}
         self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}

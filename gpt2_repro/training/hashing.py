@@ -17,10 +17,10 @@ NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, a
 
 @contextlib.contextmanager
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """Hash and sync each file that is saved below `folder` inside the `with` block.
+    """Hash each file saved below `folder` in the `with` block, and sync it to disk.
 
-    `torch.save` and the writer of safetensors are patched and restored at the end. While weights are written,
-    they are in memory a second time. training_args.bin is not written.
+    `torch.save` and the writer of safetensors are patched, and restored at the end of the block. While weights are
+    written, the memory contains them twice. training_args.bin is not written.
 
     Yields a dictionary with `bytes` and `sha256` of each file that this process saved, by its path in the folder.
     """
@@ -61,7 +61,7 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
 class _HashedFile:
     """A file object for torch.save that hashes all data written to it.
 
-    It cannot seek, because torch.save never seeks.
+    The object has no method `seek`, because torch.save does not need it.
     """
 
     def __init__(self, file: Any) -> None:

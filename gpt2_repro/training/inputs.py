@@ -1,4 +1,4 @@
-"""The inputs of a run: rows, tokenizer, HellaSwag and the training dataloader."""
+"""Open the rows, tokenizer and HellaSwag items of a run, and build its dataloader."""
 
 import dataclasses
 import functools
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The inputs of a run.
+    """The rows, the tokenizer and the HellaSwag items of a run.
 
     Args:
         train: the training rows.
-        validation: the validation sets by name. The name of the main set is "".
+        validation: the rows of each validation set, by name. The main set has the name "".
         tokenizer: the tokenizer of the prepared folder.
         hellaswag: the HellaSwag items, or None if they are never scored.
     """
@@ -44,11 +44,11 @@ class Inputs:
 def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
     """Open the rows and the tokenizer of a prepared folder.
 
-    HellaSwag is opened too if it is scored. The prepared folder is locked until the process ends, so that it cannot be
-    replaced.
+    If the run scores HellaSwag, its items are read too. The prepared folder is locked until the process ends, so that
+    it cannot be replaced.
 
-    Raises UserError if the folder does not fit the recipe, if the sample prompt cannot be used, or if a file has no
-    HellaSwag items.
+    Raises UserError if the folder does not fit the recipe, if the sample prompt cannot be used, or if the file of
+    --hellaswag_data contains no items.
     """
     length, tokenizer = data.manifest.form.sequence_length, data.tokenizer
     data.lock()
@@ -61,14 +61,14 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
 def _open_hellaswag(
     args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
 ) -> HellaSwag | None:
-    """Return HellaSwag, or None if it is not requested or the Hub cannot be reached.
+    """Return HellaSwag, or None if it is not requested or cannot be loaded.
 
-    Without network the training continues without HellaSwag.
+    If the Hub cannot be reached, the training continues without HellaSwag.
     """
     if not args.hellaswag_steps:
         return None
     if args.eval_strategy == "no":
-        logger.warning("HellaSwag is not scored: it needs validations, and --eval_strategy no turns them off.")
+        logger.warning("HellaSwag is not scored, because --eval_strategy no turns off all validations.")
         return None
     items = []
     try:
@@ -85,7 +85,7 @@ Sampler = EpochSampler | LengthGroupedBatches
 def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> Sampler:
     """Return the sampler of the training rows.
 
-    For group_by_length it yields batches of rows, otherwise single rows.
+    With group_by_length the sampler yields batches of row numbers, otherwise single row numbers.
     """
     seed = args.seed if args.data_seed is None else args.data_seed
     if not plan.by_length:
@@ -97,7 +97,7 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> S
 def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:
     """Return the dataloader of the training rows in the order of the sampler.
 
-    The loader covers the rows of all processes. accelerate then splits the rows between them.
+    The loader reads the rows of all processes. accelerate then splits the batches between the processes.
     """
     # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
     length = plan.sequence_length if args.compile_loss else None
@@ -133,9 +133,9 @@ def leave_process_group(worker: int) -> None:
 
 
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
-    """Return the number of targets and the number of positions in some batches.
+    """Return the number of targets and the number of positions in `batches`.
 
-    Padding is included in the positions. The result has shape [2] and is on the device. No host sync is needed.
+    The positions include padding. The result has shape [2] and is on the device. No host sync is needed.
     """
     targets = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
     positions = sum(batch["labels"].numel() for batch in batches)

@@ -1,4 +1,4 @@
-"""Check the launcher's files before anything is built.
+"""Check the config files of accelerate launch and DeepSpeed before training.
 
 accelerate 1.15 and deepspeed 0.19.8 silently ignore most mistakes in these files:
 
@@ -30,7 +30,7 @@ REFUSED = {
     "optimizer": "the recipe sets the optimizer",
     "scheduler": "the recipe sets the learning-rate schedule",
     "fp16": "it needs loss scaling, and recipes support bf16 and fp32 only",
-    "amp": "the recipe sets bf16",
+    "amp": "the recipe sets the precision (bf16)",
     "checkpoint": "train.py writes checkpoints and converts them if necessary",
 }
 # The top-level keys that DeepSpeed reads. BLOCKS: the keys inside of blocks that DeepSpeed does not check.
@@ -73,15 +73,15 @@ def adopt_orphans() -> None:
 
 
 def check_launcher() -> None:
-    """Raise UserError if the launcher would ignore its files or its options."""
+    """Raise UserError if settings of accelerate launch are ignored or not allowed."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
-        raise UserError("`accelerate launch --cpu` drops DeepSpeed. Remove --cpu and pass --use_cpu after train.py.")
+        raise UserError("`accelerate launch --cpu` disables DeepSpeed. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
-        raise UserError(f"Training in {precision} is not supported. Remove --mixed_precision. The recipe sets bf16.")
+        raise UserError(f"accelerate launch sets mixed_precision to {precision}, but the recipe sets bf16. Remove it.")
     for name, fix in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":
-            raise UserError(f"The launcher's file has {name} {value}, but the recipe sets it. {fix}")
+            raise UserError(f"The config of accelerate launch sets {name} to {value}, but the recipe sets it. {fix}")
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
@@ -92,12 +92,12 @@ def check_launcher() -> None:
 def check_deepspeed_json(path: Path) -> None:
     """Raise UserError if a DeepSpeed JSON is missing or has keys that are not allowed.
 
-    Unknown keys are not allowed, nor are keys for values that the recipe sets.
+    Not allowed are unknown keys and keys for values that the recipe sets.
     """
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"There is no {path}. Run from the repository root, with a file of ds_configs/.") from None
+        raise UserError(f"{path} does not exist. Run from the repository root, with a file of ds_configs/.") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Correct the file.") from None
     for key, value in config.items():
@@ -114,30 +114,30 @@ def check_deepspeed_json(path: Path) -> None:
         if value != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     if bf16.get(MASTERS):
-        raise UserError(f"{path}: {MASTERS} trains without fp32 master weights. Remove it.")
+        raise UserError(f"{path}: {MASTERS} turns off the fp32 master weights. Remove it.")
 
 
 # Required values of the block fsdp_config, by names without `fsdp_`, each with its reason. "none": not set.
 FSDP = {
     "version": ("2", "version 1 of FSDP flattens weights"),
     "state_dict_type": ("FULL_STATE_DICT", "other forms need pickle or the same number of processes to be loaded"),
-    "cpu_ram_efficient_loading": ("false", "every process draws its weights from the seed"),
+    "cpu_ram_efficient_loading": ("false", "every process initializes its weights from the seed"),
     "reshard_after_forward": ("true", "checkpoints and samples read the fp32 master weights between two steps"),
-    "offload_params": ("false", "weights stay on the devices"),
+    "offload_params": ("false", "train.py keeps all weights on the devices"),
     "activation_checkpointing": ("false", "the recipe sets it (pass --activation_checkpointing after train.py)"),
-    "auto_wrap_policy": ("none", "each block is a unit"),
+    "auto_wrap_policy": ("none", "train.py shards each transformer block as one unit"),
 }
 
 
 def check_fsdp() -> None:
-    """Raise UserError if FSDP has one process only or unsupported settings.
+    """Raise UserError if FSDP has only one process or unsupported settings.
 
-    FSDP lists the settings that would have no effect or do harm.
+    The table FSDP contains the required settings, each with the reason.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        raise UserError("FSDP needs several processes. Pass --num_processes, or launch with single_gpu.yaml.")
+        raise UserError("FSDP needs two or more processes. Pass --num_processes 2, or launch with single_gpu.yaml.")
     for name, (needed, why) in FSDP.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value != needed:
             fix = "Remove it" if needed == "none" else f"Set fsdp_{name}: {needed}"
-            raise UserError(f"The launcher's file has fsdp_{name} {value}. {fix}, because {why}.")
+            raise UserError(f"The config of accelerate launch sets fsdp_{name} to {value}. {fix}, because {why}.")

@@ -13,8 +13,8 @@ class Meter:
     """Measures the time breakdown of this process, and the training speed.
 
     Each second since the start of the process is counted in exactly one part of the breakdown (see PARTS in
-    time_breakdown.py). MFU is relative to the bf16 peak of all devices. It is not measured in fp32, or if the peak of
-    the devices is unknown.
+    time_breakdown.py). MFU is relative to the bf16 peak FLOP/s of all devices. It is not measured in fp32, or if
+    the peak is unknown.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -28,9 +28,9 @@ class Meter:
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
-        """Begin to measure training speed, at the first step of this process.
+        """Begin to measure the training speed. Call it at the start of each step.
 
-        Later calls do nothing.
+        Only the first call has an effect.
 
         Args:
             tokens: target tokens trained before this step.

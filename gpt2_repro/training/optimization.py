@@ -1,9 +1,9 @@
-"""Learning-rate schedule and optimizer: the formulas of llm.c, and Muon.
+"""Build the learning-rate schedule of llm.c, and combine Muon with AdamW.
 
-Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) makes each update of a matrix nearly orthogonal. Its
-learning rate is scaled to that of AdamW (Liu et al. 2025, arXiv:2502.16982), so both use the same learning rate, decay
-and schedule. GPT-2 stores query, key and value in one matrix, which Muon updates as three matrices. Experts that are
-stacked in one tensor are updated by AdamW.
+Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is an optimizer that makes each update of a matrix
+nearly orthogonal. Its updates are scaled to the size of AdamW's updates (Liu et al. 2025, arXiv:2502.16982), so both
+optimizers use the same learning rate, decay and schedule. GPT-2 stores query, key and value in one matrix, which Muon
+updates as three matrices. AdamW updates experts that are stacked in one tensor.
 """
 
 import functools
@@ -44,7 +44,7 @@ def learning_rate_factor(
             Ibrahim et al. 2024, arXiv:2403.08763). The rise takes warmup_steps, but at most half of the range.
         kind: cosine, constant or warmup_stable_decay. warmup_stable_decay stays at the peak, then falls by 1 - sqrt
             over the last `decay_fraction` of the steps.
-        decay_fraction: the fraction of the steps in which warmup_stable_decay falls.
+        decay_fraction: the fraction of the steps, at the end, in which the rate of warmup_stable_decay falls.
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
 
@@ -91,7 +91,8 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
     """Set the learning rate of the next update according to the schedule.
 
-    A checkpoint restores the learning rate and the peak that it was saved with. The settings may have changed since.
+    A checkpoint restores the learning rate and the peak that it was saved with. The settings may have
+    changed since then, so both are set again.
 
     Args:
         schedule: the schedule of the run.
@@ -104,7 +105,7 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return `optimizer_cls_and_kwargs` for Trainer, or None without Muon."""
+    """Return the argument `optimizer_cls_and_kwargs` of Trainer, or None without Muon."""
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -112,9 +113,10 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 
 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
-    """Return the number of matrices in each 2-D weight of the blocks, by weight.
+    """Return the number of matrices that each 2-D weight of the blocks contains.
 
-    The embeddings and the head are not included, because they are outside of the blocks.
+    The number is 3 for the joint weight of query, key and value, otherwise 1. The embeddings and the head are not
+    included, because they are outside of the blocks.
     """
     blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
@@ -122,11 +124,13 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon and AdamW of torch, combined into one optimizer.
+    """An optimizer that combines Muon and AdamW of torch.
+
+    Muon updates the weights in `pieces`, and AdamW updates all other weights.
 
     Args:
         params: parameter groups, each with a weight_decay, as Trainer creates them.
-        pieces: the weights that Muon updates, each with the number of matrices side by side in it.
+        pieces: the weights that Muon updates, each with the number of matrices that it contains side by side.
         lr: the learning rate of both optimizers.
         adamw: further arguments of AdamW.
     """

@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, Any]) -> None:
     """Start or resume the run of a recipe. A collective.
 
-    A complete run is not changed.
+    A finished run is not changed.
 
     Args:
-        recipe: the recipe with all sizes filled in.
+        recipe: the recipe, in which no size is 0.
         data: the prepared folder.
         deviations: the result of `diff_recipe.compare_with_default`, for environment.json.
 
-    Raises UserError before anything is built, and RunFailed if the run fails.
+    Raises UserError for wrong settings, before the model is built. Raises RunFailed if the run fails.
     """
     manifest = data.manifest
     args, plan = resolve_arguments(recipe, epoch_targets=manifest.counts["train"].row_tokens)
@@ -39,12 +39,12 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     if saved := run.environment().run_identity:
         require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
     if 0 < args.extend_to < plan.total_tokens:
-        raise UserError(f"--extend_to {args.extend_to} must be at least the {plan.total_tokens} tokens of the run.")
+        raise UserError(f"--extend_to {args.extend_to} is less than the run's {plan.total_tokens} tokens. Pass more.")
     is_finished = run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps) and not args.resume_from
     # Rank 0 decides for all ranks. Other machines may see an older state of the file system and would wait forever.
     if broadcast_object_list([is_finished])[0]:
         note(RUN, str(run.path.resolve()))
-        return logger.info("%s is already complete: %s", run.path, run.final)
+        return logger.info("%s is already complete. The final model is in %s.", run.path, run.final)
     start, args, plan, extensions = choose_start(run, args, plan, run_identity)
     run_identity = run_identity | {"extensions": extensions}
 

@@ -1,6 +1,6 @@
-"""Collectives between the CPUs of all ranks.
+"""Gather small tensors from the CPUs of all ranks.
 
-No GPU waits for them. Call them on all ranks in the same order.
+The functions are collectives: call them on all ranks in the same order. No GPU waits for them.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Resolve a recipe for this machine: device, precision, accumulation, steps."""
+"""Derive device, precision, accumulation and steps from the recipe and machine."""
 
 import logging
 import os
@@ -25,11 +25,11 @@ def resolve_arguments(
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """Return the training arguments and the batch plan for this machine.
 
-    All values of the arguments are derived.
+    Values that the recipe leaves open are derived, such as the precision and the gradient accumulation.
 
     Args:
-        recipe: the recipe with all sizes filled in.
-        epoch_targets: number of targets in all training rows. None assumes as many full rows as the run needs.
+        recipe: the recipe, in which no size is 0.
+        epoch_targets: number of targets in all training rows. None: the data has as many full rows as the run needs.
 
     Raises UserError for:
 
@@ -49,7 +49,7 @@ def resolve_arguments(
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     plan = plan_run(training, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
     if training.torch_compile and not launcher.torch_compile:
-        fix = f"Omit it, or launch with --config_file {recommended_launcher().config}."
+        fix = f"Omit the option, or launch with --config_file {recommended_launcher().config}."
         raise UserError(f"{launcher.name} does not support --torch_compile, because it shards weights. {fix}")
     compile_requested = training.torch_compile if launcher.torch_compile and not plan.by_length else False
     compiles = hardware.choose_compile(compile_requested, use_cpu=use_cpu, accept_any_hardware=any_hardware)
@@ -89,16 +89,16 @@ def resolve_arguments(
     check_reporting(args.report_to)
     logger.info("precision: %s", precision)
     if plan.by_length:
-        logger.info("compilation: off, because batches by length have a new shape in every pass")
+        logger.info("compilation: off, because with group_by_length every batch has another shape")
     elif not launcher.torch_compile:
-        logger.info("compilation: off, because %s fetches weights between layers", launcher.name)
+        logger.info("compilation: off, because the launcher %s gathers weights between layers", launcher.name)
     return args, plan
 
 
 def _list_price(*, use_cpu: bool) -> float:
-    """Return the list price of the cards of all processes in dollars per hour.
+    """Return the list price of the GPUs of all processes in dollars per hour.
 
-    Returns 0 for a CPU and for cards that are not in the price table.
+    Returns 0 for a CPU and for GPUs that are not in the price table.
     """
     accelerator = hardware.find_accelerator(use_cpu=use_cpu)
     price = price_of(accelerator.name) if accelerator.kind == "cuda" else None

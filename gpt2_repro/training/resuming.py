@@ -1,7 +1,7 @@
 """Choose the checkpoint to resume from.
 
-It must be complete, belong to the same run, be safe to load, and fit the launcher. The identity of a run is the set of
-settings that a resumed run must share with its checkpoint.
+The checkpoint must be complete, belong to the same run, be safe to load, and have a format that the launcher can load.
+The identity of a run is the set of settings that must be the same in the checkpoint and in the resumed run.
 """
 
 import copy
@@ -71,10 +71,10 @@ class Start:
 
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
-    """Find the checkpoint to start from: the newest complete or the named one.
+    """Find the checkpoint to resume from: the named or the newest complete one.
 
-    A collective. A run without checkpoints starts at step 0. Every byte of the checkpoint is compared with the hashes
-    of its manifest. No file is changed. Only rank 0 reads the run directory, because other ranks may see another state
+    A collective. A run without checkpoints starts at step 0. All files of the checkpoint are hashed and compared with
+    its manifest. No file is changed. Only rank 0 reads the run directory, because other ranks may see another state
     of the file system.
 
     Args:
@@ -105,7 +105,7 @@ def _look(run: Path, name: str) -> Start:
         return Start()
     manifest = checkpoints.read_manifest(chosen)
     if "run_identity" not in manifest:
-        raise UserError(f"{chosen} was written by an earlier version. Pass another --output_dir.")
+        raise UserError(f"{chosen} was written by an earlier version of train.py. Pass another --output_dir.")
     refuse_code(chosen, manifest["files"])
     return Start(chosen, manifest, tuple(skipped))
 
@@ -116,7 +116,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     DeepSpeed would run code that its pickles refer to. The pickles are parsed here, not loaded. Also refused are:
 
     - pickles that cannot be parsed;
-    - links;
+    - symbolic links;
     - files that are not in `files`;
     - a `latest` file that points to another folder.
 
@@ -147,16 +147,15 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 def choose_start(
     run: RunRecord, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
 ) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
-    """Choose the checkpoint to start from, and extend the plan if requested.
+    """Choose the checkpoint to start from, and extend the run by --extend_to.
 
-    A collective. `--extend_to` extends the plan. An existing run directory is locked first. `RunRecord.claim` locks a
-    new one.
+    A collective. An existing run directory is locked first. A new run directory is locked later, by `RunRecord.claim`.
 
     Returns the start, a copy of the arguments, the plan, and the ranges of steps [from, to] by which the run was
-    extended. The arguments and the plan fit the start and the extension.
+    extended. The copy and the plan contain the number of steps after the extension.
 
-    Raises UserError if the checkpoint belongs to another run or engine, and if a finished run is damaged and cannot be
-    repaired.
+    Raises UserError if the checkpoint belongs to another run or engine, or if final/ is damaged and there is no
+    checkpoint to write it again.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -176,22 +175,23 @@ def choose_start(
     by = launcher_of_checkpoint(start.manifest["files"])
     if by.deepspeed_json and saved.get("bf16") != run_identity.get("bf16"):
         raise UserError(
-            f"The precision of {where} cannot change. Pass --bf16 {saved.get('bf16')} or another --output_dir."
+            f"DeepSpeed cannot change the precision of {where}. Pass --bf16 {saved.get('bf16')} or a new --output_dir."
         )
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
         raise UserError(f"{where} is after --max_steps {plan.max_steps}. Pass more steps or an earlier --resume_from.")
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
-        raise UserError(f"{where} was written {by.form.words}. {fix}")
+        raise UserError(f"{where} was written {by.form.words}, and this launcher cannot load it. {fix}")
     return start, args, plan, extensions
 
 
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     """Return the checkpoint folder for Trainer to load, or None to start at step 0.
 
-    A collective. If another number of DeepSpeed processes wrote the checkpoint, this is a copy in DeepSpeed's
-    universal form. The copy is in `staging`, which the next save empties. DeepSpeed's load_universal is then set too.
+    A collective. If another number of DeepSpeed processes wrote the checkpoint, the result is a copy in DeepSpeed's
+    universal form, and load_universal is set in DeepSpeed's configuration. The copy is in `staging`, which the next
+    save empties.
 
     Args:
         start: the result of choose_start.
@@ -231,7 +231,7 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     if free < needed:
         space = f"{(needed - free) / 1e6:,.0f} MB"
         raise UserError(
-            f"Converting {checkpoint} needs {space} more disk space. Free it or start the same number of processes."
+            f"Converting {checkpoint} needs {space} more disk space. Free it or start as many processes as before."
         )
     copy.mkdir(parents=True)
     for path in checkpoint.iterdir():
@@ -250,7 +250,7 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
 def run_identity_of(
     args: PretrainingArguments, plan: BatchPlan, *, data: Manifest, model: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the identity of a run: the settings that a resumed run must share.
+    """Return the identity of a run: the settings that must not change on a resume.
 
     Args:
         args: the resolved training arguments.
@@ -291,7 +291,7 @@ def require_same_run(
     fix = "Undo the change or pass another --output_dir"
     if set(keys) <= CHANGEABLE:
         if allow_change:
-            logger.warning("%s continues with changes: %s", where, changed)
+            logger.warning("%s continues with changed settings: %s", where, changed)
             return
         fix += ", or pass --allow_resume_change to continue with the change"
-    raise UserError(f"{where} belongs to another run ({changed}). {fix}.")
+    raise UserError(f"{where} belongs to a run with other settings ({changed}). {fix}.")

@@ -1,4 +1,4 @@
-"""Sample text during training for the terminal, samples.jsonl and wandb."""
+"""Sample text during training. Print it and write it to samples.jsonl and wandb."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ class TextSampler(TrainerCallback):
     """Generates a text sample after a validation.
 
     Rank 0 generates with the unwrapped model. With sharded weights all ranks generate the same text, and rank 0 writes
-    it. The random state of the training does not change.
+    it. Sampling does not change the random state of the training.
 
     Args:
         run: the record of the run, whose samples.jsonl gets the text.

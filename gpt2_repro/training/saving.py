@@ -1,7 +1,7 @@
 """Save checkpoints atomically, and delete old ones.
 
-To save a checkpoint: free disk space, write and hash the files in staging/, write the manifest, rename the folder, and
-delete old checkpoints.
+A save has five steps: free disk space, write and hash the files in staging/, write the manifest, rename the folder,
+and delete old checkpoints.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class CheckpointSaver:
     Args:
         run: the run directory.
         accelerator: the accelerator of the Trainer.
-        args: the training arguments, which set the checkpoints to keep.
+        args: the training arguments, which determine the checkpoints to keep.
         expected: estimated bytes of the first checkpoint. Later saves use the size of the newest checkpoint.
         alive: called after each part of a save, so that a long save does not look like a hang.
     """
@@ -67,8 +67,8 @@ class CheckpointSaver:
             facts: returns further entries of the manifest. Called on all ranks.
             stops: the reason if the run stops before its last step, otherwise None.
 
-        Raises RunFailed if the disk becomes full while writing. Also if the disk has too little space for the third
-        time in a row, or when the run stops.
+        Raises RunFailed if the disk becomes full while writing. Also raises RunFailed if the disk has too little space
+        for the third save in a row, or for the save with which the run stops.
         """
         if not self._make_room_or_skip(step, stops):
             return False
@@ -112,8 +112,8 @@ class CheckpointSaver:
                 "the same command again to continue from the newest checkpoint."
             )
         logger.error(
-            "NOT SAVED at step %d: %.1f MB are missing on the disk of %s. Free disk space. The run ends if this "
-            "happens %d times in a row.",
+            "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Free disk "
+            "space, because the run ends if %d saves in a row fail.",
             step,
             megabytes,
             self.run,

@@ -1,6 +1,6 @@
-"""Derive the sizes that are 0 in a recipe, such as recipes/own_text.yaml.
+"""Derive the sizes of model, batch and run that are 0 in a recipe.
 
-They depend on the text and on the machine.
+An example of such a recipe is recipes/own_text.yaml. The sizes depend on the length of the text and on the machine.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 def follow_data(
     recipe: TrainingRecipe, data: PreparedData | None = None, *, on_gpu: bool | None = None
 ) -> TrainingRecipe:
-    """Return the recipe with all sizes filled in.
+    """Return the recipe with a value for each size that is 0 in it.
 
     Its section `data:` is replaced with that of the prepared folder. A size that is 0 is read from recipe.yaml in the
     run directory if the run has started. Otherwise it is derived and logged. `epochs` is converted to `total_tokens`.
@@ -75,7 +75,7 @@ def follow_data(
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
     check_warmup(recipe.training)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
-        message = "The run reads the text %s times (more than %d epochs). Pass --epochs %d or prepare more text."
+        message = "The run reads the text %s times, more than %d epochs. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)
     return recipe
 
@@ -86,7 +86,7 @@ def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
 
 
 def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> TrainingRecipe:
-    """Return the recipe with the sizes that are 0 derived."""
+    """Return the recipe with a derived value for each size that is 0."""
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
     length, tokens = recipe.data.sequence_length, counts.row_tokens

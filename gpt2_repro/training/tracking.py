@@ -1,4 +1,4 @@
-"""Tracking services such as wandb. Their failures never end a run."""
+"""Report to tracking services such as wandb, whose failures never end a run."""
 
 import functools
 import html
@@ -64,9 +64,9 @@ def _key_in_netrc() -> bool:
 
 
 class Guarded(TrainerCallback):
-    """A wrapper that logs the failures of a reporting callback.
+    """A wrapper around a reporting callback that catches and logs its exceptions.
 
-    After three failures the callback is disabled.
+    After three exceptions the callback is disabled.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -88,8 +88,8 @@ class Guarded(TrainerCallback):
         except Exception as error:
             self.failures += 1
             name = type(self.callback).__name__
-            last = " (it is disabled from now on)" if self.failures == FAILURES_ALLOWED else ""
-            logger.warning("%s failed in %s: %s: %s%s", name, what, type(error).__name__, error, last)
+            last = "it is disabled from now on" if self.failures == FAILURES_ALLOWED else "training continues"
+            logger.warning("%s failed in %s: %s: %s (%s)", name, what, type(error).__name__, error, last)
 
 
 def _guarded_event(event: str) -> Any:
@@ -104,7 +104,7 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
 class WandbPage(TrainerCallback):
-    """Adds text samples and a token axis to wandb.
+    """Shows text samples and an axis of trained tokens in wandb.
 
     The horizontal axis of all curves is the number of target tokens. transformers (5.23) uses the step.
     """

@@ -5,18 +5,19 @@ It differs from transformers' Trainer (5.23) in these places:
 - Schedule: the first step has a learning rate above 0, as in llm.c (optimization.py). In HF's warm-up it is 0.
 - Targets per step: known without counting if all rows are full. Trainer counts them in each step and gathers the
   counts of all processes.
-- Order of rows: depends on the seed only, in complete steps. RandomSampler leaves a short last step in each epoch.
-- Rows of similar length: each step has about the same number of targets. LengthGroupedSampler sorts across steps and
-  counts rows, so its steps differ in targets.
+- Order of rows: depends on the seed only, and every step is complete. RandomSampler leaves a short last step in each
+  epoch.
+- Rows of similar length in a batch: each step has about the same number of targets. LengthGroupedSampler sorts across
+  steps and counts rows, so its steps differ in targets.
 - Validation: exact sums over all processes. Trainer averages the means of batches and counts padded duplicates.
 - When to log, save, validate and stop: when.StepControl replaces DefaultFlowCallback and adds budgets and signals.
-- Logging: `log` adds the metrics, because reporting callbacks run before user callbacks. `total_flos` is not used,
-  because it misses 40 % of GPT-2's FLOPs.
-- Saving: files are staged, hashed, sealed and renamed. Trainer writes in place and resumes from the newest folder,
-  even if it is incomplete.
+- Logging: `log` adds the metrics, because reporting callbacks run before callbacks that the user adds. `total_flos` is
+  not used, because it misses 40 % of GPT-2's FLOPs.
+- Saving: files are written to staging/ and hashed, then the manifest is written and the folder is renamed. Trainer
+  writes in place and resumes from the newest folder, even if it is incomplete.
 - Weights of experts: loaded on resume. Trainer skips them, because transformers saves them under other names.
-- Loss between two log lines: kept in the checkpoint, and reset after a NaN. Trainer loses it on resume, and logs NaN
-  for the rest of the run after one NaN.
+- Sum of the losses since the last log line: kept in the checkpoint, and reset after a NaN. Trainer loses the sum on
+  resume. After one NaN, Trainer logs NaN for the rest of the run.
 """
 
 import contextlib
@@ -140,7 +141,7 @@ class PretrainingTrainer(Trainer):
         super()._issue_warnings_after_load(load_result)
 
     def restore(self, manifest: dict[str, Any]) -> None:
-        """Restore the state of the guard and the loss sums from a checkpoint.
+        """Restore the counts of skipped updates and the loss sums from a checkpoint.
 
         The state files of transformers do not contain them.
 
@@ -197,7 +198,7 @@ class PretrainingTrainer(Trainer):
         return batches, targets
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens, speed, MFU and cost to a log line, and write and report it."""
+        """Add tokens, speed, MFU and cost to the logged values, write and report them."""
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
@@ -224,7 +225,7 @@ class PretrainingTrainer(Trainer):
         Raises ValueError if another dataset or prefix is passed.
         """
         if eval_dataset is not None or metric_key_prefix != "eval":
-            raise ValueError("evaluate() supports no other eval_dataset. Prepare the sets as validation_<name>.")
+            raise ValueError("evaluate() accepts no eval_dataset or prefix. Prepare other sets as validation_<name>.")
         with self.meter.on("validation"):
             engine.require_same_weights(self.model, step=self.state.global_step)
             report = self.callback_handler.on_prediction_step

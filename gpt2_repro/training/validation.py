@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks.
 
-    HellaSwag is scored only in the validations in which it is due.
+    HellaSwag is scored at the interval --hellaswag_steps, not in every validation.
 
     Args:
         inputs: the validation rows and HellaSwag.
@@ -44,7 +44,7 @@ class Validation:
     def batches(self, step: int) -> int:
         """Return the number of forward passes of rank 0 in the validation at `step`.
 
-        No other rank has more.
+        No other rank has more passes.
         """
         shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
         losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
@@ -92,7 +92,7 @@ class Validation:
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
-        """Return the summed negative log-likelihood and the number of this rank's targets.
+        """Return the summed negative log-likelihood and the count of this rank's targets.
 
         The result has shape [2] and is in fp64 on the device.
         """

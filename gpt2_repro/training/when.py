@@ -57,8 +57,8 @@ class StopSignals:
 class StepControl(DefaultFlowCallback):
     """Decides after each step whether to log, save, validate or stop.
 
-    All ranks decide the same. transformers' DefaultFlowCallback decides by the step intervals in the arguments. This
-    class adds save_minutes, stop_at_step, budgets and signals.
+    All ranks make the same decision. transformers' DefaultFlowCallback decides by the step intervals in the arguments.
+    This class adds save_minutes, stop_at_step, budgets and signals.
 
     Args:
         args: the training arguments.
@@ -104,14 +104,14 @@ class StepControl(DefaultFlowCallback):
         self.orphaned = wish == SIGNAL + LAUNCHER_DIED
         self.reason = "the launcher died" if self.orphaned else budgets.get(wish) or signal.Signals(wish - SIGNAL).name
         control.should_save = control.should_training_stop = True
-        logger.info("Stopping with a checkpoint: %s", self.reason)
+        logger.info("Saving a checkpoint and stopping. Reason: %s", self.reason)
 
     def is_over(self, step: int) -> bool:
         """Return whether `step` is the last step of this attempt."""
         return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """Return the signal that any rank has received, as a request for `stop`.
+        """Return the signal that any rank has received, as a request to pass to `stop`.
 
         A collective. Without a signal, the result is NOTHING.
         """
@@ -153,7 +153,8 @@ class StepControl(DefaultFlowCallback):
 def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
     """Return whether a run that starts at `step` validates before it trains.
 
-    A new run does so by eval_on_start. A resumed run does so if the validation of its checkpoint is missing.
+    A new run validates if eval_on_start is true. A resumed run validates if a validation was due at the step of its
+    checkpoint, but its result is not in the checkpoint.
 
     Args:
         args: the training arguments.
@@ -168,11 +169,11 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
 
 
 class Watchdog(TrainerCallback):
-    """Ends this process after `seconds` without progress, and prints all stacks.
+    """Ends this process after `seconds` without progress, and prints stack traces.
 
-    Progress is a micro-batch, a step, a validation batch, a validation or a checkpoint. The stacks of all threads are
-    printed to stderr. The timer of each rank is a C thread, which a collective, a disk or the interpreter's lock
-    cannot block.
+    Progress is a micro-batch, a step, a validation batch, a validation or a checkpoint. The stack traces of all
+    threads are printed to stderr. The timer of each rank is a C thread, which no collective, disk or interpreter lock
+    can block.
 
     Args:
         seconds: the limit, which must be longer than compiling and saving take. 0: never.

@@ -1,4 +1,4 @@
-"""The workload of a recipe: steps, validations, samples, checkpoints and bytes."""
+"""Compute the workload of a recipe: its steps, validations, checkpoints and bytes."""
 
 import math
 from pathlib import Path
@@ -33,7 +33,7 @@ def plan_run(
         epoch_targets: number of targets in all training rows, or None if the data is not prepared.
 
     Raises UserError if the tokens per step cannot be divided into micro-batches or into batches by length, and if the
-    sampling strategy does not fit.
+    sampling strategy does not fit the packing or torch_compile.
     """
     check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
@@ -42,7 +42,7 @@ def plan_run(
     if training.train_sampling_strategy != BY_LENGTH:
         return plan_batches(tokens, length, **layout)
     if epoch_targets is not None and epoch_targets < tokens:
-        raise UserError(f"The training rows have {epoch_targets} targets. Pass a smaller --tokens_per_step.")
+        raise UserError(f"The training rows have only {epoch_targets} targets. Pass a smaller --tokens_per_step.")
     return plan_by_length(tokens, longest=length, shortest=max(1, data.min_length), **layout)
 
 
@@ -52,13 +52,16 @@ def check_strategy(training: TrainingSection, data: DataArguments) -> None:
         return
     option = f"--train_sampling_strategy {BY_LENGTH}"
     if data.packing != "wrap":
-        raise UserError(f"{option} does not fit packing {data.packing}. Omit it or pass --packing wrap.")
+        raise UserError(f"{option} does not work with packing {data.packing}. Omit it or pass --packing wrap.")
     if training.torch_compile:
-        raise UserError(f"{option} gives every pass another shape. Omit it or omit --torch_compile.")
+        raise UserError(f"{option} gives every batch another shape. Omit this option or --torch_compile.")
 
 
 def workload_of(recipe: TrainingRecipe) -> Workload:
-    """Return the workload of a recipe, for estimates. The data need not be prepared."""
+    """Return the workload of a recipe for estimates of time and cost.
+
+    The data does not have to be prepared.
+    """
     data, training = recipe.data, recipe.training
     preset = None if data.data_files else PRESETS.get(data.source)
     is_prepared = Path(data.dataset_dir, MANIFEST).is_file()
@@ -104,5 +107,5 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
 
 def _times(steps: int, every: int) -> int:
-    """Return the number of events at step 0, every `every` steps and at the end."""
+    """Return how often an event happens at step 0, every `every` steps and at the end."""
     return 1 + -(-steps // every) if every else 0

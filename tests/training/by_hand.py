@@ -1,4 +1,4 @@
-"""Reference losses: stock transformers, one row at a time, summed in fp64."""
+"""Compute reference losses with stock transformers, row by row, summed in fp64."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300, begin: int =
     """Return the summed negative log-likelihood of a row, without vocabulary padding.
 
     Args:
-        begin: the position of the first token.
+        begin: the position id of the first token of the row.
     """
     positions = torch.arange(begin, begin + len(row) - 1)[None]
     logits = model(row[None, :-1], position_ids=positions).logits[0, :, :vocabulary].double()

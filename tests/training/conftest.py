@@ -1,4 +1,4 @@
-"""Fixtures shared by several test files: runs and prepared folders."""
+"""Fixtures that several test files share: runs and prepared folders."""
 
 import shutil
 from collections.abc import Callable
@@ -20,7 +20,10 @@ def data(tiny_recipe: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
-    """Return a function that runs train.py on the tiny recipe and may fail."""
+    """Return a function that runs train.py on the tiny recipe.
+
+    A failure of train.py is returned, not raised.
+    """
 
     def run(output: Path, *options: object, **environment: str) -> CompletedProcess[str]:
         return type_warm("python", "train.py", tiny_recipe, "--output_dir", output, *options, **environment)
@@ -45,7 +48,10 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the tiny recipe with packing wrap: rows of one document, 8 to 32 targets."""
+    """Return the tiny recipe with packing wrap.
+
+    Each row contains text of one document and has 8 to 32 targets.
+    """
     folder = tmp_path_factory.mktemp("wrapped")
     recipe = yaml.safe_load(tiny_recipe.read_text())
     recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}

@@ -1,4 +1,4 @@
-"""Checkpoints: manifests, damage, rotation by step, and lookup by name."""
+"""Checkpoints are written, verified, deleted by step, and found by name."""
 
 import json
 import math

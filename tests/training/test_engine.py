@@ -12,7 +12,8 @@ from gpt2_repro.training.engine import fix_restored_optimizer
 def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device: str) -> None:
     """Each parameter gets its own step count on the device that the optimizer needs.
 
-    After a resume in DeepSpeed's universal form, step counts are on the CPU or shared. `meta` represents a GPU.
+    After a resume in DeepSpeed's universal form, step counts are on the CPU or shared. The device `meta` stands
+    for a GPU.
     """
     weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
     optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)

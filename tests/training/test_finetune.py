@@ -1,4 +1,4 @@
-"""Fine-tuning a small checkpoint with recipes/finetune_shakespeare.yaml."""
+"""The recipe finetune_shakespeare.yaml fine-tunes a small checkpoint."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Batches of rows of similar length, and further validation sets.
+"""Batches by length and additional validation sets give the expected losses.
 
-Losses are compared with a reference computation.
+The losses are compared with a reference computation.
 """
 
 import json
@@ -25,7 +25,7 @@ CUT = 1500  # limit of validation targets
 
 @pytest.fixture(scope="module")
 def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe with group_by_length and two further validation sets."""
+    """Return a recipe with group_by_length and two additional validation sets."""
     folder = tmp_path_factory.mktemp("grouped")
     document = yaml.safe_load(wrapped_recipe.read_text())
     document["data"] |= {"dataset_dir": str(folder / "data"), "validation_sets": []}
@@ -46,7 +46,10 @@ def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.
 
 @pytest.fixture(scope="module")
 def steps(recipe: Path) -> list[list[torch.Tensor]]:
-    """Return the expected rows of each step in two epochs, by a simple reference."""
+    """Return the rows that each step of two epochs must contain.
+
+    They are computed by a simple reference.
+    """
     rows, found = rows_of(recipe.with_name("data"), "train"), []
     for epoch in (0, 1):
         order = EpochSampler(len(rows), rows_per_step=1, seed=42, shuffle=True)
@@ -64,7 +67,7 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
 def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
     """Return a function that trains to two steps before the end of the second epoch.
 
-    Each call trains in the run directory of the given name.
+    The first argument of the function is the name of the run directory.
     """
     folder = tmp_path_factory.mktemp("runs")
 

@@ -1,4 +1,4 @@
-"""Skipped updates: which updates are skipped, and that they change nothing."""
+"""UpdateGuard skips harmful updates, and a skipped update changes nothing."""
 
 import copy
 import json
@@ -37,7 +37,10 @@ def test_outlier_is_not_added_to_the_window_but_a_new_level_is() -> None:
 
 
 class Run:
-    """A model of one weight with an UpdateGuard, and the steps that the guard reports."""
+    """A model with one weight, whose updates are checked by an UpdateGuard.
+
+    The list `reported` contains the steps of the skipped updates.
+    """
 
     def __init__(self, fused: bool = False, **limits: float) -> None:
         self.weight = torch.nn.Parameter(torch.ones(3))
@@ -117,7 +120,7 @@ def test_updates_skipped_by_the_engine_are_counted() -> None:
 
 
 def test_guard_state_is_restored_from_a_checkpoint() -> None:
-    """RS10: the guard makes the same decisions after a resume.
+    """UpdateGuard makes the same decisions after a resume.
 
     Its window of values and its recent skips are restored.
     """

@@ -48,10 +48,10 @@ def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
 def test_each_step_of_two_epochs_matches_the_reference(
     launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path
 ) -> None:
-    """P7: each step has the expected rows, loss, padding and learning rate.
+    """Each step has the expected rows, loss, padding and learning rate.
 
-    This also holds after a resume. The learning rate is too small to change the weights, so the losses are those of
-    the initial model.
+    This also holds after a resume. See promise P7 of docs/reliability.md. The learning rate is too small to change the
+    weights, so the losses are those of the initial model.
     """
     rows, validation = (rows_of(wrapped_recipe.with_name("data"), split) for split in ("train", "validation"))
     assert len({len(row) for row in rows}) > 3 and len(validation) % 4  # 4 is the number of rows in a validation batch

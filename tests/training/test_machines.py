@@ -1,4 +1,4 @@
-"""Training on two machines, simulated by two launchers on one machine."""
+"""Training works on two machines, simulated by two launchers on one machine."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The time breakdown of a process, and the speed of training without other work."""
+"""The time breakdown is complete, and the speed counts only training time."""
 
 import time
 

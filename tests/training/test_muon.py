@@ -1,6 +1,6 @@
-"""Muon for the matrices of the blocks and AdamW for the rest, compared with torch.
+"""Muon updates the matrices of the blocks, and AdamW all other weights.
 
-The reference uses torch's optimizers on separate matrices.
+The updates are compared with those of torch's Muon and AdamW on separate matrices.
 """
 
 import json
@@ -25,7 +25,7 @@ def small_model() -> GPT2LMHeadModel:
 
 
 def groups_of(weights: list[nn.Parameter]) -> list[dict]:
-    """Return the two parameter groups that Trainer creates."""
+    """Return the two parameter groups that Trainer creates: with and without decay."""
     matrices = {"params": [weight for weight in weights if weight.ndim == 2], "weight_decay": 0.1}
     return [matrices, {"params": [weight for weight in weights if weight.ndim != 2], "weight_decay": 0.0}]
 

@@ -1,4 +1,4 @@
-"""Terminal output: progress lines, verdicts and the compilation report."""
+"""Progress lines, loss verdicts and the compilation report are correct."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Values of a recipe that are derived for this machine."""
+"""Values that depend on the machine are derived from the recipe."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and which checkpoints it refuses."""
+"""A run resumes from the right checkpoint and refuses wrong or unsafe ones."""
 
 import os
 import pickle
@@ -48,9 +48,9 @@ class Malicious:
 
 
 def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SE1: a checkpoint whose pickle could run code is refused.
+    """A checkpoint whose pickle could run code is refused.
 
-    Its manifest is valid: an attacker who creates the folder can also create the manifest.
+    Its manifest is valid, because an attacker who creates the folder can also create the manifest.
     """
     monkeypatch.chdir(tmp_path)
     save(4)

@@ -1,4 +1,4 @@
-"""The record of a run: lock, status, environment, events and time breakdown."""
+"""RunRecord reads and writes the lock, status, environment, events and times."""
 
 import dataclasses
 import datetime
@@ -32,7 +32,10 @@ def steps_of(run: RunRecord, name: str = "metrics.jsonl") -> list[int]:
 
 
 def test_second_job_cannot_use_the_run_directory(finished: Path, typed) -> None:
-    """RS9, P12: a second job cannot write to the run directory of a running job."""
+    """A second job cannot write to the run directory of a running job.
+
+    This is promise P12 of docs/reliability.md.
+    """
     run = RunRecord(finished)
     run.lock()
     second = typed(finished, "--extend_to", 4096)

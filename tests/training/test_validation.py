@@ -1,4 +1,4 @@
-"""Validation, HellaSwag and samples during a run, on one and on two processes."""
+"""A run validates, scores HellaSwag and samples, on one and on two processes."""
 
 import json
 import math
@@ -43,8 +43,8 @@ def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -
 def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_path: Path) -> None:
     """A sample from logits that are not finite does not end the run.
 
-    The sampler once raised before the guard: the run ended with a traceback instead of `diverged`, at the same step
-    after every restart.
+    In an earlier version, the sampler raised an exception before UpdateGuard ended the run. The run then ended with a
+    traceback instead of the state `diverged`, at the same step after every restart.
     """
     run, words = tmp_path / "run", ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0)
     done = typed(run, *words, "--eval_steps", 1, "--max_steps", 12, "--sample_steps", 1)

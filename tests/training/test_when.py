@@ -1,4 +1,4 @@
-"""When a run saves, validates, samples, scores HellaSwag and stops."""
+"""A run saves, validates, samples, scores HellaSwag and stops at the right steps."""
 
 import faulthandler
 import os
@@ -36,9 +36,9 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """Return the decisions at the end of a step.
+    """Return what StepControl decides at the end of a step, such as to save or stop.
 
-    Validations are due at every fifth step. No checkpoint is due by step before the last step.
+    The run has 10 steps, validates at every fifth step, and has a save interval of 100 steps.
     """
     state = SimpleNamespace(global_step=step, max_steps=10, logging_steps=100, eval_steps=5, save_steps=100)
     state.is_world_process_zero = rank == 0
@@ -139,9 +139,9 @@ def test_interrupted_validation_is_repeated() -> None:
 
 
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind of progress restarts the watchdog.
+    """Every kind of progress, such as a step or a save, restarts the timer.
 
-    tests/faults/test_hangs.py tests a process that hangs.
+    A process that hangs is tested in tests/faults/test_hangs.py.
     """
     calls: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
