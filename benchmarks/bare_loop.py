@@ -1,12 +1,13 @@
-"""Fresh weights, stock loading and a bare loop, to compare with train.py.
+"""Save initial weights, check a final model, or train with a bare PyTorch loop.
 
     python benchmarks/bare_loop.py start DATA OUT '{"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024}'
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-real_run.py runs these commands. `start` saves fresh weights. `stock` loads a final model as any user would. `bare`
-trains with a bare PyTorch loop. `start` and `stock` use transformers without this project. `bare` uses the model, the
-loss and the order of the rows of this project, but not the Trainer, Accelerate or DeepSpeed.
+real_run.py runs these commands to compare them with train.py. `start` saves the weights of a freshly initialized
+GPT-2. `stock` loads a final model as any user would and computes its loss. `bare` trains with a bare PyTorch loop.
+`start` and `stock` use transformers without this project. `bare` uses the model, the loss and the order of the rows of
+this project, but not the Trainer, Accelerate or DeepSpeed.
 """
 
 import contextlib
@@ -45,11 +46,12 @@ def start(data: str, out: str, shape: str) -> None:
 
 
 def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
-    """Write the fp32 loss of a final model and its differences from a stock save.
+    """Compute the fp32 loss of a final model, and compare its files with stock files.
 
-    The model is loaded with stock transformers. The results are written to the JSON file `out`. `loss` is the mean
-    over the first `rows` validation rows of the prepared folder `data`. `differs_from_stock` lists each tensor (with
-    its shape) and each configuration key that only one of the folders `final` and `start` contains.
+    The model in the folder `final` is loaded with stock transformers. The results are written to the JSON file `out`.
+    `loss` is the mean over the first `rows` validation rows of the prepared folder `data`. The folder `start` contains
+    a model that stock transformers has saved. `differs_from_stock` lists each tensor (with its shape) and each
+    configuration key that only one of the folders `final` and `start` contains.
     """
     from datasets import load_from_disk
     from safetensors import safe_open
@@ -82,7 +84,7 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
 
 
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
-    """Repeat a run with a bare PyTorch loop; write the loss and time of each step.
+    """Train a run again with a bare PyTorch loop, and write each step's loss and time.
 
     The hyperparameters come from the run's recipe.yaml. The batch plan, device, precision, attention and compilation
     come from its environment.json. `rows_per_pass` sets another micro-batch size, which only changes the order in
@@ -145,9 +147,9 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
 
 
 def learning_rate(step: int, steps: int, training: Any) -> float:
-    """Return the learning rate of a step: llm.c's warm-up, then its cosine.
+    """Return the learning rate of a step by the formulas of llm.c.
 
-    Steps are counted from 0.
+    A linear warm-up is followed by a cosine decay. Steps are counted from 0.
     """
     peak, warmup, end = training.learning_rate, training.warmup_steps, training.final_learning_rate_fraction
     if step < warmup:
@@ -156,7 +158,7 @@ def learning_rate(step: int, steps: int, training: Any) -> float:
 
 
 def micro_batches(rows: Any, training: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
-    """Yield micro-batches [size, T] of rows without end, in the order of the run."""
+    """Yield micro-batches [size, T] in the order of the run, epoch after epoch."""
     from gpt2_repro.data.batching import EpochSampler, collate_rows
 
     seed = training.seed if training.data_seed is None else training.data_seed

@@ -2,9 +2,10 @@
 
     python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'
 
-train_step.py runs this command. The last line on stdout is a JSON object with the measurements. Every contender
-trains the same shape on the same random ids with AdamW and clipping at 1.0. The precision is bf16 if the field `bf16`
-is true, which is the default of train_step.py on a GPU, and fp32 otherwise.
+A contender is a model with a training loop. train_step.py runs this command. The last line on stdout is a JSON object
+with the measurements. Every contender trains the same model shape on the same random ids with AdamW and clipping at
+1.0. The precision is bf16 if the field `bf16` is true, which is the default of train_step.py on a GPU. Otherwise, it
+is fp32.
 """
 
 import contextlib
@@ -110,9 +111,9 @@ def our_model(setup: Setup, *, document_mask: bool = False) -> Any:
 
 
 def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> None:
-    """Time the steps of this project's Trainer.
+    """Measure the time of training steps with this project's Trainer.
 
-    Works under any launcher: python, torchrun or accelerate launch.
+    The function can run under python, torchrun and accelerate launch.
     """
     from transformers import TrainerCallback
 
@@ -167,7 +168,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
 
 def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Callable[..., torch.Tensor]) -> None:
-    """Train with a plain PyTorch loop: autocast, accumulate, clip, step."""
+    """Train with a plain PyTorch loop with autocast, accumulation and clipping."""
     autocast = torch.autocast(device(), torch.bfloat16) if setup.bf16 else contextlib.nullcontext()
     batches = RandomRows(setup).batches(setup)
     for _ in range(setup.total_steps):
@@ -183,7 +184,7 @@ def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Ca
 
 
 def bare(setup: Setup, watch: Stopwatch) -> None:
-    """Time a plain PyTorch loop with this project's model and loss."""
+    """Measure the time of a plain PyTorch loop with this project's model and loss."""
     model = our_model(setup).to(device()).train()
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
@@ -194,9 +195,10 @@ def bare(setup: Setup, watch: Stopwatch) -> None:
 
 
 def nanogpt(setup: Setup, watch: Stopwatch) -> None:
-    """Time the model and the optimizer of a nanoGPT checkout.
+    """Measure the time of training steps with the model and optimizer of nanoGPT.
 
-    The function `loop` trains the model like nanoGPT's train.py. Biases are on, as in GPT-2.
+    Both are imported from a nanoGPT checkout. The function `loop` trains the model like nanoGPT's train.py. The model
+    has biases, as in GPT-2.
     """
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(setup.nanogpt, "model.py"))
     module = importlib.util.module_from_spec(spec)
@@ -215,7 +217,10 @@ def nanogpt(setup: Setup, watch: Stopwatch) -> None:
 
 
 def stock(setup: Setup, watch: Stopwatch) -> None:
-    """Time stock GPT2Config() and Trainer on rows with the columns of run_clm.py."""
+    """Measure the time of training steps with stock GPT-2 and Trainer of transformers.
+
+    The rows have the same columns as in run_clm.py: input_ids, attention_mask and labels.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}

@@ -1,25 +1,27 @@
-"""Compare complete data preparation by this project and by three others.
+"""Compare the data preparation of this project with that of three other projects.
 
     python benchmarks/data_preparation.py --output preparation.json
     python benchmarks/data_preparation.py --copies 10 --num_proc 8 --only nanogpt llmc ours
 
-Each contender reads the same files and writes data that is ready for training. It is one command in a fresh process
-with separate caches. The time is that of the complete command, imports included. Rounds go through the list of
-contenders forward, then backward. The files are in the page cache.
+The contenders are this project and the methods of the three other projects. Each contender reads the same files and
+writes data that is ready for training. It is one command in a fresh process with separate caches. The time is that of
+the complete command, imports included. The contenders run in the given order in the first round, in reverse order in
+the second round, and so on. The files are in the page cache.
 
-Each contender prepares two sizes: only the first files, and all files. The rate of the complete command is measured
-on all files. The marginal rate is that of the files that only the larger size contains, so it excludes start-up time.
+Each contender prepares a small data set (only the first files) and a large one (all files). MB/s is the speed of the
+complete command with all files. The marginal MB/s excludes the start-up time: it divides the additional text of the
+large data set by the additional time.
 
 Peak memory is the sum of the resident sets of the process and its descendants, sampled every 50 ms. A page that
-several processes map counts once for each of them. Mapped files count too. The second number, in parentheses, excludes
-pages of files and shared memory. Peak disk is the size of the contender's folder, caches included, sampled every
-250 ms.
+several processes map counts once for each of them. Pages of mapped files are included. The second number, in
+parentheses, excludes pages of files and shared memory. Peak disk is the size of the contender's folder, caches
+included, sampled every 250 ms.
 
 Only this project hashes its data and waits until the data is on the disk. Up to 5M tokens, it also computes the
 reference losses of its manifest. All of this is included in its time. --validation_tokens applies to this project
 only.
 
-The text is novels and web pages of US authorities, in random order. The novels are cut at paragraph ends into
+The text consists of novels and web pages of US authorities, in random order. The novels are cut at paragraph ends into
 documents of about 4.5 KB, the size of web documents. The web pages are complete. --copies repeats the text. This
 favors encoders that cache words, because they have then seen every word before.
 """
@@ -61,7 +63,7 @@ def main() -> None:
     parser.add_argument("--num_proc", type=int, default=2, help="Worker processes of each contender. (default: 2)")
     parser.add_argument("--copies", type=int, default=1, help="Number of times to repeat the text. (default: 1)")
     parser.add_argument("--files", type=int, default=8, help="Number of files that contain the text. (default: 8)")
-    parser.add_argument("--small", type=int, help="Files of the smaller size. (default: a quarter of --files)")
+    parser.add_argument("--small", type=int, help="Number of files in the small data set. (default: --files / 4)")
     parser.add_argument("--documents", type=int, help="Use only the first N documents of the text.")
     parser.add_argument("--formats", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument(
@@ -69,7 +71,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="Contenders to run.")
     parser.add_argument("--rounds", type=int, default=2, help="Repetitions per contender and size. (default: 2)")
-    parser.add_argument("--validation_tokens", type=int, default=100_000, help="Held-out tokens. (default: 100,000)")
+    parser.add_argument("--validation_tokens", type=int, default=100_000, help="Validation tokens. (default: 100,000)")
     parser.add_argument("--timeout", type=float, default=1800, help="Seconds allowed per command. (default: 1,800)")
     parser.add_argument("--data", type=Path, default=DATA, help="Folder with prose/ and gpt2/. (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Folder for temporary files.")
@@ -175,7 +177,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def disk(folder: Path) -> int:
-    """Return the bytes of disk blocks that the files below a folder use."""
+    """Return the disk space in bytes that the files in a folder tree use."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -186,7 +188,7 @@ def disk(folder: Path) -> int:
 
 
 def heading(args: argparse.Namespace, text: dict[int, int], tokens: dict[int, int]) -> list[str]:
-    """Return lines with the date, machine, versions, command and corpus."""
+    """Return lines that describe the date, machine, versions, command and text."""
     names = ("datasets", "transformers", "tokenizers", "tiktoken", "pyarrow", "numpy", "gigatoken", "fastokens")
     small, large = text
     return [

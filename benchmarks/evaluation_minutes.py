@@ -3,8 +3,8 @@
 python benchmarks/evaluation_minutes.py --local_data tasks/ --tokenizer openai-community/gpt2
 python benchmarks/evaluation_minutes.py --local_data tasks/ --tokenizer FOLDER --n_layer 1 --limit 20     # a quick try
 
-Each measurement is a complete `bash evaluate.sh` command. The models are untrained, which does not change the number
-of tokens to process.
+Each measurement is the time of a complete `bash evaluate.sh` command. The models are untrained. This does not change
+the time, because the number of tokens is the same.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Compare the speed of this project's HellaSwag scoring with two common ways.
+"""Compare the speed of this project's HellaSwag scoring with two common methods.
 
 python benchmarks/hellaswag_batches.py --data hellaswag_val.jsonl.gz --tokenizer openai-community/gpt2 --items 32
 python benchmarks/hellaswag_batches.py --data Rowan/hellaswag --tokenizer openai-community/gpt2            # on a GPU
 
 This project scores HellaSwag while a model trains. The model of this script is a GPT-2 124M with untrained weights on
-one device, in bf16 on a GPU and in fp32 on a CPU. The contenders take turns. The last column of the table is the share
-of items for which a contender chooses the same ending as this project.
+one device, in bf16 on a GPU and in fp32 on a CPU. Each round measures all methods in turn. The last column of the
+table is the share of items for which a method chooses the same ending as this project.
 """
 
 import argparse
@@ -53,10 +53,10 @@ def main() -> None:
 
     @torch.no_grad()
     def in_groups(size: int) -> torch.Tensor:
-        """Return the best ending of each item, with `size` endings per pass.
+        """Return the index of the best ending of each item.
 
-        Endings are padded to the longest of the pass, and all logits are computed. Four endings are one item, as in
-        build-nanogpt's hellaswag.py.
+        A forward pass processes `size` endings, padded to the longest of them, and computes all logits. With a size of
+        4, a pass processes one item, as in build-nanogpt's hellaswag.py.
         """
         means = []
         for first in range(0, len(scorer.rows), size):

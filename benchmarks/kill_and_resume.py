@@ -4,7 +4,7 @@
     python benchmarks/kill_and_resume.py recipes/gpt2_124m.yaml --processes 8 -- --save_steps 50
 
 Prepare the data of the recipe first. The run trains until it has logged a step after its first checkpoint. Then the
-launcher and the workers are killed at once, and the same command starts again. Options after `--` go to train.py.
+launcher and the workers are killed at once, and the same command is started again. Options after `--` go to train.py.
 """
 
 import argparse
@@ -19,9 +19,10 @@ from benchmarks.processes import run_python
 
 
 def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
-    """Return step and time of the first step logged after a given step and time.
+    """Return the first step after `after_step` that was logged after `after_time`.
 
-    Times are in seconds since the epoch. Returns None if there is no such step yet.
+    The result is the number of the step and its time in seconds since the epoch, or None if no such step was logged
+    yet.
     """
     path = run / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.is_file() else []:

@@ -1,10 +1,11 @@
-"""GPT-2 from scratch with transformers' Trainer, as the guides show it.
+"""Train GPT-2 from scratch with transformers' Trainer, as common guides do.
 
     accelerate launch benchmarks/plain_trainer.py --text prose.txt --tokenizer openai-community/gpt2 --output_dir out
     python benchmarks/why.py          # compares this script with train.py
 
-The script follows run_clm.py and the reference blog: documents joined without a separator, weights in bf16 for flash
-attention, the defaults of GPT2Config, labels shifted by the model, and a resume from the newest checkpoint.
+The script follows run_clm.py and the blog post of recipes/blog_wrap512.yaml. It joins documents without a separator,
+keeps the weights in bf16 for flash attention, and uses the defaults of GPT2Config. The model shifts the labels. The
+script resumes from the newest checkpoint.
 """
 
 import argparse
@@ -50,7 +51,10 @@ def parse() -> argparse.Namespace:
 
 
 def tokenize(text: str, tokenizer, context: int) -> Dataset:
-    """Join all ids and cut them into blocks, as group_texts of run_clm.py does."""
+    """Tokenize the text, join the ids and cut them into blocks of `context` ids.
+
+    The function group_texts of run_clm.py cuts blocks in the same way.
+    """
     ids = tokenizer(text.split("\n\n"))["input_ids"]
     joined = np.concatenate([np.asarray(document, dtype=np.int64) for document in ids if document])
     whole = len(joined) // context * context

@@ -1,10 +1,10 @@
-"""Data preparation with the methods of other projects, and counts of its tokens.
+"""Prepare data with the methods of other projects, and count the written tokens.
 
     python -m benchmarks.preparation_contenders llmc JOB
 
-data_preparation.py runs this command. JOB is a JSON object with the fields of `Job`. Each method was written again
-from its description. It reads parquet or jsonl files with a column `text`, and writes data that is ready for training
-to `folder`, with GPT-2's token ids.
+data_preparation.py runs this command. JOB is a JSON object with the fields of `Job`. Each method was implemented again
+from its description. It reads parquet or jsonl files with a column `text`. It writes GPT-2's token ids to `folder`,
+ready for training.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class Job:
 def blog(job: Job) -> dict[str, int]:
     """Prepare data as in suzyahyah's blog post of 2025-07.
 
-    Documents are cut into windows of 512 tokens with overflow and padded. Windows with fewer than 256 tokens are
-    dropped.
+    Each document is cut into windows of 512 tokens. The last window of a document may be shorter and is padded.
+    Windows with fewer than 256 tokens are dropped.
     """
     from transformers import AutoTokenizer
 
@@ -93,7 +93,8 @@ def nanogpt(job: Job) -> dict[str, int]:
 def llmc(job: Job) -> dict[str, int]:
     """Prepare data as in llm.c's dev/data/fineweb.py.
 
-    A pool of processes tokenizes document by document. Each shard is a header followed by up to 1e8 tokens.
+    A pool of processes tokenizes one document at a time. Each output file (shard) consists of a header and up to 1e8
+    tokens.
     """
     rows = load(job, num_proc=None)
     gpt2_encoding(job.tokenizer)
@@ -129,7 +130,7 @@ def _write_llmc_shard(folder: str, number: int, ids: np.ndarray) -> None:
 
 
 def load(job: Job, *, num_proc: int | None) -> Any:
-    """Load the files with `datasets`, through its cache, as a dataset of one column."""
+    """Load the files with `datasets` and its cache, as a data set with one column."""
     from datasets import load_dataset
 
     return load_dataset(job.kind, data_files=job.files, split="train", num_proc=num_proc)
@@ -137,7 +138,7 @@ def load(job: Job, *, num_proc: int | None) -> Any:
 
 @functools.cache
 def gpt2_encoding(tokenizer: str) -> Any:
-    """Return tiktoken's GPT-2 encoding from the files of a folder, without network."""
+    """Load tiktoken's GPT-2 encoding from the files in a folder, without network."""
     os.environ["TIKTOKEN_CACHE_DIR"] = ""  # do not copy local files to the temporary folder
     import tiktoken
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
@@ -155,7 +156,10 @@ def nanogpt_ids(folder: Path) -> dict[str, np.ndarray]:
 
 
 def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the token ids [tokens] of each llm.c shard, after a check of its header."""
+    """Yield the token ids [tokens] of each llm.c shard.
+
+    Raises ValueError if a shard does not match its header.
+    """
     for path in sorted(folder.glob("*.bin"), key=lambda path: path.stem.rpartition("_")[2]):
         magic, version, count = np.fromfile(path, np.int32, 3).tolist()
         ids = np.fromfile(path, np.uint16, offset=LLMC_HEADER * 4)
@@ -165,9 +169,9 @@ def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
 
 
 def blog_masks(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the flattened attention masks of thousands of windows at a time.
+    """Yield the attention masks of all windows, joined in parts.
 
-    A mask is 1 for a token and 0 for padding.
+    A part contains thousands of windows. A mask is 1 for a token and 0 for padding.
     """
     from datasets import load_from_disk
 
@@ -176,7 +180,7 @@ def blog_masks(folder: Path) -> Iterator[np.ndarray]:
 
 
 def count(name: str, folder: Path) -> dict[str, int]:
-    """Count the tokens of text and the separators that a preparation wrote.
+    """Count the text tokens and separators that a data preparation has written.
 
     Args:
         name: "ours" or a key of CONTENDERS.

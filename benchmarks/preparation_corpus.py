@@ -1,4 +1,4 @@
-"""The text for data_preparation.py, written as parquet and jsonl files."""
+"""Write the text for data_preparation.py to parquet and jsonl files."""
 
 import gzip
 import json
@@ -14,10 +14,10 @@ ROW_GROUP = 1000  # rows
 
 
 def read_documents(prose: Path) -> list[str]:
-    """Return the documents in a random order with a fixed seed.
+    """Read novels and web pages, and return their documents in random order.
 
-    Novels are cut at paragraph ends. Web pages stay complete. Documents that are blank or contain <|endoftext|> are
-    dropped.
+    The random seed is fixed. Novels are cut at paragraph ends into several documents. Each web page is one document.
+    Documents that are blank or contain <|endoftext|> are dropped.
     """
     documents = []
     for name, is_whole in (("novels", False), ("gov_web", True)):
@@ -33,7 +33,7 @@ def read_documents(prose: Path) -> list[str]:
 def cut(text: str) -> list[str]:
     """Cut text at paragraph ends into pieces of about DOCUMENT_BYTES bytes.
 
-    The pieces, joined, are the text again.
+    Joined together, the pieces are equal to the text.
     """
     pieces, held, size = [], [], 0
     for paragraph in text.replace("\n\n", "\n\n\0").split("\0"):

@@ -1,4 +1,4 @@
-"""Checks and Markdown tables of the measurements of data_preparation.py."""
+"""Check the measurements of data_preparation.py and write Markdown tables."""
 
 import dataclasses
 import statistics
@@ -44,7 +44,7 @@ def agreed_tokens(results: dict[str, dict[str, dict[int, list[Measured]]]]) -> d
 
 
 def table(of_kind: dict[str, dict[int, list[Measured]]], text: dict[int, int], tokens: dict[int, int]) -> str:
-    """Return a Markdown table with median times and peak memory of all rounds."""
+    """Return a Markdown table with the median times and peak memory of all rounds."""
     small, large = text
     lines = [
         "| contender | seconds, complete command (min to max) | MB/s | tokens/s | marginal MB/s "
@@ -75,7 +75,7 @@ def table(of_kind: dict[str, dict[int, list[Measured]]], text: dict[int, int], t
 
 
 def remarks(of_kind: dict[str, dict[int, list[Measured]]], large: int, tokens: dict[int, int]) -> list[str]:
-    """Return remarks on the tokens that contenders drop or add."""
+    """Return Markdown lines with the numbers of tokens that contenders drop or add."""
     lines = []
     if "blog" in of_kind:
         found = of_kind["blog"][large][-1].counts

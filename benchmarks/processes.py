@@ -1,4 +1,4 @@
-"""Run a command of this repository to its end, or kill it with its descendants."""
+"""Run a command of this repository until it ends, or kill it and its descendants."""
 
 import dataclasses
 import shutil
@@ -73,7 +73,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def gpu_memory() -> int:
-    """Return the largest used memory of a GPU in MiB, or 0 without nvidia-smi."""
+    """Return the highest memory use of any GPU in MiB, or 0 without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]

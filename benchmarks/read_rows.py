@@ -1,22 +1,25 @@
-"""Measure the cost of reading rows in several orders, cold and warm.
+"""Measure how long it takes to read rows in several orders and file formats.
 
     python benchmarks/read_rows.py                                   # 7 GB of random ids in the temporary folder
     python benchmarks/read_rows.py --folder /data --rows 2000000     # on the disk that a run would read from
 
 This project's rows and order are compared with other orders and file formats. The script needs Linux, but not root.
 --rows must be a multiple of 1,000.
-Each line of the table is measured in fresh processes. Rounds go through the lines forward, then backward.
+Each line of the table is measured in fresh processes. Odd rounds measure the lines in order, even rounds in reverse
+order.
 
-Cold: the files are opened and dropped from the page cache, then --batches batches are read. 512 batches are one window
-of the block shuffle. Reads while opening are not counted. In a virtual machine, the host may still cache the files.
+Cold: the files are opened and dropped from the page cache, then --batches batches are read. 512 batches contain 32,768
+rows, the number of rows that this project's sampler shuffles together. Reads while opening are not counted. In a
+virtual machine, the host may still cache the files.
 
 Warm: all files are read completely before the measurement.
 
-Nothing computes between batches. With workers, the time of a batch is therefore the time of the workers. A training
-step is delayed at least by the CPU time of the main process. torch uses one thread, as in a worker and under torchrun.
+The script does not compute anything between batches. With workers, the time of a batch is therefore the time that the
+workers need. In a training, a step is delayed at least by the CPU time of the main process. torch uses one thread, as
+in a worker and under torchrun.
 
-KiB per row depends on the kernel's read-ahead. If the cache is near 100 % after the cold batches, the orders differ
-only with more --rows.
+KiB per row depends on the kernel's read-ahead. If nearly 100 % of the files are in the page cache after the cold
+batches, the orders do not differ. In that case, pass more --rows to see a difference.
 """
 
 import argparse
@@ -85,9 +88,9 @@ def main() -> None:
 
 
 def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call in a forked process.
+    """Call a function in a forked process and return its result.
 
-    Memory maps and workers of the call end with that process.
+    The memory maps and workers of the function are released when the process ends.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         return pool.submit(call, *arguments).result()
@@ -140,7 +143,7 @@ def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> A
 
 
 def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int) -> dict[str, list[float]]:
-    """Measure one cold window of `cold` batches, then warm windows.
+    """Measure `cold` batches without page cache, then warm batches with page cache.
 
     Returns:
         lists of values: `cold`, `warm` and `cpu` in ms per batch, `KiB` per row, and `before` and `after` in % of the
@@ -173,7 +176,7 @@ def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int
 
 
 def cached(files: list[Path]) -> float:
-    """Return the % of the files' pages that are in the page cache (mincore(2))."""
+    """Return the percentage of the files that is in the page cache (mincore(2))."""
     held = []
     for pages in (np.memmap(file, np.uint8, "r") for file in files):
         held.append(np.ones(-(-pages.size // os.sysconf("SC_PAGE_SIZE")), np.uint8))  # 1 (cached) if the call fails

@@ -6,9 +6,10 @@
         --eval_tokens 4096 -- --use_cpu --n_layer 2 --n_head 2 --n_embd 64 --sequence_length 64 \\
         --tokens_per_step 2048 --per_device_train_batch_size 8 --warmup_steps 10
 
-The bare loop starts from the same weights and reads the same rows as the run. Options after `--` go to train.py; those
-that belong to the data also go to prepare_data.py. All files are written to --work. results.json is written after each
-phase, so a time limit loses one phase at most. The exit code is 1 if a check fails.
+The bare loop starts from the same weights and reads the same rows as the run. Options after `--` are passed to
+train.py. Options of the data section are also passed to prepare_data.py. All files are written to --work. results.json
+is written after each phase. If the script is interrupted, only the results of the current phase are lost. The exit
+code is 1 if a check fails.
 """
 
 import argparse
@@ -35,7 +36,7 @@ COLD = 10  # steps after each start that are excluded from speeds
 
 
 class Bench:
-    """Commands and results of the phases, stored in one working folder."""
+    """Run the phases of the benchmark, and store their results in one folder."""
 
     def __init__(self, args: argparse.Namespace, extra: list[str]) -> None:
         from gpt2_repro.data.arguments import DataArguments
@@ -85,7 +86,7 @@ class Bench:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
 
     def events(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return the complete lines of metrics.jsonl with the key `kind`, by step."""
+        """Return the events in metrics.jsonl that have the key `kind`, by step."""
         path = self.run / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return {event["step"]: event for event in map(json.loads, lines) if kind in event}
@@ -105,9 +106,9 @@ class Bench:
         self.save("start", seconds=done.seconds, shape=self.shape)
 
     def train(self) -> None:
-        """Train, kill all processes, add a torn checkpoint, and resume.
+        """Train, kill all processes, add an incomplete checkpoint, and resume.
 
-        A kill in the middle of a save could leave such a torn checkpoint.
+        The incomplete checkpoint is one that a kill during a save could leave.
         """
         if self.run.exists():
             sys.exit(f"{self.run} already exists. Delete it, pass another --work, or omit train from --phases.")
@@ -212,9 +213,10 @@ def options(values: dict[str, Any]) -> list[str]:
 
 
 def tear(complete: Path, torn: Path) -> None:
-    """Write a torn checkpoint, as a kill would leave if files were saved in place.
+    """Write an incomplete checkpoint, like one that a kill during a save could leave.
 
-    The weights are cut in half. All other files except the manifest are missing.
+    The weights file is cut in half. All other files except the manifest are missing. Saves of this project use a
+    staging folder, so they do not leave such a checkpoint.
     """
     torn.mkdir()
     shutil.copy(complete / "manifest.json", torn)
@@ -236,7 +238,7 @@ def main(argv: list[str]) -> None:
     phases = ["prepare", "start", "train", "export", "bare", "compare"]
     phases_help = "Phases, in order. Pass `again` before compare to repeat the bare loop with half the micro-batch."
     parser.add_argument("--phases", nargs="+", choices=[*phases, "again"], default=phases, help=phases_help)
-    parser.add_argument("--timeout", type=int, default=900, help="Seconds for one process.")
+    parser.add_argument("--timeout", type=int, default=900, help="Time limit of one process in seconds.")
     args = parser.parse_args(own)
     if args.steps < 2 * COLD + 4:
         parser.error(f"--steps {args.steps} is too low. Pass {2 * COLD + 4} or more: the first {COLD} are not timed.")

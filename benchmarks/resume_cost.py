@@ -3,9 +3,10 @@
     python benchmarks/resume_cost.py
     python benchmarks/resume_cost.py --step 9000 --processes 1
 
-This project's orders of rows are compared with that of Trainer. The data set has as many rows as 10B tokens, but only
-row numbers are read. The time is from the start of the loader to the first batch after `--step`. Each order is
-measured in a fresh process. The rest of a resume (imports, reading the checkpoint) does not depend on the step.
+This project's orders of rows are compared with the order of Trainer. The simulated data set has the number of rows of
+10B tokens, but returns only row numbers. The time is measured from the creation of the loader to the first batch after
+`--step`. Each order is measured in a fresh process. The other parts of a resume (imports, reading the checkpoint) are
+not measured, because their time does not depend on the step.
 """
 
 import argparse
@@ -30,7 +31,7 @@ WAYS = {
 
 
 class Rows:
-    """A data set that returns row numbers in place of rows."""
+    """A data set that returns row numbers instead of rows."""
 
     def __len__(self) -> int:
         return ROWS

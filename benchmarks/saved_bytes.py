@@ -2,9 +2,10 @@
 
     python benchmarks/saved_bytes.py
 
-Stock GPT-2 is compared with the GPT-2 of this project: under bf16 autocast on the CPU, eager, with and without
-activation checkpointing. The result is the difference of two batch sizes. Memory that does not grow with the batch,
-such as weights cast to bf16, therefore does not count.
+The GPT-2 of transformers is compared with the GPT-2 of this project, with and without activation checkpointing. Both
+run on the CPU under bf16 autocast, without torch.compile. The bytes are measured with a small and a large batch, and
+their difference is divided by the additional tokens. This excludes memory that does not grow with the batch, such as
+weights cast to bf16.
 """
 
 import sys
@@ -30,9 +31,9 @@ def saved_bytes_per_token(
     Two batches are compared: their difference in bytes is divided by their difference in tokens.
 
     Args:
-        call: returns the loss of the model for rows of token ids [count, length].
+        call: function that returns the loss of the model for rows of token ids [count, length].
         length: tokens per row.
-        counts: rows of the smaller and of the larger batch.
+        counts: numbers of rows of the smaller and the larger batch.
     """
 
     def saved(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Plot and result table of real_run.py."""
+"""Draw the loss curves of real_run.py and write its table of results."""
 
 import datetime
 import os
@@ -15,7 +15,7 @@ def apart(ours: list[float], theirs: list[float], after: int) -> dict[str, float
 
 
 def draw(ours: list[float], theirs: list[float], *, killed: int, resumed: int, tolerance: float, path: Path) -> None:
-    """Plot both loss curves and, below them, their difference.
+    """Draw two loss curves and, below them, their difference.
 
     Vertical lines mark the steps at which the run was killed and resumed.
     """
@@ -66,7 +66,7 @@ def table(results: dict[str, Any]) -> str:
 def heading(environment: dict[str, Any]) -> list[str]:
     """Return lines with the date, machine, versions, commit and size of the training.
 
-    If nothing was trained, return only the date.
+    If there is no training yet, return only the date.
     """
     today = f"{datetime.date.today()}"
     if not environment:
@@ -85,7 +85,7 @@ def heading(environment: dict[str, Any]) -> list[str]:
 
 
 def cpu_name() -> str:
-    """Return the CPU model from /proc/cpuinfo, or the architecture without it."""
+    """Return the CPU model from /proc/cpuinfo, or the architecture if it is unknown."""
     info = Path("/proc/cpuinfo")
     names = (
         [line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []

@@ -1,4 +1,4 @@
-"""Timer for windows of steps, and counter of host syncs in two more steps."""
+"""Measure the time of training steps, and count their host syncs."""
 
 import time
 import warnings
@@ -22,10 +22,10 @@ class Waits(TorchDispatchMode):
 
 
 class Stopwatch:
-    """Time windows of steps and count the host syncs of the two steps after them.
+    """Measure the time of training steps, then count the host syncs of two more steps.
 
-    Call `step_ended` at the end of every step. `seconds` has the mean time per step of each window. `waits` is the
-    number of host syncs.
+    Steps are measured in windows: `seconds` has the mean time per step of each window. `waits` is the number of host
+    syncs. Call `step_ended` at the end of every step.
     """
 
     def __init__(self, *, warmup: int, steps: int, windows: int, total: int, eager: bool) -> None:

@@ -1,14 +1,14 @@
-"""Compare the speed and memory of one training step with alternatives.
+"""Compare a training step of this project with alternatives in speed and memory.
 
     python benchmarks/train_step.py                              # 124M at 64 x 1024 on a GPU
     python benchmarks/train_step.py --shape shakespeare          # nanoGPT's CPU configuration
     python benchmarks/train_step.py --nanogpt ~/nanoGPT          # also nanoGPT's model and loop
     python benchmarks/train_step.py --only trainer zero1 bare --processes 2
 
-The contenders are this project and loops that a user could use in its place, on a GPU if there is one. Each contender
-runs in a fresh process. Rounds go through the contenders forward, then backward, so that a slow minute of a shared
-machine affects all of them. Compare only numbers of the same call. datasets, deepspeed and lm_eval are not imported,
-except by `zero1`, which uses DeepSpeed.
+The contenders are this project and training loops that a user could use instead. They run on a GPU if there is one.
+Each contender runs in a fresh process. Odd rounds run the contenders in order, even rounds in reverse order, so that a
+slow minute of a shared machine affects all of them. Only numbers of the same call can be compared. datasets, deepspeed
+and lm_eval are not imported. The exception is `zero1`, which uses DeepSpeed.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu, help="Use bf16, not fp32.")
     parser.add_argument("--nanogpt", default="", help="Folder of a nanoGPT checkout.")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="Run only these contenders.")
-    parser.add_argument("--timeout", type=int, default=300, help="Seconds for one process.")
+    parser.add_argument("--timeout", type=int, default=300, help="Time limit of one process in seconds.")
     parser.add_argument("--out", type=Path, help="JSON file for all measurements.")
     args = parser.parse_args()
     names = args.only or [
@@ -109,7 +109,7 @@ def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, A
 
 
 def table(setup: Setup, results: dict[str, list[dict[str, Any]]]) -> str:
-    """Return Markdown with the machine, versions, setup and a table of measurements."""
+    """Return Markdown text with the machine, setup and a table of measurements."""
     from gpt2_repro.hardware import find_accelerator, peak_flops
     from gpt2_repro.model_size import flops_per_token, gpt2_parameters
 

@@ -2,8 +2,8 @@
 
     python benchmarks/why.py --text prose.txt --figure docs/figures/why.png
 
-Both train the same small GPT-2 with the same tokenizer on the same text. This script computes the true losses from the
-saved weights with a plain loop over rows.
+Both scripts train the same small GPT-2 with the same tokenizer on the same text. why.py compares the losses that they
+report with the true losses, which it computes from the saved weights with a plain loop over rows.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True, help="Plain text of a few megabytes.")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"Steps of {STEP:,} tokens (default: {STEPS}).")
-    parser.add_argument("--figure", type=Path, help="Draw three of the differences into this PNG.")
+    parser.add_argument("--figure", type=Path, help="PNG file for a figure of three differences.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="why-") as folder:
         work = Path(folder)
@@ -55,9 +55,9 @@ def main() -> None:
 
 
 def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
-    """Prepare the text, and a small text of one step.
+    """Prepare the complete text, and a short text that fills one training step.
 
-    Returns the recipe of train.py and the shared tokenizer.
+    Returns the paths of the recipe for train.py and of the tokenizer that both scripts use.
     """
     data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
     training = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
@@ -77,7 +77,7 @@ def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
 
 
 class Plain:
-    """The plain Trainer script: its command, its rows and its results."""
+    """Build the command of plain_trainer.py, and read its rows and results."""
 
     name = "plain_trainer.py"
 
@@ -105,7 +105,7 @@ class Plain:
         return {"text": self.work / "little.txt"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        """Return the training loss (of a run of one step) and the last validation loss."""
+        """Return the training loss of a run of one step, and the last validation loss."""
         found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
         return found[0], found[1]
 
@@ -117,7 +117,10 @@ class Plain:
 
 
 class Ours:
-    """train.py with the same methods as Plain."""
+    """Build the command of train.py, and read its rows and results.
+
+    The methods are the same as those of Plain.
+    """
 
     name = "train.py"
 
@@ -173,7 +176,10 @@ Side = Plain | Ours
 
 
 def run(side: Side, out: Path, **changed: Any) -> float:
-    """Run the command of a side and return its seconds. It must succeed."""
+    """Run plain_trainer.py or train.py and return the time in seconds.
+
+    Raises AssertionError if the command fails.
+    """
     began = time.perf_counter()
     done = subprocess.run(side.command(out, **changed), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
@@ -181,7 +187,7 @@ def run(side: Side, out: Path, **changed: Any) -> float:
 
 
 def measure(side: Side) -> dict[str, Any]:
-    """Return the rows of the table for one side."""
+    """Return all measurements of plain_trainer.py or train.py by name."""
     found: dict[str, Any] = {}
     trained, start = side.work / f"{side.name}-trained", side.work / f"{side.name}-start"
     run(side, trained)
@@ -213,9 +219,9 @@ def measure(side: Side) -> dict[str, Any]:
 
 
 def speed(side: Side) -> float:
-    """Return tokens per second.
+    """Return the training speed in tokens per second.
 
-    The time difference of two run lengths excludes the time of start and end.
+    The speed is computed from the time difference of a long and a short run. This excludes the time of start and end.
     """
     few, many = 20, 80
     alike = {"dtype": "float32", "dropout": 0.0, "warmup_steps": 0}
@@ -224,7 +230,10 @@ def speed(side: Side) -> float:
 
 
 def killed_while_saving(side: Side) -> str:
-    """Kill a run while it saves, run the command again and return the result."""
+    """Kill a run while it saves a checkpoint, and run the same command again.
+
+    Returns "resumes" or the error message of the second command.
+    """
     out = side.work / f"{side.name}-killed"
     command = side.command(out, save_steps=10, max_steps=30)
     process = subprocess.Popen(
@@ -241,7 +250,7 @@ def killed_while_saving(side: Side) -> str:
 
 
 def draw(found: dict[str, dict[str, Any]], file: Path) -> None:
-    """Draw one panel per difference, with one bar per side."""
+    """Draw a bar chart for each difference, with one bar for each script."""
     panels: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
         "Error of the reported\nvalidation loss (nats)": (
             "{:.4f}",

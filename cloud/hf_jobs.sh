@@ -2,8 +2,8 @@
 # Print the command that trains GPT-2 124M in a job of the Hugging Face Hub. With --yes, run it, which costs money.
 #   bash cloud/hf_jobs.sh USER/BUCKET GIT_ADDRESS [--yes]
 #
-# The data and the run directory are in a bucket. The job ends after 4 hours. The options were looked up in November
-# 2026. This project has not run the command yet. Copy the prepared data to the bucket first:
+# The data and the run directory are in a bucket. The job ends after 4 hours. The options are those of November 2026.
+# This project has not run the command yet. Copy the prepared data to the bucket first:
 #   hf buckets create BUCKET --private
 #   hf sync data/fineweb-10bt hf://buckets/USER/BUCKET/data/fineweb-10bt
 set -euo pipefail

@@ -3,9 +3,9 @@
     python dev/compare_commits.py main~5                    main~5 against the working tree
     python dev/compare_commits.py main~5 main --only train evaluate
 
-Compares the hashes of prepared folders, the plan of every recipe, the evaluation scores, and the losses, gradient
-norms, learning rates and final weights of every layout. Takes about 12 minutes on 2 cores. The exit code is 1 if
-anything differs.
+The script compares the hashes of prepared folders, the plan of every recipe, and the evaluation scores. It also trains
+with several launchers and options (LAYOUTS), and compares losses, gradient norms, learning rates and final weights. It
+takes about 12 minutes on 2 cores. The exit code is 1 if anything differs.
 """
 
 import argparse
@@ -71,8 +71,8 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "tokens", "step_tokens", "eval_l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", help="A commit.")
-    parser.add_argument("head", nargs="?", help="A commit. (default: the working tree)")
+    parser.add_argument("base", help="Commit to compare with.")
+    parser.add_argument("head", nargs="?", help="Commit to check. (default: the working tree)")
     parser.add_argument("--only", nargs="+", choices=("prepare", "plan", "train", "evaluate"), help="(default: all)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="compare-") as scratch:
@@ -115,7 +115,10 @@ def write_inputs(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
-    """Check out a commit into `folder`, or return the working tree if it is None."""
+    """Check out a commit to `folder` and yield its path.
+
+    If the commit is None, yield the working tree instead.
+    """
     if commit is None:
         yield ROOT
         return
@@ -172,7 +175,7 @@ def run(tree: Path, *words: object) -> str:
 
 
 def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
-    """Return the hashes and counts of a prepared folder."""
+    """Prepare a folder and return its hashes and counts."""
     options = [option.format(inputs=inputs) for option in PREPARED[name]]
     recipe = inputs / ("mixture.yaml" if name == "mixture" else "tiny.yaml")
     printed = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)
@@ -187,7 +190,7 @@ def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
 
 
 def plan(tree: Path, recipe: str) -> Facts:
-    """Return what `--dry_run` prints for a recipe."""
+    """Return the output of `train.py --dry_run` for a recipe."""
     return {
         f"plan {recipe}": run(
             tree, sys.executable, "train.py", f"recipes/{recipe}", "--dry_run", "--use_cpu", "--bf16", "false"
@@ -196,9 +199,9 @@ def plan(tree: Path, recipe: str) -> Facts:
 
 
 def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
-    """Return the logged numbers and a hash of the final weights of a resumed run.
+    """Train a run, and return its logged numbers and a hash of its final weights.
 
-    The run is stopped after step 5 and continued by the same command.
+    The run is stopped after step 5 and resumed by the same command.
     """
     launcher, data, options = LAYOUTS[name]
     words: list[object] = [sys.executable]

@@ -10,7 +10,7 @@
 #                       centre of the volume, in the secure cloud
 #   --volume_gb N       instead of --volume: rent a community machine with a disk of N GB. The disk is kept when the
 #                       pod is stopped. It is LOST when the pod is terminated
-#   --hours H           deadline: stop the pod H hours after each start. At most 720
+#   --hours H           stop the pod H hours after each start (its deadline). At most 720
 #   --allow_long        accept more than 720 hours
 #   --auto_run COMMAND  run this command when the pod is set up. The volume must contain the repository
 #   --image IMAGE       container image (default: runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404)
@@ -18,7 +18,7 @@
 #   --yes               rent the pod now. This costs money
 #
 # HF_TOKEN and WANDB_API_KEY are taken from the RunPod secrets with these names. If the volume does not contain the
-# repository at /workspace/gpt2 yet, the pod's start command enforces the deadline.
+# repository at /workspace/gpt2 yet, the start command of the pod stops it at the deadline.
 set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
@@ -46,9 +46,9 @@ while (($#)); do
     --cpu) cpu=1 ;;
     --allow_long) long=1 ;;
     --yes) yes=1 ;;
-    *) mistake "Unknown option $1." ;;
+    *) mistake "Unknown option $1. Nothing was rented." ;;
   esac
-  shift || mistake "An option has no value."
+  shift || mistake "The last option needs a value."
 done
 if ((cpu)); then [[ -z $gpu ]] || mistake "Pass --gpu or --cpu, not both."; else [[ -n $gpu ]] || mistake "Pass --gpu NAME or --cpu."; fi
 [[ $n =~ ^[1-9][0-9]?$ ]] || mistake "--n is '$n'. Pass a number of GPUs such as 8."

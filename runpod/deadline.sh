@@ -3,9 +3,9 @@
 #   bash runpod/deadline.sh HOURS          deadline of the pod; an existing deadline of the pod is kept
 #   bash runpod/deadline.sh HOURS PROCESS  deadline of a run_and_stop.sh; it replaces the deadline of an earlier run
 #
-# RunPod has no timer that works. Five minutes before the deadline (or a tenth of the time if that is less), the timer
-# sends SIGTERM to a run_and_stop.sh, so that the training ends with a checkpoint. That is PROCESS if it was passed,
-# otherwise the run_and_stop.sh that is running at that time.
+# RunPod has no working timer, so this script provides one. Five minutes before the deadline (or a tenth of the time if
+# that is less), the timer sends SIGTERM to a run_and_stop.sh, so that the training ends with a checkpoint. The signal
+# is sent to PROCESS if it was passed, otherwise to the run_and_stop.sh that is running at that time.
 # At the deadline the timer tries to stop the pod. It does not terminate the pod first, because a run that was not
 # copied may be outside the volume. If no request to stop works and the pod has a network volume, it is terminated.
 # The timer is a process in a separate session. Its log is $WORKSPACE/logs/deadline.log, or /tmp/deadline.log.
@@ -22,7 +22,7 @@ if [[ ${1:-} == --armed ]]; then
     rest "$((whole - last))"
     [[ -n $pid ]] || { read -r pid <"$run_lock"; } 2>/dev/null
     if is_running "${pid:-none}" run_and_stop.sh; then
-      say "the deadline is near: sent SIGTERM to the training"
+      say "the deadline is near: sent SIGTERM to the training, which saves a checkpoint and ends"
       kill -TERM "$pid"
     fi
     rest "$last"
@@ -54,7 +54,7 @@ fi
 log=$(log_file deadline.log)
 setsid bash "${BASH_SOURCE[0]}" --armed "$purpose" "$(seconds "$hours" 3600)" "$pid" </dev/null >>"$log" 2>&1 &
 process=$!
-{ echo "$process" >"$marker"; } 2>/dev/null || say "cannot write $marker: a later deadline cannot find this one"
+{ echo "$process" >"$marker"; } 2>/dev/null || say "cannot write $marker: a later deadline.sh cannot replace this timer"
 for _ in {1..20}; do
   if is_running "$process" "$armed"; then
     say "the pod will be stopped in $hours hours at the latest (process $process, log $log)"
@@ -62,5 +62,5 @@ for _ in {1..20}; do
   fi
   read -rt 0.1 <> <(:) || :
 done
-say "error: THE DEADLINE COULD NOT BE ARMED. See $log."
+say "error: THE DEADLINE COULD NOT BE ARMED: the timer did not start and will not stop this pod. See $log."
 exit 1

@@ -11,7 +11,7 @@ set_up() {
   venv=$workspace/venvs/$(fingerprint)
   mkdir -p "$workspace/venvs"
   # Continue without a lock if the file system does not support locks, as some network file systems.
-  if ! { { exec 8>>"$workspace/venvs/.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "could not lock $workspace/venvs"; fi
+  if ! { { exec 8>>"$workspace/venvs/.lock"; } 2>/dev/null && flock -w 1800 8; }; then say "continuing without a lock on $workspace/venvs"; fi
   set_up_environment
   code=$?
   ((code)) || set_up_flash_attn
@@ -46,7 +46,7 @@ set_up_environment() {
 set_up_flash_attn() {
   [[ -e $venv/.flash-attn ]] && return 0
   local wheel found="" answered=1
-  "$venv/bin/python" -c 'import flash_attn' 2>/dev/null && found="is in the image"
+  "$venv/bin/python" -c 'import flash_attn' 2>/dev/null && found="already installed in the image"
   while [[ -z $found ]] && read -r wheel; do
     if "$venv/bin/python" -m pip install --quiet --no-deps --disable-pip-version-check "$wheel" 2>/dev/null; then
       if "$venv/bin/python" -c 'import flash_attn' 2>/dev/null; then found=$wheel; continue; fi
@@ -57,10 +57,10 @@ set_up_flash_attn() {
     fi
   done < <(cd "$repository" && "$venv/bin/python" -m gpt2_repro.preflight.flash_attn_wheel)
   if [[ -z $found && -n ${BUILD_FLASH_ATTN:-} ]]; then
-    say "compiling flash-attn: this takes minutes on many cores, hours on few"
+    say "compiling flash-attn: this takes minutes on many CPU cores and hours on few cores"
     MAX_JOBS=${MAX_JOBS:-4} "$venv/bin/python" -m pip install --quiet --no-build-isolation --disable-pip-version-check \
-      --requirement "$repository/requirements-gpu.txt" && found="was compiled"
+      --requirement "$repository/requirements-gpu.txt" && found="compiled from source"
   fi
-  say "flash-attn: ${found:-no wheel works, so attention uses SDPA of torch}"
+  say "flash-attn: ${found:-not installed, because no wheel works. Attention uses SDPA of torch}"
   if [[ -n $found ]] || ((answered)); then touch "$venv/.flash-attn"; fi
 }

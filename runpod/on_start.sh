@@ -28,7 +28,7 @@ settings=$HOME/gpt2.env # in the container, because the next pod with this volum
 arm_deadline() {
   local hours=${POD_HOURS:-${AUTO_RUN:+not set}}
   [[ -n $hours ]] || return
-  is_positive "$hours" || { say "POD_HOURS IS '$hours', NOT A NUMBER OF HOURS: using 24"; hours=24; }
+  is_positive "$hours" || { say "POD_HOURS IS '$hours', NOT A NUMBER OF HOURS: the deadline is 24 hours"; hours=24; }
   bash "$repository/runpod/deadline.sh" "$hours"
 }
 
@@ -47,7 +47,7 @@ run_by_itself() {
   if tmux has-session -t run 2>/dev/null; then
     say "the tmux session run already exists: AUTO_RUN was not started again"
   elif tmux new-session -d -s run "$command; echo \"AUTO_RUN ended with exit code \$?\"; exec bash"; then
-    say "started AUTO_RUN in tmux (to look: tmux attach -t run)"
+    say "started AUTO_RUN in tmux. To see its output, run: tmux attach -t run"
   else
     setsid bash -c "$command" </dev/null >>"$(log_file auto_run.log)" 2>&1 &
     say "TMUX FAILED: started AUTO_RUN without a terminal; its log is $(log_file auto_run.log)"
@@ -59,14 +59,14 @@ start() {
   if ! { set_up && write_settings >"$settings" && . "$settings"; }; then
     say "THE ENVIRONMENT COULD NOT BE INSTALLED: see the errors above. The pod is running and costs money."
     [[ -n ${AUTO_RUN:-} ]] || return
-    say "AUTO_RUN cannot start: the pod will be stopped in ${START_GRACE:-15} minutes (to keep it: kill -KILL $$)"
+    say "AUTO_RUN cannot start: the pod will be stopped in ${START_GRACE:-15} minutes (to keep it, run: kill -KILL $$)"
     rest "$(seconds "${START_GRACE:-15}" 60)"
     bash "$repository/runpod/stop_pod.sh"
     return
   fi
   setsid python -m gpt2_repro.preflight </dev/null &
   [[ -n ${AUTO_RUN:-} ]] && run_by_itself
-  say "the pod is ready: . $settings"
+  say "the pod is ready: . $settings (this command activates the environment)"
 }
 
 log=$(log_file on_start.log)

@@ -8,7 +8,7 @@
 #   --sync TARGET      copy the run to this target (see sync.sh). The target is checked before the training. Without
 #                      --sync the run stays on the volume
 #   --no_evaluation    do not run evaluate.sh
-#   --grace MINUTES    after a failure or an early end, wait this long before stopping the pod (default: 15)
+#   --grace MINUTES    minutes to wait before stopping the pod after a failure or an early end (default: 15)
 #   --keep             never stop the machine. For machines that are not RunPod pods; without --hours
 #
 # Ctrl-C or SIGTERM ends the training with a complete checkpoint. The script then continues as after a failure.
@@ -29,7 +29,7 @@ while (($#)); do
     -*) mistake "Unknown option $1. Pass the training command last, after --." ;;
     *) mistake "Pass -- before the training command, as in: -- $*." ;;
   esac
-  shift || mistake "An option has no value."
+  shift || mistake "The last option needs a value."
 done
 if ((stops)); then
   [[ -n ${RUNPOD_POD_ID:-} ]] || mistake "This machine is not a RunPod pod. Pass --keep."
@@ -41,13 +41,13 @@ fi
 (($#)) || mistake "The training command is missing. Pass it last: -- accelerate launch … train.py."
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-{ exec 9>>"$run_lock"; } 2>/dev/null || say "cannot write $run_lock: a second run_and_stop.sh would not be refused"
+{ exec 9>>"$run_lock"; } 2>/dev/null || say "could not write $run_lock, so another run_and_stop.sh would not be refused"
 held=0
 flock -n -E 75 9 2>/dev/null || held=$?
 ((held != 75)) || mistake "Another run_and_stop.sh is running on this pod. End it first."
 { echo $$ >"$run_lock"; } 2>/dev/null || :
 export RSYNC_RSH=${RSYNC_RSH:-ssh -o BatchMode=yes} # the script is unattended: never prompt for a password
-if [[ -n $target ]]; then bash runpod/sync.sh --check "$target" || mistake "--sync $target would fail after the training."; fi
+if [[ -n $target ]]; then bash runpod/sync.sh --check "$target" || mistake "Cannot copy to --sync $target. Nothing was started."; fi
 
 log=$(log_file "run-$(date -u +%Y%m%dT%H%M%SZ).log")
 note=$temporary/run_and_stop.$$ # the supervisor writes the path of the run directory to this file
@@ -61,7 +61,7 @@ if ((stops)); then bash runpod/deadline.sh "$hours" $$ 9>&- || exit 1; fi
 set +eu # from here on the script must not end before it has stopped the pod: failures are logged instead
 # shellcheck disable=SC2329  # called by the trap
 tell() { # send SIGTERM only once: a launcher that gets it twice dies before it has saved
-  ((told)) || { told=1; say "ending the training with SIGTERM"; [[ -z $training ]] || kill -TERM "$training"; }
+  ((told)) || { told=1; say "sent SIGTERM: the training saves and ends"; [[ -z $training ]] || kill -TERM "$training"; }
 }
 main() { # a function is read completely before it runs: the file may change during the hours of training
   local code complete=0 run="" folder copied=0 safe=0 pause
@@ -83,7 +83,7 @@ main() { # a function is read completely before it runs: the file may change dur
     if ((complete && evaluates)); then
       bash evaluate.sh "$run" || { code=$?; say "the evaluation failed with exit code $code"; }
     fi
-    "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "the report failed"
+    "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "the report failed: continuing without it"
     folder=$run
     cp "$log" "$run/console.log"
   else
@@ -105,7 +105,7 @@ main() { # a function is read completely before it runs: the file may change dur
   fi
   ((stops)) || exit "$code"
   if ((code || !complete)); then
-    say "the pod will be stopped in $grace minutes (to keep it until the deadline: kill -KILL $$)"
+    say "the pod will be stopped in $grace minutes (to keep it until the deadline, run: kill -KILL $$)"
     rest "$(seconds "$grace" 60)" 9>&-
   fi
   if ((safe)); then stop_pod; else stop_pod stop; fi # terminating the pod would delete a run that was not copied

@@ -3,12 +3,12 @@
 #   bash runpod/stop_pod.sh [stop|terminate …]
 #
 # Without an argument the pod is terminated if it has a network volume ($RUNPOD_VOLUME_ID), which keeps the data.
-# Otherwise it is stopped, which keeps its volume disk. Several arguments are tried one after the other.
-# RunPod's interfaces change (REST v1 was removed in November 2026), so four interfaces are tried in turn. The attempts
-# are repeated until the pod, and with it this script, ends. No interface needs Python.
+# Otherwise it is stopped, which keeps its volume disk. Several arguments are tried one after the other. RunPod's
+# interfaces change (REST v1 was removed in November 2026), so four interfaces are tried in turn. The attempts are
+# repeated until the pod ends, which also ends this script. No interface needs Python.
 # Environment variables:
 #   STOP_WAIT      seconds to wait after a request was accepted (default: 120)
-#   STOP_ROUNDS    fail after this many rounds (default: 0, never)
+#   STOP_ROUNDS    number of rounds of attempts before the script fails (default: 0, it never fails)
 
 # shellcheck disable=SC2329  # the functions by_* are called by name
 set -uo pipefail # no -e: after a failure the next interface is tried
@@ -54,11 +54,11 @@ stop_pod() {
     for verb in "$@"; do
       for way in by_command by_old_command by_rest by_graphql; do
         if "$way" "$verb" >/dev/null; then
-          say "pod $RUNPOD_POD_ID: $verb was accepted ($way)"
+          say "pod $RUNPOD_POD_ID: the request to $verb was accepted ($way)"
           rest "$wait"
           say "pod $RUNPOD_POD_ID is still running: trying the next interface"
         else
-          say "pod $RUNPOD_POD_ID: $verb failed ($way)"
+          say "pod $RUNPOD_POD_ID: the request to $verb failed ($way)"
         fi
       done
     done

@@ -4,7 +4,7 @@
 #   bash runpod/sync.sh runs/gpt2_124m user@host:backup/             with rsync; user@host: is the home directory
 #   bash runpod/sync.sh --check TARGET                               only check that TARGET can be reached
 #
-# The complete contents are compared, with the hashes of the Hub or with rsync's checksums.
+# The script compares the contents of all files, with the hashes of the Hub or with the checksums of rsync.
 set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
@@ -60,7 +60,7 @@ else
   left=$(grep -c '^[<>]' <<<"$plan" || true)
 fi
 if ((left)); then
-  echo "error: $left files of $run are missing or different in $copy. Run the same command again." >&2
+  echo "error: $left files of $run are missing or different in $copy. Run the same command again to copy them." >&2
   exit 1
 fi
 say "copied $run to $copy; all files are equal"

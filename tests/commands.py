@@ -1,4 +1,4 @@
-"""Start commands in the same way as a user does."""
+"""Start the commands of the project in subprocesses, as a user would."""
 
 import contextlib
 import os
@@ -20,8 +20,8 @@ LAUNCHERS = {"launch": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp2": "fs
 def start_command(words: tuple[object, ...], environment: dict[str, str], **streams: Any) -> subprocess.Popen[str]:
     """Start a command in the root folder of the project, as a user would.
 
-    The first word is `python`, `bash`, or a launcher followed by the number of processes: `launch N` (ZeRO-1),
-    `zero2 N`, `zero3 N`, `fsdp2 N` or `torchrun N`.
+    The first item of `words` is `python`, `bash` or a launcher. A launcher is followed by the number of processes:
+    `launch N` (accelerate with ZeRO-1), `zero2 N`, `zero3 N`, `fsdp2 N` or `torchrun N`.
     """
     return subprocess.Popen(
         ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],
@@ -35,7 +35,7 @@ def start_command(words: tuple[object, ...], environment: dict[str, str], **stre
 
 
 def words_of(words: tuple[object, ...]) -> list[str]:
-    """Return the command-line arguments of `python` for a command of start_command."""
+    """Return the arguments of the `python` process that start_command starts."""
     command, *rest = map(str, words)
     if command in LAUNCHERS:
         config = f"accelerate_configs/{LAUNCHERS[command]}.yaml"

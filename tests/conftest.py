@@ -1,4 +1,4 @@
-"""Shared fixtures: documents, a prepared folder, a tiny recipe, running commands."""
+"""Provide fixtures that prepare data, run commands and train a tiny model."""
 
 import json
 import os
@@ -34,7 +34,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update_golden", action="store_true", help="Replace the numbers in tests/golden/.")
+    parser.addoption("--update_golden", action="store_true", help="Write new numbers to tests/golden/.")
     parser.addoption("--thorough", action="store_true", help="Run each property test with 30 seeds instead of 3.")
 
 
@@ -48,14 +48,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each property test, which has an argument `seed`, with several seeds."""
+    """Run each test that has an argument `seed` several times, with different seeds."""
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(30 if metafunc.config.getoption("--thorough") else 3))
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Return the folder of public data outside the project. Skip the test without it."""
+    """Return the folder with public test data. Skip the test if it is missing."""
     if not REAL_DATA.is_dir():
         pytest.skip(f"No real data in {REAL_DATA}. Set GPT2_REPRO_TEST_DATA.")
     return REAL_DATA
@@ -63,10 +63,10 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
-    """Return documents of 20 to 200 random words, and three special documents.
+    """Return 120 documents of 20 to 200 random words, and three special documents.
 
-    The special documents are often handled wrongly: an empty one, one that contains the text of the separator, and one
-    with accents, Japanese and an emoji.
+    The special documents often cause errors. The first is empty, the second contains the text of the separator, and
+    the third contains accents, Japanese and an emoji.
     """
     source = random.Random(1)
     words = ["".join(source.choices("abcdefghij", k=source.randint(2, 6))) for _ in range(80)]
@@ -86,7 +86,7 @@ def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> li
 
 @pytest.fixture(scope="session")
 def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe with a prepared folder, whose run takes seconds."""
+    """Prepare a small folder, and return the path of a recipe that trains in seconds."""
     from gpt2_repro.data.arguments import DataArguments
     from gpt2_repro.data.preparation.prepare import prepare
 
@@ -100,7 +100,10 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a command of `start_command` until it ends."""
+    """Return a function that runs a command and returns its exit code and output.
+
+    The arguments are those of tests.commands.start_command.
+    """
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
         process = start_command(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -118,7 +121,7 @@ def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function like type_command that starts train.py faster.
 
-    It forks a process that has already imported the libraries, which takes seconds.
+    The function forks a process that has already imported the libraries, because the imports take seconds.
     """
     output, errors = (tmp_path_factory.mktemp("warm") / name for name in ("stdout", "stderr"))
 
@@ -136,9 +139,10 @@ def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproc
 
 @pytest.fixture(scope="session")
 def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Path]:
-    """Return a function that trains the tiny recipe into a folder and returns it.
+    """Return a function that trains the tiny recipe and returns the run directory.
 
-    The function takes further options, and a launcher instead of one process.
+    The arguments of the function are the run directory, more options of train.py, and a launcher. Without a launcher,
+    the training uses one process.
     """
 
     def run(output: Path, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:
@@ -151,5 +155,5 @@ def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProces
 
 @pytest.fixture(scope="session")
 def events() -> Callable[[Path], list[dict]]:
-    """Return a function that reads the events in a run's metrics.jsonl."""
+    """Return a function that returns the events in the metrics.jsonl of a run."""
     return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,7 +1,7 @@
-"""A GPT-2 and its training in plain PyTorch, which share no code with the project.
+"""Build and train GPT-2 in plain PyTorch, without the code of this project.
 
-The model is written from the description in the paper. `train` is a training loop like that of build-nanogpt and
-nanoGPT. The tests compare its numbers with the log of train.py.
+The model is written from the description in the paper. `train` is a training loop like those of build-nanogpt and
+nanoGPT. The tests compare its losses, gradient norms and learning rates with those that train.py logs.
 """
 
 import math
@@ -52,7 +52,10 @@ class GPT2(nn.Module):
         return self.norm(x) @ self.tokens.weight.T
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of a Hugging Face GPT-2, whose linear layers are [in, out]."""
+        """Load the weights of a Hugging Face GPT-2.
+
+        Hugging Face stores the matrices of linear layers as [in, out], so they are transposed for nn.Linear.
+        """
         parts = {"ln_1": "norm_1", "ln_2": "norm_2", "attn.c_attn": "qkv", "attn.c_proj": "out"}
         parts |= {"mlp.c_fc": "up", "mlp.c_proj": "down"}
         names = {"transformer.wte.weight": "tokens.weight", "transformer.wpe.weight": "positions.weight"}
@@ -72,9 +75,9 @@ class GPT2(nn.Module):
 def train(
     model: GPT2, rows: Tensor, *, steps: int, rows_per_step: int, peak: float, warmup: int, clip: float, decay: float
 ) -> Iterator[dict[str, float]]:
-    """Train on `rows` [n, T + 1] in their order, and yield the numbers of each step.
+    """Train on `rows` [n, T + 1] in their order, and yield a dictionary for each step.
 
-    The numbers are the loss, the gradient norm before clipping, and the learning rate.
+    The dictionary contains the loss, the gradient norm before clipping, and the learning rate.
     """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -95,15 +98,15 @@ def train(
 
 
 def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
-    """Write token ids as a shard of llm.c (dev/data/data_common.py).
+    """Write token ids to a data file in the format of llm.c.
 
-    A shard has a header of 256 int32 numbers, followed by the ids as uint16.
+    The file has a header of 256 int32 numbers, followed by the ids as uint16 (see dev/data/data_common.py of llm.c).
     """
     path.write_bytes(np.array([20240520, 1, len(ids), *[0] * 253], "<i4").tobytes() + ids.astype("<u2").tobytes())
     return path
 
 
 def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
-    """Return the token ids of each text with its separator [length]."""
+    """Return the token ids [length] of each text, including its separator."""
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths))[:-1]

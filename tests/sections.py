@@ -1,4 +1,4 @@
-"""Parse recipes in the same way as train.py."""
+"""Parse recipes and command lines in the same way as train.py."""
 
 from pathlib import Path
 from typing import Any

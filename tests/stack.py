@@ -1,6 +1,6 @@
-"""The imports of train.py, which tests/warm.py makes only once.
+"""Import the libraries of train.py, so that tests/warm.py can fork this process.
 
-They take most of the time of a short run.
+The imports take most of the time of a short run. With forking, they are needed only once for all runs.
 """
 
 import accelerate.commands.launch

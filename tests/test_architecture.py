@@ -1,6 +1,6 @@
-"""Imports go to lower layers only, and entry points are short.
+"""Modules import only from lower layers, and the `main` functions are short.
 
-Each library, and each name of a file in the run directory, is used in one place only.
+Libraries such as DeepSpeed, and the names of the files in a run directory, are used in only one part of the package.
 """
 
 import ast
@@ -30,7 +30,11 @@ def files() -> list[Path]:
 
 
 def layer_of(module: str) -> int:
-    """Return the layer of a module such as `gpt2_repro.a.b`, or of a script."""
+    """Return the level (0 to 3) of a Python module in the project's import order.
+
+    A module may import modules of its own subpackage and of lower levels. Modules of the levels 0 and 3 may also
+    import modules of the same level. Examples of module names are `gpt2_repro.data.rows` and `train`.
+    """
     parts = module.split(".")
     room = parts[1] if len(parts) > 1 else ""
     if parts[0] != "gpt2_repro" or room in ENTRY_POINTS or parts[-1] == "__main__":
@@ -73,9 +77,9 @@ def test_names_of_run_files_are_known_to_run_record_only() -> None:
 
 
 def texts_of(path: Path) -> list[str]:
-    """Return all strings of a Python file except docstrings, or any other file's text.
+    """Return the strings in a Python file, or the complete text of another file.
 
-    F-strings are returned as they are written.
+    Docstrings are not included. F-strings are returned as source code.
     """
     if path.suffix != ".py":
         return [path.read_text()]

@@ -1,6 +1,6 @@
-"""Mistakes of the user end with one line that names the fix, and exit code 2.
+"""A wrong command or recipe ends with a one-line error message and exit code 2.
 
-The commands end within seconds and leave no files.
+The error message names the fix. The commands end within seconds and leave no files.
 """
 
 import errno
@@ -24,7 +24,7 @@ from tests.commands import ROOT
 
 @pytest.fixture
 def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs train.py with wrong options, and returns the error."""
+    """Return a function that runs train.py with wrong options and returns its error."""
     monkeypatch.chdir(ROOT)
 
     def run(*options: object, recipe: Path | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Run directories, folders and Hub ids resolve to the right checkpoint."""
+"""Run directories, folders and Hub ids are resolved to the right checkpoint."""
 
 from pathlib import Path
 

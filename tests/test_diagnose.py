@@ -1,6 +1,6 @@
-"""The command `python -m gpt2_repro.diagnose` on a run.
+"""The command `python -m gpt2_repro.diagnose` works on finished runs.
 
-tests/evaluation/diagnosis tests the conclusions.
+The tests in tests/evaluation/diagnosis check the causes that the command finds.
 """
 
 import json

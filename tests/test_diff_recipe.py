@@ -1,4 +1,8 @@
-"""`train.py --diff_recipe` lists all fields that differ, and what they change."""
+"""`train.py --diff_recipe` lists all fields that differ from another recipe.
+
+The fields are listed in three groups: fields that change the training, fields that change only the measurement, and
+fields that change neither.
+"""
 
 from pathlib import Path
 

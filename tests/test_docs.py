@@ -1,4 +1,4 @@
-"""Options, defaults, files and test names in docs/ and CONTRIBUTING.md exist."""
+"""The options, defaults, files and tests that the documentation names are correct."""
 
 import ast
 import contextlib
@@ -23,7 +23,7 @@ FOREIGN = ("mpirun ", "python dev/data/", "python data/", "torchrun ", "hf ")
 
 @functools.cache
 def output_of(command: str, *argv: str) -> str:
-    """Return the output of `train.py`, `prepare_data.py` or a `python -m` module."""
+    """Run `train.py`, `prepare_data.py` or a `python -m` module; return its output."""
     name = command.removesuffix(".py")
     module = importlib.import_module(name)
     if hasattr(module, "__path__"):
@@ -57,7 +57,7 @@ def defaults(command: str) -> dict[str, str]:
 def code_of(page: Path) -> Iterator[str]:
     """Yield each command in the fenced blocks of a page, and all inline code.
 
-    Continued lines are joined.
+    A line that ends with a backslash is joined with the next line.
     """
     text = page.read_text()
     for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
@@ -67,9 +67,10 @@ def code_of(page: Path) -> Iterator[str]:
 
 
 def allowed_in(code: str) -> list[tuple[str, set[str]]]:
-    """Return the parts of a command line, each with its allowed options.
+    """Split a command line into commands, and return each with its valid options.
 
-    An option without a command may belong to any command of this project.
+    For example, a training has the two commands `accelerate launch` and `train.py`. An option that a page shows
+    without a command may belong to any command of this project.
     """
     if code.startswith(FOREIGN):
         return []

@@ -29,7 +29,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[^@:]+)?(@\S+)?")
 
 
 def preparations(page: Path) -> list[str]:
-    """Return the commands of prepare_data.py in a page's code blocks and text."""
+    """Return the commands in a page that start with `python prepare_data.py`."""
     text = page.read_text()
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -60,7 +60,7 @@ def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pyte
 
 @pytest.fixture
 def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create the files that the page names in a temporary folder, and link recipes/."""
+    """Create the files that docs/data.md names in a temporary folder; link recipes/."""
     monkeypatch.chdir(tmp_path)
     Path("recipes").symlink_to(ROOT / "recipes")
     for folder in ("books", "notes", "more", "shards", "web"):

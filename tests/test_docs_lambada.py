@@ -1,4 +1,7 @@
-"""The six short runs of docs/lambada.md find their data and change one thing."""
+"""The six short runs in docs/lambada.md find their data and change one setting.
+
+The first run is the baseline. Each other run changes one setting of the baseline.
+"""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The runs of docs/recipes.md and docs/lambada.md change one thing each."""
+"""Each run in docs/recipes.md and docs/lambada.md changes only one setting."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """Return the words after a script in all commands of both pages."""
+    """Return the arguments of a script in each command of the two pages."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]

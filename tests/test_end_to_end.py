@@ -1,4 +1,4 @@
-"""The commands of the README work from preparing data to the report."""
+"""The commands of the README work, from the data preparation to the report."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The command `python -m gpt2_repro.export`, and the model card.
+"""`python -m gpt2_repro.export` writes folders, llm.c files and model cards.
 
-It exports to folders, llm.c's files and the Hub, which is replaced by a fake.
+It also uploads folders to the Hub, which the tests replace by a fake.
 """
 
 import dataclasses

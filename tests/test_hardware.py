@@ -1,4 +1,4 @@
-"""Peak FLOP/s, number of processes, and torch.compile on different devices."""
+"""The device determines peak FLOP/s, number of processes and torch.compile."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The launcher, the micro-batch and interruptions do not change losses or weights."""
+"""Launcher, micro-batch size and interruptions do not change losses or weights."""
 
 import json
 import shutil
@@ -30,7 +30,10 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def reference(train, tmp_path_factory) -> Path:
-    """Train with one process in fp32, with all 8 rows of a step in one pass."""
+    """Train with one process in fp32 and without gradient accumulation.
+
+    All 8 rows of a step are in one micro-batch.
+    """
     return train(tmp_path_factory.mktemp("reference") / "run")
 
 

@@ -1,4 +1,7 @@
-"""The table of launchers, and the files of accelerate_configs/ and ds_configs/."""
+"""The files in accelerate_configs/ and ds_configs/ are valid and complete.
+
+The table of launchers in gpt2_repro/launchers.py lists all of them.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +25,10 @@ GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("runs.json").rea
     "launcher", [(name, 2) for name in ("torchrun", "launch", "zero2", "zero3", "fsdp2")], ids=lambda its: its[0]
 )
 def test_two_processes_are_one(launcher, type_command, type_warm, tiny_recipe: Path, events, tmp_path: Path) -> None:
-    """Two processes give the losses of one process in tests/golden/."""
+    """Training with two processes gives the losses of one process.
+
+    The losses of one process are stored in tests/golden/runs.json.
+    """
     words = ("train.py", tiny_recipe, "--per_device_train_batch_size", 4, "--output_dir", tmp_path / "run")
     done = (type_command if launcher[0] == "launch" else type_warm)(*launcher, *words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -61,7 +67,7 @@ def test_the_table_of_launchers_has_every_file() -> None:
 
 @pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
 def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: Path) -> None:
-    """The numbers of every recipe reach DeepSpeed.
+    """DeepSpeed gets the settings of every recipe, such as gradient clipping and bf16.
 
     tests/training/test_launcher.py checks which values must be "auto".
     """

@@ -1,6 +1,6 @@
-"""Training on a user's text: folder names, split, and sizes of model and batch.
+"""A user's text determines folder names, splits, and the sizes of model and batch.
 
-The sizes depend on the text and the machine.
+The sizes also depend on the machine.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
-"""Operations, host syncs, saved bytes and collectives of a step do not increase.
+"""A training step does not exceed its number of operations and host syncs.
 
-They are counted without a GPU. No test measures time.
+The bytes saved for the backward pass and the collectives are limited too. All of them are counted on a CPU. No test
+measures time.
 """
 
 import itertools
@@ -31,7 +32,7 @@ VIEWS |= {"select", "detach", "alias", "as_strided", "unbind"}
 
 
 class Counter(TorchDispatchMode):
-    """Count the operations that move data, and those that cause a host sync."""
+    """Count tensor operations that move data, and those that cause a host sync."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class Counter(TorchDispatchMode):
 
 @pytest.fixture
 def stock() -> tuple[PreTrainedModel, Call]:
-    """Return the GPT-2 of transformers with its defaults, and a function for its loss."""
+    """Return a stock GPT-2 of transformers and a function that computes its loss."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=512, n_positions=LENGTH, n_layer=LAYERS, n_head=2, n_embd=WIDTH, use_cache=False)
     return GPT2LMHeadModel(config).train(), lambda model, rows: model(input_ids=rows, labels=rows).loss

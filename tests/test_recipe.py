@@ -1,6 +1,6 @@
-"""Recipes and command lines get the same validation, and the command line wins.
+"""Recipes and command-line options are checked by the same rules.
 
-Errors name the nearest valid word.
+Options replace the values of the recipe. The error for an unknown name suggests the most similar valid name.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Every recipe parses in all scripts and fits the numbers of GPUs in its header.
+"""Every recipe is valid in all scripts and for the numbers of GPUs in its header.
 
-Recipes also agree with the published runs they reproduce, and no field is in two sections.
+Recipes also agree with the published runs that they reproduce, and no field is in two sections.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ BLOG |= {"final_learning_rate_fraction": 0.0, "adam_beta2": 0.999, "max_grad_nor
 
 
 def header_of(path: Path) -> str:
-    """Return the comment at the top of a recipe on one line."""
+    """Return the comment at the top of a recipe, joined to one line."""
     lines = path.read_text().split("\n\n")[0].splitlines()
     return " ".join(" ".join(line.lstrip("#") for line in lines).split())
 
@@ -196,9 +196,9 @@ def test_another_published_run(name: str, wanted: dict[str, Any]) -> None:
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
-    """All defaults are those of the default recipe, except for HellaSwag.
+    """The default of every field is its value in the default recipe.
 
-    Most runs would have to download HellaSwag.
+    The exception is hellaswag_steps, which is 0 by default because HellaSwag must be downloaded.
     """
     for section in parse_for_training().sections.values():
         for name in set(own_fields(type(section))) - {"hellaswag_steps"}:

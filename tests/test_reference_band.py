@@ -1,4 +1,8 @@
-"""The band contains the three published runs at every validation, but not GPT-2."""
+"""The range of reference losses contains three published runs but not GPT-2.
+
+The range is computed from three runs of llm.c and holds from step 250 on. GPT-2 is OpenAI's model with 124M
+parameters.
+"""
 
 import csv
 import itertools

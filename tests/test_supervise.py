@@ -1,4 +1,7 @@
-"""A crashed command is restarted within limits. Other commands are not restarted."""
+"""The supervisor restarts a crashed command, up to a limited number of crashes.
+
+It does not restart a command that was stopped, that diverged, or that ended because of a user error.
+"""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
-"""Private attributes of upstream libraries that the package uses.
+"""Upstream libraries have the private attributes that the package uses.
 
-An incompatible upgrade fails these tests first. `make upgrade-check` runs this file against the newest transformers,
-accelerate and DeepSpeed.
+If an upgraded library is incompatible, these tests fail first. `make upgrade-check` runs this file against the newest
+transformers, accelerate and DeepSpeed.
 """
 
 import ast
@@ -74,7 +74,7 @@ def source_of(module: str) -> str:
 
 
 def private_names() -> set[str]:
-    """Return the private names that the package uses from other objects or overrides.
+    """Return the private names of other libraries that the package uses or overrides.
 
     Names that the package defines itself are not included.
     """

@@ -1,7 +1,7 @@
-"""Start commands faster than start_command, by forking a process with all imports.
+"""Start commands quickly by forking a process that has imported the libraries.
 
-Importing takes seconds, but a tiny run takes only one. Launchers are supported. Tests of the imports of a command must
-use start_command.
+The imports take several seconds, but a tiny run takes only one second. Launchers are supported. Tests that check the
+imports of a command must use tests.commands.start_command instead.
 """
 
 import importlib
@@ -22,9 +22,10 @@ from tests.commands import ENVIRONMENT, ROOT, words_of
 def start_warm(
     words: tuple[object, ...], environment: dict[str, str], output: Path, errors: Path | None = None
 ) -> "Forked":
-    """Start a command like start_command, with stdout and stderr written to files.
+    """Start a command in a forked process, and write stdout and stderr to files.
 
-    Without a file for `errors`, stderr is also written to `output`.
+    `words` and `environment` are the arguments of start_command. If `errors` is None, stderr is also written to the
+    file `output`.
     """
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["tests.stack"])
@@ -33,7 +34,10 @@ def start_warm(
 
 
 class Forked:
-    """A multiprocessing process with the methods of subprocess.Popen that are needed."""
+    """Wrap a multiprocessing process so that it can be used like a subprocess.Popen.
+
+    Only the methods of Popen that tests and torchrun call are defined.
+    """
 
     def __init__(self, context: BaseContext, *target_and_args: Any) -> None:
         target, *args = target_and_args

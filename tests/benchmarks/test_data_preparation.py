@@ -1,6 +1,6 @@
-"""Contenders of the data preparation benchmark write the expected tokens.
+"""All methods of the data preparation benchmark write the expected tokens.
 
-The expected number of tokens comes from a second tokenizer.
+The expected number of tokens is computed with another implementation of the tokenizer.
 """
 
 import json
@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_contenders_write_the_expected_tokens(real_data: Path, tmp_path: Path) -> None:
-    """All contenders keep the tokens of a second tokenizer; the blog drops windows."""
+    """All methods write all tokens of the text, except for the method of the blog.
+
+    The blog's method drops windows of fewer than 256 tokens. Another implementation of the tokenizer gives the
+    expected numbers of tokens.
+    """
     pytest.importorskip("tiktoken", reason="tiktoken is missing: pip install -r requirements-dev.txt")
     sentence = "It's 1,024 tokens  wide; naïve Füße, 日本語 🙂 and\n\n\ttabs — don't they'll? "
     texts = [

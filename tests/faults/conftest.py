@@ -1,4 +1,4 @@
-"""Fixtures for runs with injected faults."""
+"""Provide fixtures that train with injected faults."""
 
 import functools
 import subprocess
@@ -73,7 +73,7 @@ def fault(start) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 16 MB and return its folder; skip the test without root."""
+    """Mount a file system of 16 MB and return its folder. Without root, skip the test."""
     folder = tmp_path / "disk"
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]

@@ -1,4 +1,4 @@
-"""train.py with an injected fault.
+"""Run train.py with an injected fault.
 
 Environment variables:
     FAULT: name of the fault.
@@ -29,7 +29,7 @@ STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 
 
 def saves(*args: Any, **kwargs: Any) -> bool:
-    """Whether an argument names a checkpoint of one of the steps in FAULT_AT."""
+    """Whether an argument is the path of a checkpoint from a step in FAULT_AT."""
     return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 
@@ -48,9 +48,9 @@ def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> 
 
 
 def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any, *args: Any) -> Any:
-    """Raise out of memory for micro-batches of more than one row.
+    """Raise an out-of-memory error for micro-batches of more than one row.
 
-    With activation checkpointing, two rows fit.
+    With activation checkpointing, the error is raised for micro-batches of more than two rows.
     """
     if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
@@ -58,9 +58,10 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 
 
 def inject(fault: str) -> None:
-    """Patch a function so that the fault happens in it.
+    """Patch the function of the project in which the fault has to happen.
 
-    The fault happens only on the rank FAULT_RANK, and only in calls for the steps FAULT_AT if it depends on steps.
+    The fault happens only on the rank FAULT_RANK. If the fault depends on the step, it happens only at the steps in
+    FAULT_AT.
     """
     from gpt2_repro.run_record import checkpoints
     from gpt2_repro.training.callbacks import ProgressBar

@@ -1,4 +1,4 @@
-"""Runs in the background, and helpers to compare finished runs."""
+"""Start runs in the background, and compare finished runs."""
 
 import hashlib
 import json
@@ -17,8 +17,8 @@ from tests.warm import start_warm
 class Started:
     """A command that runs in the background of a test.
 
-    The command starts as a user would start it. With `warm`, it is forked from a process that has already imported
-    the libraries, which saves seconds.
+    The command starts as a user would start it. With `warm`, the command is forked from a process that has already
+    imported the libraries. This saves several seconds.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Started:
         return self.output.read_text(errors="replace")
 
     def wait_until(self, condition: Callable[[], Any], timeout: float = 90) -> Any:
-        """Wait until a condition is true and return its value; check it every 10 ms."""
+        """Check a condition every 10 ms until it is true, and return its value."""
         deadline = time.monotonic() + timeout
         while not (value := condition()):
             assert time.monotonic() < deadline, self.text()[-3000:]
@@ -51,9 +51,9 @@ class Started:
         return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else -1
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """Return the training processes by rank.
+        """Return a dictionary from each rank to its training process.
 
-        A launcher starts them in the order of their ranks.
+        The processes are sorted by start time, because a launcher starts them in the order of their ranks.
         """
         workers = psutil.Process(self.process.pid).children()
         return dict(enumerate(sorted(workers, key=lambda worker: (worker.create_time(), worker.pid))))

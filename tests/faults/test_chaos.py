@@ -24,7 +24,7 @@ OPTIONS = (
 
 
 def strike(command, source: random.Random, disk: Path) -> str:
-    """Kill or stop a random part of the run, or fill its disk; return which."""
+    """Kill or stop random processes of the run, or fill its disk; return the fault."""
     ranks = command.ranks()
     # Until the launcher has started its workers, only the launcher can be killed.
     what = source.choice(["launcher", "worker", "all", "term", "disk"] if len(ranks) == 2 else ["launcher"])
@@ -53,8 +53,8 @@ def newest(run: Path) -> int:
 def test_twenty_five_kills_lose_nothing(train, start, small_disk: Path, tmp_path: Path, capsys) -> None:
     """After 25 random faults, losses and final weights are those of a faultless run.
 
-    The faults are SIGKILL of launchers and workers, SIGTERM of single ranks, and a full disk. Promises P1, P2, P3, P5
-    and P11 of docs/reliability.md.
+    The faults are SIGKILL to launchers and workers, SIGTERM to single ranks, and a full disk. This tests the promises
+    P1, P2, P3, P5 and P11 of docs/reliability.md.
     """
     golden = train(tmp_path / "golden", *OPTIONS, launcher=("launch", 2))
     run, source, done = small_disk / "run", random.Random(), []

@@ -1,4 +1,4 @@
-"""Faults during a save: only complete checkpoints are ever resumed from."""
+"""After a fault during a save, a run resumes only from complete checkpoints."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
 ) -> None:
     """A run that is killed at each point of a save ends like a run without faults.
 
-    Promises P1 and P2 of docs/reliability.md.
+    This tests the promises P1 and P2 of docs/reliability.md.
     """
     options = (*SAVES, "--max_steps", 12, "--bf16", bf16, "--keep_checkpoints", 1, "--keep_best_checkpoint", "false")
     run = tmp_path / "run"
@@ -45,7 +45,7 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
 
 
 def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_path: Path) -> None:
-    """SIGTERM during a save: the save completes, and then the run stops."""
+    """After SIGTERM during a save, the save is completed before the run stops."""
     run = tmp_path / "run"
     code, text = fault("term_while_saving", 4, run, *SAVES)
     assert code == 0 and status(run)["state"] == "stopped", text
@@ -56,7 +56,8 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_pa
 def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, golden, small_disk: Path) -> None:
     """If the disk fills up during a save, the previous checkpoint stays complete.
 
-    The check of the free space before the save is disabled, as if another program used the space after it.
+    The test disables the check of the free disk space before the save. This simulates another program that fills the
+    disk between the check and the save.
     """
     run = small_disk / "run"
     train(run, *SAVES, "--stop_at_step", 2)
@@ -73,7 +74,7 @@ def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, go
 def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:
     """Secrets in the environment are neither in the run directory nor in the output.
 
-    Promise P13 of docs/reliability.md.
+    This tests the promise P13 of docs/reliability.md.
     """
     secrets = {name: f"secret of {name}" for name in ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")}
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Non-finite updates are skipped and logged; five in a row end the run."""
+"""Updates with NaN or infinity are skipped; five skips in a row end the run."""
 
 import math
 from pathlib import Path
@@ -24,9 +24,9 @@ ENGINES = [
 
 @pytest.mark.parametrize(("launcher", "bf16"), ENGINES)
 def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: str, tmp_path: Path) -> None:
-    """A NaN loss on one rank skips the update on all ranks and is logged.
+    """If the loss of one rank is NaN, all ranks skip the update and log the skip.
 
-    Promise P6 of docs/reliability.md.
+    This tests the promise P6 of docs/reliability.md.
     """
     run = tmp_path / "run"
     rank = 0 if launcher == ("python",) else 1
@@ -50,7 +50,10 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
 
 @pytest.mark.parametrize(("launcher", "bf16"), [ENGINES[0], ENGINES[2]])
 def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -> None:
-    """Five skipped updates in a row end the run with exit code 1 and `diverged`."""
+    """Five skipped updates in a row end the run with exit code 1.
+
+    The state of the run is `diverged`.
+    """
     run = tmp_path / "run"
     code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, launcher=launcher)
     assert code == 1, text

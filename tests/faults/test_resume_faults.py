@@ -1,4 +1,4 @@
-"""Resuming with another number of processes or with a changed option."""
+"""A run can resume with another number of processes or with a changed option."""
 
 import json
 from pathlib import Path
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.faults
 def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
     launchers, bf16: str, train, golden, tmp_path
 ) -> None:
-    """Resuming with another number of processes gives the losses of a straight run.
+    """A run that resumes with another number of processes has the same losses.
 
-    Only the launcher or its --num_processes changes. DeepSpeed's checkpoints are converted. Promise P3 of
-    docs/reliability.md.
+    Its losses are compared with those of an uninterrupted run. Only the launcher or its --num_processes changes.
+    DeepSpeed's checkpoints are converted. This tests the promise P3 of docs/reliability.md.
     """
     options = ("--max_steps", 12, "--per_device_train_batch_size", 2, "--bf16", bf16, "--learning_rate", 1e-3)
     straight, run = golden(*options, launcher=launchers[0]), tmp_path / "run"
@@ -48,7 +48,7 @@ def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
 def test_a_change_that_is_allowed_takes_effect(launcher: tuple, train, tmp_path: Path) -> None:
     """A new --max_grad_norm takes effect on resume, also under DeepSpeed.
 
-    DeepSpeed itself restores the limit of the checkpoint and ignores the new one.
+    DeepSpeed alone would restore the old value from the checkpoint and ignore the new value.
     """
     options, runs = ("--per_device_train_batch_size", 4), []
     for name, its in (("one", ("python",)), ("many", launcher)):

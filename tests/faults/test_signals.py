@@ -1,4 +1,4 @@
-"""Signals to ranks and launchers, and launchers that are killed."""
+"""Runs that a signal stops or kills can be resumed without a change of results."""
 
 import signal
 import time
@@ -27,9 +27,9 @@ SIGNALS = {
 
 
 def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, tmp_path: Path) -> None:
-    """A run that is stopped by each signal in turn ends like an unstopped run.
+    """A run that is stopped by several signals has the results of an unstopped run.
 
-    Promise P5 of docs/reliability.md.
+    Each signal is sent once, and the run is resumed after it. This tests the promise P5 of docs/reliability.md.
     """
     options = (*LONG, *READERS)
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
@@ -67,9 +67,10 @@ def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
 def test_a_validation_that_a_signal_interrupts_is_repeated(launcher, train, start, tmp_path: Path) -> None:
-    """A signal interrupts a validation, and the resumed run repeats the validation.
+    """After a signal during a validation, the resumed run repeats the validation.
 
-    With sharded weights, all ranks leave the validation after the same batch. Promise P5 of docs/reliability.md.
+    With sharded weights, all ranks leave the validation after the same batch. This tests the promise P5 of
+    docs/reliability.md.
     """
     options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
     options += ("--per_device_train_batch_size", 4)

@@ -1,4 +1,4 @@
-"""A tracking service that fails does not end the training."""
+"""The training continues if an experiment tracker such as wandb fails."""
 
 import contextlib
 from pathlib import Path

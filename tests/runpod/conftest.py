@@ -1,4 +1,7 @@
-"""A simulated pod: stubs record commands that would cost money or use a network."""
+"""Simulate a RunPod pod, so that its scripts run without costs and network.
+
+Stub programs replace the commands that would cost money or use a network. They record their arguments.
+"""
 
 import contextlib
 import os
@@ -58,7 +61,7 @@ exit 0
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "The condition was still false after 60 s."
         time.sleep(0.02)
 
 
@@ -93,12 +96,12 @@ class Pod:
         }
 
     def stub(self, name: str, script: str) -> None:
-        """Replace a command by a script."""
+        """Replace the command `name` by a shell script."""
         (self.stubs / name).write_text(script)
         (self.stubs / name).chmod(0o755)
 
     def wake(self) -> None:
-        """End all current and later sleeps."""
+        """End all current and later `sleep` commands of the scripts."""
         (self.folder / "wake").touch()
 
     def sleeps(self) -> list[int | str]:
@@ -121,7 +124,7 @@ class Pod:
         return process.returncode, output
 
     def train(self, *words: object, **variables: str | None) -> tuple[int, str]:
-        """Run run_and_stop.sh for a run in the workspace; return its exit code and log."""
+        """Run run_and_stop.sh with a simulated training; return its exit code and log."""
         variables = {"RUN": str(self.workspace / "runs" / "mine")} | variables
         code, said = self.run("run_and_stop.sh", *words, "--", "accelerate", "launch", "train.py", **variables)
         return code, said + self.log("run-*.log")

@@ -1,4 +1,4 @@
-"""Commands in runpod/README.md and cloud/ use existing scripts and options."""
+"""The commands in runpod/README.md and cloud/ use existing scripts and options."""
 
 import re
 import shlex
@@ -41,7 +41,10 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
 
 
 def stage(pod, name: str, **variables: str) -> int:
-    """Run a stage of cloud/skypilot.yaml with a local bucket; return its exit code."""
+    """Run a stage of cloud/skypilot.yaml and return its exit code.
+
+    A local folder replaces the bucket.
+    """
     stages = {its["name"]: its for its in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text())}
     command = stages[name]["run"].replace("/bucket", str(pod.folder / "bucket"))
     for folder in ("bucket", "here"):

@@ -1,4 +1,4 @@
-"""Pods are rented only with a deadline and a volume; copies of runs are compared."""
+"""create_pod.sh requires a deadline and a volume, and sync.sh checks its copies."""
 
 import json
 import re
@@ -61,8 +61,8 @@ def test_the_whole_cost_is_shown(pod) -> None:
 def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
     """The pod's start command runs on_start.sh, or stops the pod at the deadline.
 
-    The second case applies if the volume does not contain the repository. The paths in the command are replaced by
-    paths in the test's folder.
+    It stops the pod if the volume does not contain the repository and therefore not on_start.sh. The test replaces the
+    paths in the command by paths in a temporary folder.
     """
     text = options(pod, "--gpu", "A40", "--hours", 1.5, "--volume", "v")["--docker-args"]
     assert text.count("'") == 2  # RunPod splits the text like a shell
@@ -82,9 +82,9 @@ def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
 
 
 def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
-    """A copy in a bucket is complete if the hashes of all files match.
+    """sync.sh accepts a copy in a bucket only if the hashes of all files match.
 
-    The Hub is simulated by a file server: the list of the bucket's files is a file at the path of the API's URL.
+    A file server simulates the Hub. It returns the list of the bucket's files at the path of the API.
     """
     run, weights = pod.folder / "run", pod.folder / "run" / "final" / "model.safetensors"
     listed = pod.folder / "hub" / "api" / "buckets" / "me" / "mine" / "tree" / "copies" / "run"
@@ -113,10 +113,10 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
 @pytest.mark.parametrize(("differs", "code"), [("", 0), ("<f.st...... metrics.jsonl", 1)])
 @pytest.mark.parametrize("target", ["me@host:backup/", "me@host:"])
 def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: str, code: int) -> None:
-    """A copy with rsync is complete if the comparison finds no difference.
+    """sync.sh accepts a copy with rsync only if a comparison finds no difference.
 
-    rsync appends the folder's name to the target, even after a colon, which means the home directory. The target must
-    not become me@host:/run, which is in the root directory.
+    rsync appends the name of the run directory to the target. The target `me@host:` is the home directory. sync.sh
+    must not change it to `me@host:/run`, which is in the root directory.
     """
     run = pod.folder / "run"
     run.mkdir()
@@ -135,7 +135,10 @@ def test_a_place_is_tried_without_copying(pod) -> None:
 
 
 def test_hf_has_the_commands_of_the_script() -> None:
-    """The installed `hf` has the commands of sync.sh, which the stubs cannot check."""
+    """The installed `hf` program has the commands that sync.sh uses.
+
+    The other tests replace `hf` by a stub that accepts any command.
+    """
     script = (ROOT / "runpod" / "sync.sh").read_text()
     for words in re.findall(r"^ +hf ([a-z ]+)", script, flags=re.MULTILINE):
         hf = Path(sys.executable).with_name("hf")

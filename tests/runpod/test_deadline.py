@@ -1,4 +1,4 @@
-"""An armed deadline stops the pod, even if the process that started it has ended."""
+"""The timer of deadline.sh stops the pod, even after deadline.sh has ended."""
 
 import os
 import shutil
@@ -17,7 +17,10 @@ def deadlines(pod, purpose: str = "") -> list[int]:
 # A run that was not copied may lie outside the volume, so a stop is tried first.
 @pytest.mark.parametrize(("variables", "calls"), [({}, STOP), ({"RUNPOD_VOLUME_ID": "volume"}, STOP + TERMINATE)])
 def test_it_returns_at_once_and_stops_the_pod_later(pod, variables: dict[str, str], calls: list[str]) -> None:
-    """deadline.sh returns at once; its timer works even if the repository is deleted."""
+    """deadline.sh returns at once, and its timer stops the pod later.
+
+    The timer works even if the repository is deleted.
+    """
     scripts = shutil.copytree(ROOT / "runpod", pod.folder / "gone")
     code, said = pod.run(scripts / "deadline.sh", 4, **variables)
     assert code == 0 and "4 hours" in said and pod.calls() == []

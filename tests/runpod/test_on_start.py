@@ -1,4 +1,4 @@
-"""on_start.sh sets up a pod, arms a deadline first, and always exits with 0."""
+"""on_start.sh starts the deadline, sets up the pod, and always exits with 0."""
 
 import os
 import re
@@ -18,7 +18,8 @@ def log(pod) -> str:
 def test_a_second_start_installs_nothing(pod) -> None:
     """A second start of a pod uses the environment that the first start installed.
 
-    The workspace path contains a space. HOME is in the container, because the next pod may have another image.
+    The path of the workspace contains a space. gpt2.env and the caches of small files are in HOME, because HOME is in
+    the container and the next pod may have another image.
     """
     assert pod.run("on_start.sh") == (0, "")
     wait_for(lambda: pod.calls("python -m gpt2_repro.preflight"))

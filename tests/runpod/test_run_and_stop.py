@@ -1,4 +1,4 @@
-"""run_and_stop.sh keeps the run and stops the pod after any failure."""
+"""run_and_stop.sh keeps the files of the run and stops the pod after any failure."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def test_everything_comes_in_its_order(pod) -> None:
     ],
 )
 def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str], code: int, evaluated: bool) -> None:
-    """With --keep the script exits with the code of the training or of the evaluation.
+    """With --keep, the script exits with the code of the training or the evaluation.
 
     The run is evaluated only if it is complete and the training succeeded.
     """
@@ -112,9 +112,9 @@ def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
 
 @pytest.mark.parametrize("variables", [{"TRAINING": "exit 1"}, {"STATE": "stopped"}])
 def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]) -> None:
-    """After a failure or an early end the script waits before it stops the pod.
+    """After a failure or an early end, the script waits before it stops the pod.
 
-    If the script is killed during this time, the pod is kept, and the next run can start because the lock is free.
+    If the script is killed during this time, the pod continues. The next run can start, because the lock is released.
     """
     words = ("--hours", 1, "--grace", 0.5, *TRAIN)
     for number in (1, 2):
@@ -133,7 +133,7 @@ def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]
 def test_before_the_deadline_the_training_is_told_to_end(pod, words: tuple[object, ...]) -> None:
     """The training gets SIGTERM before the deadline of the run.
 
-    A run without a deadline gets it before the deadline of the pod's start.
+    A run with --keep has no deadline. It gets SIGTERM before the deadline that was set when the pod was started.
     """
     process = start_training(pod, *words, "--grace", 0)
     if words == ("--keep",):

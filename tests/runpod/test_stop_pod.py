@@ -1,4 +1,7 @@
-"""stop_pod.sh tries all requests until one stops the pod, and warns while it runs."""
+"""stop_pod.sh tries several interfaces of RunPod until one stops the pod.
+
+As long as the pod is running, the script prints warnings.
+"""
 
 import json
 import os
@@ -90,9 +93,10 @@ def test_an_output_that_fails_ends_nothing(pod, output: str) -> None:
 
 
 def test_a_shell_without_the_pods_variables_takes_them_from_process_1(pod) -> None:
-    """A shell without the pod's variables, as with ssh, takes them from process 1.
+    """In an ssh session, the scripts read the pod's variables from process 1.
 
-    The values are not executed. Variables that are set in the shell have priority.
+    ssh does not pass these variables to its shell. Their values are not executed as code. Variables that are set in
+    the shell have priority.
     """
     start = pod.folder / "environ"
     bad = f"$(touch {pod.folder}/executed)"
