@@ -92,6 +92,6 @@ def test_stock_transformers_loads_the_final_model(events, whole: Path, kind, typ
     assert nll.item() == pytest.approx(validated[-1], abs=1e-5)
     assert validated[0] == pytest.approx(math.log(len(tokenizer)), abs=0.1) and validated[-1] < validated[0] - 1
     card = (whole / "final/README.md").read_text()
-    assert f"A {kind[1]} of " in card and ("active for a token" in card) == (kind[1] == "mixtral")
+    assert f"A {kind[1]} of " in card and ("used for each token" in card) == (kind[1] == "mixtral")
     done = typed(whole, "--max_steps", 9)
     assert done.returncode == 2 and f"model_type {kind[1]!r} -> 'gpt2'" in done.stderr
