@@ -1,1 +1,1 @@
-"""Evaluation of checkpoints with lm-evaluation-harness, and their comparison."""
+"""Score checkpoints with lm-evaluation-harness and compare the scores."""

@@ -2,9 +2,9 @@
 
 All models are scored under the same settings. The result is one comparison table.
 
-bash evaluate.sh runs/gpt2_124m                                   its final/, and openai-community/gpt2
+bash evaluate.sh runs/gpt2_124m                                   compare final/ with openai-community/gpt2
 bash evaluate.sh runs/gpt2_124m/checkpoint-5000 runs/gpt2_124m --tasks hellaswag lambada_openai
-bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         scores over the tokens trained
+bash evaluate.sh runs/gpt2_124m --all_checkpoints --baseline none         scores of each checkpoint
 bash evaluate.sh openai-community/gpt2 --baseline none --limit 20
 bash evaluate.sh runs/demo --local_data data/demo --tasks last_word document_perplexity --baseline untrained
 """
@@ -96,14 +96,17 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
         models.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))
     except UserError as error:
         if name in NUMBERS and not Path(name).exists():
-            logger.warning("%s Its published scores are shown instead, if there are any, without verdicts.", error)
+            logger.warning("%s Continuing with this model's published scores, if any, without verdicts.", error)
             return None
         raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
     return models[-1].column
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:
-    """Return an untrained model with fresh weights like `source`, and its tokenizer."""
+    """Return a model with the architecture of `source`, and its tokenizer.
+
+    The weights of the model are random.
+    """
     from gpt2_repro.model.export import load_pair, untrained_like
 
     model, tokenizer = load_pair(source)

@@ -1,4 +1,4 @@
-"""The recipe section `evaluation:` and the command line of evaluate.sh."""
+"""Define the recipe section `evaluation:` and the command line of evaluate.sh."""
 
 import argparse
 import dataclasses
@@ -16,7 +16,7 @@ from gpt2_repro.run_record.layout import RECIPE
 
 @dataclasses.dataclass
 class EvaluationArguments:
-    """The recipe section `evaluation:`: tasks, baseline and window."""
+    """The recipe section `evaluation:`: which tasks, baseline and window to use."""
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
@@ -24,9 +24,9 @@ class EvaluationArguments:
     )
     baseline: str = HfArg(
         default="openai-community/gpt2",
-        help="Model to compare with: Hub id, folder, untrained (the same model with fresh weights) or none.",
+        help="Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
     )
-    max_length: int = HfArg(default=1024, help="Window in tokens, at most the window that every model was trained on.")
+    max_length: int = HfArg(default=1024, help="Window in tokens, or less if a model was trained on shorter rows.")
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
@@ -34,13 +34,13 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
 
     Fields of EvaluationArguments that were not passed are None.
 
-    Raises UserError for unknown options and impossible values.
+    Raises UserError for unknown options and invalid values.
     """
     usage = "%(prog)s CHECKPOINT... [--key value ...]"
     parser = CommandParser(prog="bash evaluate.sh", usage=usage, description=description)
-    models = "A run directory (its final/), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
+    models = "A run directory (final/ is scored), a checkpoint-N/ or final/, any Hugging Face folder, or a Hub id."
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help=models)
-    recipe = parser.add_argument_group("recipe section evaluation (default: the checkpoint's run, otherwise as shown)")
+    recipe = parser.add_argument_group("recipe section evaluation (defaults: recipe of the run, otherwise as shown)")
     for field in dataclasses.fields(EvaluationArguments):
         default = getattr(EvaluationArguments(), field.name)
         shown, nargs = (" ".join(default), "+") if isinstance(default, list) else (default, None)
@@ -49,16 +49,18 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
             f"{field.metadata['help']} (default: {shown})",
         )
         recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
-    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Task data as jsonl files, to run offline.")
-    parser.add_argument("--all_checkpoints", action="store_true", help="All complete checkpoints of each run.")
-    parser.add_argument("--no_cache", action="store_true", help="Score again, without .cache/evaluation.")
+    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of jsonl task data, to run offline.")
+    parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
+    parser.add_argument("--no_cache", action="store_true", help="Do not use scores in .cache/evaluation.")
     parser.add_argument(
-        "--limit", type=positive_count, metavar="N", help="Score N documents per task, as a smoke test."
+        "--limit", type=positive_count, metavar="N", help="Smoke test: score only N documents per task."
     )
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Default: RUN/evaluation or evaluations/NAME.")
+    parser.add_argument(
+        "--output_dir", type=Path, metavar="DIR", help="Result folder. Default: RUN/evaluation or evaluations/NAME."
+    )
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
     parser.add_argument(
-        "--batch_size", type=positive_count, metavar="N", help="Rows per pass. Default: GPU 32, CPU 4."
+        "--batch_size", type=positive_count, metavar="N", help="Rows per forward pass. Default: GPU 32, CPU 4."
     )
     options = parser.parse(argv)
     if not options.checkpoints:

@@ -1,7 +1,7 @@
-"""Comparison of models by their scores, with each other and with published scores.
+"""Compare the scores of models with each other and with published scores.
 
-If the baseline is scored here, its published scores check the setup. If it cannot be loaded, they are shown in its
-place.
+If the baseline is scored here, its published scores are used to find errors in the setup. If the baseline cannot be
+loaded, its published scores are shown instead.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ def compare(
 ) -> Comparison:
     """Return the scores of all models and their differences from the baseline.
 
-    A difference is paired if both models were scored here on the same documents. If the number of documents is
-    limited, no verdicts are given.
+    A difference has a paired standard error if both models were scored here on the same documents. If `settings.limit`
+    limits the number of documents, no verdicts are given.
 
     Args:
         scored: models with their scores. The tasks and metrics of the first model become the rows of the table.
         baseline: one of the models, or None.
-        metadata: the result of `run_metadata`.
+        metadata: date, command line and library versions, from `run_metadata`.
     """
     found = {
         model.name: {(task.task, metric.name): (task.documents, metric) for task in tasks for metric in task.metrics}
@@ -84,7 +84,7 @@ def _difference(ours: Found | None, theirs: Found | None) -> Difference | None:
 
 @dataclasses.dataclass(frozen=True)
 class PublishedNumber:
-    """A published score, its source, and the tolerance for a score measured here."""
+    """A published score, its source, and how much a score measured here may differ."""
 
     task: str
     metric: str
@@ -95,7 +95,7 @@ class PublishedNumber:
     window: int | None = None  # None: the same score for any window of 256 tokens or more
 
 
-# Documents in the complete sets. Another split, or a part of a set, has different scores.
+# Number of documents in each complete data set. Another split, or a part of the set, has different scores.
 DOCUMENTS = {"lambada_openai": 5153, "hellaswag": 10_042, COMPLETION: 10_042, "wikitext": 62}
 LM_EVAL = "lm-evaluation-harness, issue 2159 (LAMBADA) and pull request 396 (wikitext)"
 HELLASWAG = "build-nanogpt, hellaswag.py: lm-evaluation-harness and its own completion style"
@@ -117,14 +117,15 @@ NUMBERS = {
 
 
 def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> list[PublishedNumber]:
-    """Return the published scores of a model for a window in tokens.
+    """Return the published scores of a model that can be compared with `scores`.
 
-    Only tasks that were scored on all their documents count. LAMBADA and HellaSwag fit into any window of at least 256
-    tokens.
+    A published score can be compared if the task was scored on all its documents, and with the same window. The scores
+    of LAMBADA and HellaSwag apply to any window of at least 256 tokens, because all their texts are shorter.
 
     Args:
         model: a Hub id.
         window: window in tokens.
+        scores: the scores that were measured here.
     """
     whole = [task.task for task in scores if task.num_documents == DOCUMENTS.get(task.task, task.num_documents)]
     numbers = [number for number in NUMBERS.get(model, ()) if number.task in whole]
@@ -134,7 +135,7 @@ def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> 
 def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> list[str]:
     """Return one line for each measured score that deviates from the published score.
 
-    A deviation means that the setup is broken.
+    Such a deviation shows that the setup is broken.
     """
     measured = {(task.task, metric.name): metric.value for task in scores for metric in task.metrics}
     lines = []
@@ -142,15 +143,15 @@ def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> li
         value = measured.get((number.task, number.metric))
         if value is not None and abs(value - number.value) > number.tolerance:
             known = f"{number.value:.4f} ± {number.tolerance:g} ({number.source})"
-            lines.append(f"BROKEN SETUP: {model} scores {number.task} {number.metric} {value:.4f}. Published: {known}")
+            lines.append(f"BROKEN SETUP: {number.task} {number.metric} of {model} is {value:.4f}. Published: {known}")
     return lines
 
 
 def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
     """Return the published scores of a model as a baseline, or None.
 
-    Only tasks that were scored on all their documents count. None means that no score is published for them and this
-    window.
+    Only tasks that `scored` contains with all their documents are used. Return None if no score is published for these
+    tasks and this window.
     """
     if model not in NUMBERS:
         return None

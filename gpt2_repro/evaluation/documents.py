@@ -1,8 +1,8 @@
-"""Data of the project's own tasks: complete documents, and passages as in LAMBADA.
+"""Select documents, and cut passages as in LAMBADA, for the project's own tasks.
 
-The passages are scored on their last word. In LAMBADA 84 % of the last words occur earlier in the passage, so that a
-model can find them in the context. Here all of them do. If several words near the end of a passage qualify as the last
-word, the longest is used, because the first would mostly be "the".
+A model must predict the last word of a passage. In LAMBADA 84 % of the last words occur earlier in the passage, so a
+model can find them in the context. Here all last words occur earlier. If several words near the end of a passage could
+be the last word, the longest is used, because the first would mostly be "the".
 """
 
 import string
@@ -35,7 +35,7 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 def read_documents(path: Path, column: str = "text") -> list[str]:
     """Return the documents of a JSON Lines file, without blank documents.
 
-    Each line is {"text": document}, or has another `column`.
+    Each line is a JSON object such as {"text": "a document"}. `column` is the key of the document.
 
     Raises UserError for a line of another form, and for a file without documents.
     """
@@ -46,12 +46,12 @@ def read_documents(path: Path, column: str = "text") -> list[str]:
         if text.strip():
             documents.append(text)
     if not documents:
-        raise UserError(f"{path} contains no documents. Pass a file with at least one.")
+        raise UserError(f"{path} contains no documents. Pass a file with at least one document.")
     return documents
 
 
 def documents_to_score(documents: Sequence[str]) -> list[str]:
-    """Return evenly spread documents with about MAX_BYTES of text in total."""
+    """Return evenly spread documents with a total of about MAX_BYTES of text."""
     num_bytes = sum(len(document.encode()) for document in documents)
     return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
 
@@ -73,9 +73,9 @@ def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[st
 
 
 def passages_of(document: str) -> Iterator[str]:
-    """Yield passages of a document, each ending in a word that occurs earlier in it.
+    """Yield passages of 40 to 60 words from a document.
 
-    A passage has 40 to 60 words.
+    The last word of a passage also occurs earlier in the passage.
     """
     words = document.split()
     start = 0
@@ -87,9 +87,9 @@ def passages_of(document: str) -> Iterator[str]:
 
 
 def _passage_end(window: Sequence[str]) -> int | None:
-    """Return the length in words of the passage at the start of `window`, or None.
+    """Return how many words at the start of `window` form a passage, or None.
 
-    None means that no word of the window can be the last word of a passage.
+    None means that no word of the list `window` can be the last word of a passage.
     """
     bare = [word.strip(string.punctuation) for word in window]
     candidates = [

@@ -58,14 +58,15 @@ def evaluate_model(
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Score a model in fp32 on one task, and move the model to the CPU afterwards.
 
-    Returns the harness's results as plain JSON values, and its samples by task.
+    Returns lm-eval's results as plain JSON values, and the scored samples of each task.
 
     Args:
-        task_folder: the folder that `write_task_files` wrote, or None. Its tasks replace stock tasks of the same name.
-        accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns scores.
-            The other ranks return empty ones.
+        task_folder: the folder with task files from `write_task_files`, or None. They replace lm-eval's tasks of the
+            same names.
+        accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns results.
+            The other ranks return empty dictionaries.
 
-    Raises UserError if the data of the task cannot be fetched.
+    Raises UserError if the data of the task cannot be downloaded or read.
     """
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable
@@ -102,9 +103,9 @@ def evaluate_model(
 
 
 def fetch_data(task: str, task_folder: Path | None) -> None:
-    """Load the data of a task once, before several processes read it.
+    """Load the data of a task into the cache, before several processes read it.
 
-    Raises UserError if the data cannot be fetched.
+    Raises UserError if the data cannot be downloaded or read.
     """
     with contextlib.redirect_stdout(sys.stderr), _missing_data_as_user_error():
         _task_manager(task_folder, task).load([task])
@@ -117,14 +118,15 @@ def _missing_data_as_user_error() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        raise UserError(f"Cannot load task data ({in_a_line(error)}). Pass --local_data DIR with its files.") from None
+        raise UserError(f"Cannot load task data ({in_a_line(error)}). Pass --local_data DIR with the files.") from None
 
 
 @functools.cache
 def _scorer_class() -> Any:
-    """Return lm-eval's model class HFLM with a progress bar for complete documents.
+    """Return a subclass of lm-eval's HFLM that draws a single progress bar.
 
-    There is one bar for all windows of all documents. HFLM (lm_eval 0.4.13) draws one bar per batch.
+    If complete documents are scored, the bar counts the windows of all documents. HFLM (lm_eval 0.4.13) draws a new
+    bar for each batch of them.
     """
     from lm_eval.models.huggingface import HFLM
 
@@ -150,9 +152,9 @@ def _task_manager(task_folder: Path | None, task: str) -> Any:
 
 @functools.cache
 def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
-    """Return the harness's index of tasks, with the stock tasks only if needed.
+    """Return lm-eval's index of tasks (TaskManager), including those in `task_folder`.
 
-    Reading the 14,000 stock tasks takes ten seconds.
+    lm-eval's 14,000 stock tasks are included only if needed, because reading them takes ten seconds.
     """
     from lm_eval.tasks import TaskManager
 
@@ -160,7 +162,7 @@ def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
 
 
 def launch_command(job: Path, num_processes: int) -> list[str]:
-    """Return the command that runs `main` in several processes.
+    """Return the command that runs this module's `main` in several processes.
 
     Every launcher setting comes from this project. The user's own accelerate configuration is not used.
     """
@@ -178,7 +180,7 @@ def evaluate_launched(
     Args:
         model: a plain Hugging Face folder.
 
-    Raises RunFailed if the processes fail. They have then written the reason to stderr.
+    Raises RunFailed if a process fails. The processes write the reason to stderr.
     """
     with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
         job = Path(scratch, "job.pickle")
@@ -189,14 +191,15 @@ def evaluate_launched(
         code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
         answer = job.with_name(ANSWER)
         if code or not answer.is_file():
-            raise RunFailed(f"Scoring {task} failed with exit code {code}. Run the same command again.")
+            raise RunFailed(f"Scoring {task} failed with exit code {code}: see above. Run the same command again.")
         return pickle.loads(answer.read_bytes())
 
 
 def main(job: Path) -> None:
-    """Score one process's share of the documents of a task.
+    """Score this process's share of the documents of a task.
 
-    Rank 0 writes the scores of all processes to a file next to `job`.
+    `job` is the file that `evaluate_launched` wrote. Rank 0 collects the results of all processes and writes them to a
+    file next to it.
     """
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs

@@ -1,9 +1,9 @@
-"""HellaSwag accuracy during training, scored as in llm.c (dev/data/hellaswag.py).
+"""Compute HellaSwag accuracy during training like llm.c (dev/data/hellaswag.py).
 
-An item is a context and four endings. The answer is the ending with the lowest mean loss over its own tokens
+An item is a context and four endings. The model chooses the ending with the lowest mean loss per token of the ending
 (completion style). The text is not changed. Context and endings are tokenized separately, with a space before each
-ending. evaluate.sh reports this score as `hellaswag_completion`. The harness's own task `hellaswag` rewrites the text,
-so its scores are different.
+ending. evaluate.sh reports this score as `hellaswag_completion`. lm-eval's own task `hellaswag` rewrites the text, so
+its scores are different.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 HUB_ID = "Rowan/hellaswag"
 ENDINGS = 4
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
-SKIP = "or pass --hellaswag_steps 0"
+SKIP = "or pass --hellaswag_steps 0 to skip HellaSwag"
 
 
 class Item(NamedTuple):
@@ -43,7 +43,8 @@ class Item(NamedTuple):
 def read_items(source: str) -> list[Item]:
     """Return the HellaSwag items of a local file or a Hub dataset.
 
-    A local file has JSON lines, and may be compressed (.gz). Of a Hub dataset the validation split is used.
+    A local file contains one JSON object per line, and may be compressed (.gz). From a Hub dataset, the validation
+    split is used.
 
     Raises UserError for a missing file, for lines that are not HellaSwag items, and for a dataset that is not on the
     Hub. Raises RunFailed if the Hub cannot be reached.
@@ -53,10 +54,10 @@ def read_items(source: str) -> list[Item]:
     elif Path(source).is_file():
         rows = (row for _, row in read_json_lines(Path(source)))
     else:
-        raise UserError(f"--hellaswag_data {source} does not exist. Pass a HellaSwag file, a Hub id, {SKIP}.")
+        raise UserError(f"--hellaswag_data {source} is not a local file. Pass a HellaSwag file, a Hub id, {SKIP}.")
     items = [_item(row, f"{source}, item {number}") for number, row in enumerate(rows, start=1)]
     if not items:
-        raise UserError(f"{source} is empty. Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
+        raise UserError(f"{source} contains no items. Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
     return items
 
 
@@ -77,15 +78,19 @@ def _item(row: Any, where: str) -> Item:
     context, endings, label = (fields.get(name) for name in Item._fields)
     texts = [context, *endings] if isinstance(endings, list | tuple) else []
     if len(texts) != 1 + ENDINGS or not all(isinstance(text, str) and text for text in texts) or label not in LABELS:
-        found = f"{where} must have a text ctx, {ENDINGS} texts in endings and a label from 0 to {ENDINGS - 1}."
+        found = f"{where} must have a text in ctx, {ENDINGS} texts in endings and a label from 0 to {ENDINGS - 1}."
         raise UserError(f"{found} Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
     return Item(texts[0], tuple(texts[1:]), int(fields["label"]))
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
-    """Return row numbers in batches, longest rows first.
+    """Group rows of similar length into batches, and return their row numbers.
 
-    A batch has at most `positions` positions, padding included, or a single row.
+    The longest rows come first. A batch has at most `positions` token positions, including padding. A row that is
+    longer than this forms a separate batch.
+
+    Args:
+        lengths: the number of token positions of each row.
     """
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
@@ -103,7 +108,7 @@ class HellaSwag:
 
     Args:
         tokenizer: the tokenizer of the model.
-        window: the number of positions of the model. Longer rows lose tokens at their beginning.
+        window: the number of positions of the model. Longer rows are truncated at the beginning.
 
     Raises UserError if the tokenizer cannot encode an item.
     """
@@ -118,7 +123,7 @@ class HellaSwag:
             self.rows.append((ids, min(len(ending), len(ids) - 1)))
 
     def batches(self, positions: int) -> list[list[int]]:
-        """Return row numbers in batches of at most `positions` positions.
+        """Return the row numbers of batches with at most `positions` token positions.
 
         See `batches_by_length`.
         """
@@ -163,7 +168,7 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids and labels [rows, T] of the given rows, and the row of each target.
+        """Return ids and labels [rows, T] of some rows, and the row index of each target.
 
         Padding is on the right, so no position of a row attends to it.
         """
@@ -178,10 +183,10 @@ class HellaSwag:
         """Return `hellaswag_acc` and `hellaswag_items` from the losses of all endings.
 
         `losses` is [items, 4]. Return {} if a loss is not finite. With NaN losses the first ending would always be
-        chosen, which is correct for a quarter of the items.
+        chosen, and a quarter of the items would count as correct.
         """
         if not losses.isfinite().all():
-            logger.warning("HellaSwag is not scored: the loss of an ending is not finite.")
+            logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}
         right = int((losses.argmin(dim=1).cpu() == self.labels).sum())
         return {"hellaswag_acc": round(right / len(self.labels), 6), "hellaswag_items": len(self.labels)}
@@ -191,7 +196,7 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     try:
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
-        raise UserError(f"This tokenizer cannot encode HellaSwag ({error}). Pass --hellaswag_steps 0.") from None
+        raise UserError(f"The tokenizer fails on HellaSwag ({error}). Pass --hellaswag_steps 0 to skip it.") from None
     if not all(encoded):
-        raise UserError("This tokenizer returns no tokens for some HellaSwag texts. Pass --hellaswag_steps 0.")
+        raise UserError("The tokenizer returns no tokens for a HellaSwag text. Pass --hellaswag_steps 0 to skip it.")
     return encoded

@@ -1,4 +1,7 @@
-"""The models of a comparison, each loaded once for inspection."""
+"""Load each model of a comparison once, to find its size, window and revision.
+
+The weights are not kept. A model is loaded again when it is scored.
+"""
 
 import dataclasses
 import hashlib
@@ -22,11 +25,11 @@ Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model that was inspected, and the function that loads it again for scoring.
+    """Description of an inspected model, and the function that loads it for scoring.
 
     Args:
         column: the model's column in the comparison table.
-        positions: the number of positions. The model cannot compute longer inputs.
+        positions: the maximum length of an input in tokens.
     """
 
     column: ComparedModel
@@ -51,12 +54,12 @@ class LoadedModel:
 def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     """Load a model to inspect it, and return a description without its weights.
 
-    Raises UserError if the model cannot be loaded, or if the size of its vocabulary does not fit its tokenizer.
+    Raises UserError if the model cannot be loaded, or if the size of its vocabulary does not match its tokenizer.
     """
     model, tokenizer = load()
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
-        found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens, but the model has {vocabulary:,} ids."
+        found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens, but its model has {vocabulary:,} ids."
         raise UserError(f"{found} Put the model's own tokenizer files into the folder.")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
@@ -76,18 +79,18 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
-    """Return the window in tokens that all models are scored with.
+    """Return the window in tokens that is used to score all models.
 
-    This is the widest window of at most `requested` tokens that every model was trained on.
+    This is `requested`, or less if a model was trained on shorter sequences only.
 
     Args:
-        explicit: whether `requested` was passed as an option. It is then used if all models have enough positions,
-            trained or not.
+        explicit: whether the user passed `requested` as an option. If all models have enough positions, the value is
+            then used even if a model was trained on shorter sequences.
     """
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)
     if explicit and window < requested <= min(model.positions for model in models):
-        logger.warning("Window: %d tokens. %s has untrained positions after %d.", requested, shortest.name, window)
+        logger.warning("Window: %d tokens. Positions of %s after %d are untrained.", requested, shortest.name, window)
         return requested
     if window < requested:
         logger.warning("Window: %d tokens, not %d: %s was not trained on more.", window, requested, shortest.name)

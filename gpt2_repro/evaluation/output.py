@@ -1,4 +1,4 @@
-"""The files that an evaluation writes, and the Markdown of the comparison."""
+"""Write the results of an evaluation as JSON and Markdown files."""
 
 import logging
 import re
@@ -25,15 +25,15 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     """Return the default output folder of an evaluation.
 
-    This is RUN/evaluation of the first checkpoint, or evaluations/NAME if it is not in a run. A smoke test has a
-    subfolder.
+    This is RUN/evaluation in the run of the first checkpoint, or evaluations/NAME if this checkpoint is not in a run.
+    The results of a smoke test are in the subfolder smoke_test.
     """
     folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
 
 
 def file_name(name: str) -> str:
-    """Return a model's name with only characters that are safe in file names."""
+    """Return a model's name as a file name, with unsafe characters replaced."""
     return re.sub(r"[^\w.]+", "-", name).strip("-.")
 
 
@@ -49,7 +49,8 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
 def check_output(folder: Path) -> None:
     """Raise UserError if a folder cannot be used for the output.
 
-    It must not be a file, and must not contain a comparison that evaluate.sh did not write.
+    The folder must not be a file. It must not contain a comparison.json or comparison.md that evaluate.sh did not
+    write, because these files would be overwritten.
     """
     if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
         raise UserError(f"{file} is a file. Pass a folder as --output_dir.")
@@ -87,7 +88,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     notes = "\n".join(f"- {note}" for note in _notes(comparison))
     if comparison.limit is None:
         return "\n\n".join([*warnings, table, notes]) + "\n"
-    smoke_test = f"**Not benchmark numbers: --limit {comparison.limit} scored only the first documents of each task.**"
+    smoke_test = f"**Not benchmark scores: --limit {comparison.limit} scored only the first documents of each task.**"
     return "\n\n".join([*warnings, smoke_test, table, smoke_test, notes]) + "\n"
 
 
@@ -112,7 +113,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 def _describe(model: ComparedModel) -> str:
     if model.revision is None:
-        return f"{model.name}: not measured here, published by {'; '.join(model.published_by)}"
+        return f"{model.name}: not measured here, but published by {'; '.join(model.published_by)}"
     trained = f"tokens trained: {'unknown' if model.tokens_trained is None else format(model.tokens_trained, ',')}"
     source = "" if model.source == model.name else f"from {model.source}, "
     return f"{model.name}: {model.parameters:,} parameters, {trained}, {source}revision {model.revision[:12]}"
@@ -133,7 +134,7 @@ def _conventions(comparison: Comparison) -> list[str]:
         )
     if "hellaswag" in comparison.tasks:
         lines.append(
-            "HellaSwag has three scores. acc and acc_norm rank lm-eval's rewritten endings by log-probability, in "
-            "total or per character. completion ranks the original endings per token, as in llm.c and build-nanogpt"
+            "HellaSwag has three scores. acc ranks lm-eval's rewritten endings by total log-probability, acc_norm per "
+            "character. completion ranks the original endings per token, as in llm.c and build-nanogpt"
         )
     return lines

@@ -1,4 +1,4 @@
-"""Scores of a model on a task, and their values per document.
+"""Read the scores of a model from lm-eval's results, in total and per document.
 
 The values per document are needed to compare two models on the same documents.
 """
@@ -21,13 +21,13 @@ COMPLETION = "hellaswag_completion"
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
-    """The settings that scores depend on, the same for all models of a comparison.
+    """The settings of an evaluation, the same for all models of a comparison.
 
-    Scores also depend on the model, the task and the version of the harness.
+    Scores depend on these settings, the model, the task and the version of lm-eval.
 
     Args:
-        max_length: window in tokens. Longer requests lose tokens on the left.
-        limit: documents per task, None for all.
+        max_length: window in tokens. Longer inputs are truncated on the left.
+        limit: the number of documents to score per task, or None for all.
     """
 
     max_length: int
@@ -74,7 +74,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
     Args:
         results: lm-eval's results (version 0.4.13).
         samples: lm-eval's logged samples by task.
-        tokenizer: the model's tokenizer. It counts tokens for nats per token and for the score `completion`.
+        tokenizer: the model's tokenizer. It counts tokens for the metrics `nats_per_token` and `completion`.
 
     Raises RunFailed for log-probabilities that are not finite.
     """
@@ -101,13 +101,14 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
             number = answer[0] if isinstance(answer, list | tuple) else answer
             if isinstance(number, int | float) and not math.isfinite(number):
                 found = f"{task}: document {sample['doc_id']} has the log-probability {number}."
-                raise RunFailed(f"{found} Check the run's metrics for updates that were not finite.")
+                raise RunFailed(f"{found} Check the run's metrics for steps with NaN or infinite values.")
 
 
 def _is_metric(key: str, value: Any) -> bool:
     """Return whether an entry of lm-eval's results is a metric.
 
-    Metrics have keys of the form `<metric>,<filter>`. alias, sample_len and standard errors have other keys.
+    Metrics have keys of the form `<metric>,<filter>`. The other entries are alias, sample_len and standard errors
+    (`<metric>_stderr,<filter>`).
     """
     return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
 
@@ -138,7 +139,7 @@ def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
 
 
 def _finite(value: Any) -> float | None:
-    """Return a finite number, or None for NaN, infinity and the harness's "N/A".
+    """Return a finite number, or None for NaN, infinity and lm-eval's "N/A".
 
     JSON cannot represent NaN and infinity.
     """
@@ -146,7 +147,10 @@ def _finite(value: Any) -> float | None:
 
 
 def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return the loss of complete documents in nats per token, as training logs it."""
+    """Return the metric `nats_per_token`: the mean loss over complete documents.
+
+    The training loss has the same unit.
+    """
     # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
     tokens = [len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]) for sample in samples]
@@ -159,7 +163,7 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
 def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
     """Return HellaSwag accuracy as llm.c computes it (dev/data/hellaswag.py).
 
-    The answer is the ending with the highest mean log-probability per token.
+    The model's answer is the ending with the highest mean log-probability per token.
     """
     right = []
     for sample in samples:

@@ -1,4 +1,7 @@
-"""Score all models on all tasks: from the cache, on one device or on all GPUs."""
+"""Score all models on all tasks, and cache the scores.
+
+A task is scored on one device or on all GPUs.
+"""
 
 import dataclasses
 import hashlib
@@ -36,13 +39,14 @@ def score_models(
     *,
     cached: bool,
 ) -> list[ScoredModel]:
-    """Score all models on all tasks, and write the harness's results to `output`.
+    """Score all models on all tasks, and write lm-eval's results to `output`.
 
-    Each task is cached as soon as it is scored. If the same command is started again, it continues with the next task.
-    Task files are written to a private folder, so several evaluations can run at the same time.
+    The scores of a task are cached as soon as the task is complete. If the same command is started again, it continues
+    with the next task. Task files are written to a temporary folder of this process, so several evaluations can run at
+    the same time.
 
     Args:
-        local: the data files of tasks that do not read from the Hub.
+        local: the local data file of each task that does not read from the Hub.
         cached: whether to read and write the cache.
 
     Returns each model's column of the table and its scores.
@@ -103,7 +107,7 @@ def count_processes(settings: EvaluationSettings) -> int:
 def _cache_key(settings: EvaluationSettings, revision: str | None, task: str, definition: str) -> dict[str, Any]:
     """Return the cache key of a task's scores: everything that the scores depend on.
 
-    `definition` is a hash that distinguishes tasks of the same name.
+    `definition` is a hash of the task's definition and data. It distinguishes tasks of the same name.
     """
     of_model = {"model": revision, "task": task, "definition": definition}
     return dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | of_model

@@ -1,7 +1,7 @@
-"""Standard errors of scores, and of the difference between two models' scores.
+"""Compute standard errors of scores, and of the difference between two scores.
 
-Two models on the same documents mostly fail on the same ones. The standard error of their difference is computed from
-the differences per document. It is therefore usually smaller than the standard errors of the scores.
+Two models mostly fail on the same documents. The standard error of the difference between their scores is computed
+from the differences per document. It is therefore usually smaller than the standard errors of the two scores.
 """
 
 import math
@@ -24,7 +24,7 @@ Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 
 
 def aggregate(aggregation: str, values: Values) -> float:
-    """Return the score of all documents, aggregated as the harness does.
+    """Combine the values of all documents into one score, as lm-eval does.
 
     `values` is [documents], or [documents, 2] with weights.
     """
@@ -39,13 +39,15 @@ def aggregate(aggregation: str, values: Values) -> float:
 def paired(
     metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None
 ) -> Difference:
-    """Return the difference between two models' scores on the same documents.
+    """Return the difference between two models' scores, with its error and verdict.
 
     `ours` and `theirs` hold the values of the same documents in the same order.
 
-    For means (accuracies) the standard error is that of the differences per document. For answers that are right or
-    wrong this is McNemar's. All other scores are bootstrapped over the documents, as the standard error of each score
-    is. Every resample computes both scores on the same documents.
+    For means (accuracies), the standard error of the difference is computed from the differences per document. If
+    every answer is right or wrong, this is the standard error that belongs to McNemar's test.
+
+    For all other scores, the documents are resampled (bootstrap), as in `standard_error`. Each resample gives a score
+    of both models on the same documents. The standard error is that of the differences between these scores.
     """
     value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
     if aggregation == MEAN:
@@ -83,7 +85,7 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
 def standard_error(aggregation: str, values: Sequence[Any]) -> float:
     """Return the standard error of one model's score.
 
-    `values` are the values per document, in the form that `aggregate` takes.
+    `values` are the values per document, as in `aggregate`.
     """
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
@@ -96,10 +98,10 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
-    """Return the harness's bootstrapped standard error of a perplexity.
+    """Return lm-eval's bootstrapped standard error of a perplexity, computed faster.
 
-    This takes seconds instead of minutes. In lm_eval/api/metrics.py (0.4.13) chunk i draws 1,000 times from
-    random.Random(i). NumPy's RandomState([i]) gives the same numbers.
+    lm-eval takes minutes. This function takes seconds and uses the same random numbers: in lm_eval/api/metrics.py
+    (0.4.13) chunk i draws 1,000 times from random.Random(i), and NumPy's RandomState([i]) gives the same numbers.
     """
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
@@ -137,10 +139,10 @@ def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
 
 
 def _is_significant(ours: Values, theirs: Values) -> bool:
-    """Return whether the answers of two models differ by McNemar's exact test (5 %).
+    """Return whether two models differ significantly by McNemar's exact test (5 %).
 
-    Right answers are 1, wrong ones 0. With more than 1,000 differing answers the test is skipped and the result is
-    True.
+    Right answers are 1, wrong answers are 0. With more than 1,000 differing answers the test is skipped and the result
+    is True, so that only the 95 % interval decides.
     """
     only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
     differing = only_ours + only_theirs

@@ -1,7 +1,7 @@
-"""Task files for lm-evaluation-harness: stock tasks on local data, and own tasks.
+"""Write lm-eval task files: stock tasks with local data, and the project's tasks.
 
-A task file includes the stock task and replaces its data by a local jsonl file, which needs no network. `lm_eval run
---include_path <folder>` reads the same files.
+A task file includes one of lm-eval's stock tasks and replaces its data by a local jsonl file, so that no network is
+needed. `lm_eval run --include_path <folder>` reads the same files.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LocalTask:
-    """A task that can run from a local file.
+    """A task that can read its data from a local file.
 
     Args:
-        stock: the file of lm_eval/tasks that the task includes.
+        stock: the path of the stock task in lm_eval/tasks, which this task includes.
         split: the name of the split to score.
         files: file names in --local_data. The first file that exists is used.
-        changes: keys of the stock task to replace.
+        changes: keys of the stock task to replace, with the new values.
     """
 
     stock: str
@@ -77,7 +77,7 @@ def with_completion(tasks: Iterable[str]) -> list[str]:
 
 
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
-    """Return the data file in `local_data` of each task that has one.
+    """Return the data file of each task that has one in the folder `local_data`.
 
     Raises UserError if `local_data` is not a folder, or has no file for any task.
     """
@@ -93,7 +93,7 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
-    """Return the run's prepared folder if a task needs its validation documents.
+    """Return the data folder of a run if a task needs its validation documents.
 
     Return None if no task needs them, or if they are missing.
     """
@@ -106,23 +106,23 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     """Raise UserError for a task that cannot run.
 
-    A task runs from one of the `local` files or is one of lm-evaluation-harness's tasks.
+    A task can run if it has a data file in `local`, or if it is one of lm-evaluation-harness's own tasks.
     """
     for task in tasks:
         if task in OWN_TASKS and task not in local:
-            fix = "Pass --local_data DIR with a folder that prepare_data.py wrote with --validation_text."
-            raise UserError(f"The task {task} needs validation.jsonl. {fix}")
+            fix = "Pass --local_data DIR: a folder that prepare_data.py --validation_text wrote."
+            raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in stock_task_names():
-            fix = "Pass checkpoints before --tasks." if Path(task).exists() else ""
+            fix = "Pass paths of checkpoints before --tasks." if Path(task).exists() else ""
             near = difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
             raise UserError(f"There is no task {task!r}. {fix or did_you_mean(task, near or LOCAL_TASKS)}")
 
 
 @functools.cache
 def stock_task_names() -> set[str]:
-    """Return the tasks, groups and tags of the installed lm-evaluation-harness.
+    """Return the names of all tasks, groups and tags of lm-evaluation-harness.
 
-    They are read from its files, which takes a second. Its own TaskManager parses all files as YAML, which takes ten
+    A text search in its task files takes a second. Its own TaskManager parses all files as YAML, which takes ten
     seconds.
     """
     pattern = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
@@ -131,11 +131,11 @@ def stock_task_names() -> set[str]:
 
 
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
-    """Write a task file, and a copy of its data, for each task of LOCAL_TASKS.
+    """Write a task file, and a copy of local data, for each task of LOCAL_TASKS.
 
-    The harness reads both files minutes later, when the original data may have changed. The copy is the data that was
-    hashed. Its name changes with its content, because `datasets` caches by path and mtime, and `cp -p` and `rsync -t`
-    keep the mtime.
+    lm-eval reads both files minutes later. The original data may have changed by then, so the hash is that of the
+    copy. The name of the copy depends on its content, because `datasets` caches by path and mtime, and `cp -p` and
+    `rsync -t` keep the mtime.
 
     Args:
         local: the data files found by `find_local_files`. All other tasks read from the Hub.
@@ -150,7 +150,7 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
         digest = hashlib.sha256(f"{task.stock} {sorted(changes.items())}".encode())
         definition: dict[str, Any] = {"include": str(_stock_folder() / task.stock), **changes}
         if source := local.get(name):
-            logger.info("Task %s reads %s", name, source)
+            logger.info("Data of task %s: %s", name, source)
             content = _own_data(name, source) if name in OWN_TASKS else source.read_bytes()
             digest.update(content)
             suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else ".jsonl"
@@ -171,12 +171,15 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _own_data(task: str, source: Path) -> bytes:
-    """Return the data of one of OWN_TASKS, made from documents, as JSON Lines."""
+    """Return the data of a task in OWN_TASKS, made from the documents of a file.
+
+    The data is text in JSON Lines format.
+    """
     documents = read_documents(source)
     words = task == "last_word"
     column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))
     if not texts:
-        raise UserError(f"The validation documents are too short for {task}. Remove it from --tasks.")
+        raise UserError(f"The validation documents are too short for {task}. Remove {task} from --tasks.")
     return "".join(json.dumps({column: text}) + "\n" for text in texts).encode()
 
 

@@ -1,1 +1,1 @@
-"""Models: configuration, pre-training forward and loss, and plain form for export."""
+"""Build models for pre-training, and convert them to standard checkpoints."""

@@ -1,4 +1,4 @@
-"""The recipe section `model:`: architecture, shape, attention and initial weights."""
+"""Define and check the recipe section `model:` (architecture, shape, weights)."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_emb
 
 
 class Overrides(str):
-    """The value of --config_overrides: keys of a configuration, as JSON text.
+    """The value of --config_overrides: keys and values of a configuration, as JSON.
 
     The input is JSON, or `key=value,key=value` with values that are JSON or plain text.
     """
@@ -45,42 +45,42 @@ class ModelArguments:
     The defaults are the 124M GPT-2 of the paper, as trained by llm.c.
     """
 
-    model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="The model_type in transformers.")
+    model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="Architecture, as in transformers.")
     config_overrides: Overrides = HfArg(
         default=Overrides(""),
         help="Further configuration keys: a mapping in a recipe, JSON or key=value,… on the command line.",
     )
-    n_layer: int = HfArg(default=12, help="Transformer blocks. 0: chosen for the text and the machine.")
-    n_head: int = HfArg(default=12, help="Attention heads per block. 0: chosen like n_layer.")
-    n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: chosen like n_layer.")
+    n_layer: int = HfArg(default=12, help="Transformer blocks. 0: chosen automatically for the text and the machine.")
+    n_head: int = HfArg(default=12, help="Attention heads per block. 0: chosen automatically, like n_layer.")
+    n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: chosen automatically, like n_layer.")
     dropout: float = HfArg(
         default=0.0, help="Dropout of embeddings, attention and residuals. The default in transformers is 0.1."
     )
     pad_vocab_to_multiple_of: int = HfArg(
-        default=128, help="Pad the embedding for training: 50,257 becomes 50,304 rows."
+        default=128, help="Pad the vocabulary for training: 50,257 ids become 50,304."
     )
     attn_implementation: Literal["auto", "flash_attention_2", "causal_sdpa", "eager"] = HfArg(
-        default="auto", help="auto: flash_attention_2 if flash-attn works, otherwise torch's SDPA without a mask."
+        default="auto", help="auto: flash_attention_2 if flash-attn works, otherwise causal_sdpa (SDPA without mask)."
     )
     document_mask: bool = HfArg(
         default=False,
-        help="Limit attention to one document. Positions count from the row's start. Slower without flash-attn.",
+        help="No attention between documents of a row. Positions are not reset. Slower without flash-attn.",
     )
-    init_from: str = HfArg(default="", help="Start from the weights and shape of a folder or Hub id. Empty: random.")
+    init_from: str = HfArg(default="", help="Take weights and shape from a folder or Hub id. Empty: random weights.")
 
     def __post_init__(self) -> None:
         if min(self.n_layer, self.n_head, self.n_embd) < 0 or self.pad_vocab_to_multiple_of < 1:
             raise UserError("--n_layer, --n_head, --n_embd must be at least 0, --pad_vocab_to_multiple_of at least 1.")
         if not 0 <= self.dropout < 1:
-            raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1. Pass, say, --dropout 0.1.")
+            raise UserError(f"--dropout {self.dropout} must be at least 0 and less than 1. Example: --dropout 0.1.")
         if self.init_from in ("scratch", "resume"):
             raise UserError(
-                f"--init_from {self.init_from} belongs to nanoGPT. Remove it: a run starts or resumes without it."
+                f"--init_from {self.init_from} is an option of nanoGPT. Remove it: runs start or resume automatically."
             )
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
-    """Raise UserError if the model's shape or the document mask is impossible.
+    """Raise UserError if the model's shape or the document mask is invalid.
 
     A document mask needs rows with several documents and separators between them.
     """
@@ -89,7 +89,7 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
         fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
         raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}. {fix}")
     if model.document_mask and packing == "wrap":
-        raise UserError("With --packing wrap each row has only one document. Remove --document_mask.")
+        raise UserError("--document_mask is useless with --packing wrap: each row has only one document. Remove it.")
     if model.document_mask and separator == "none":
         raise UserError("--document_mask needs rows with separators. Prepare the data with --separator before.")
 
@@ -97,8 +97,8 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
     """Return the recipe section `model:` with the shape of its `init_from` checkpoint.
 
-    Layers, heads and width are taken from the checkpoint, except for the fields in `stated`. A checkpoint that cannot
-    be read is reported later, when its weights are loaded.
+    Layers, heads and width are taken from the checkpoint, except for fields that the user set (`stated`). A checkpoint
+    that cannot be read is reported later, when its weights are loaded.
     """
     if not model.init_from:
         return model
@@ -112,7 +112,7 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
 
 
 def _read_config(name: str) -> dict[str, Any]:
-    """Return config.json of a checkpoint, a run directory or a Hub id.
+    """Return the content of config.json of a checkpoint, a run directory or a Hub id.
 
     Return {} if it cannot be read.
     """

@@ -24,15 +24,15 @@ def build_model(
     documents: Documents | None = None,
     compiled: bool = False,
 ) -> PreTrainedModel:
-    """Return a model with fp32 weights and the pre-training forward.
+    """Return an fp32 model whose forward computes the pre-training loss.
 
     Args:
-        tokenizer: the tokenizer of the prepared data. The checkpoint `init_from` must have the same.
-        init_from: a plain checkpoint whose weights are copied. Empty: weights are random, from torch's global seed.
-        documents: how to find the documents of a row. The loss then allows no attention between documents.
+        tokenizer: the tokenizer of the prepared data. The checkpoint `init_from` must have the same tokenizer.
+        init_from: a folder or Hub id whose weights are copied. If empty, weights are random (torch's global seed).
+        documents: the rule that finds the documents of a row. The loss then allows no attention between documents.
         compiled: whether to compile the loss.
 
-    Raises UserError if `init_from` cannot be loaded or does not fit.
+    Raises UserError if `init_from` cannot be loaded or differs from the model or the data.
     """
     model = stock_model(config, attention=attention)
     if init_from:
@@ -50,7 +50,7 @@ def choose_attention(
 
     Args:
         requested: the field attn_implementation of the recipe.
-        one_row_compiled: whether passes of one row will be compiled.
+        one_row_compiled: whether torch.compile is used with one row per forward pass.
         document_mask: whether attention must stay inside documents.
 
     Raises UserError if flash_attention_2 is requested and cannot be used.
@@ -59,8 +59,8 @@ def choose_attention(
         return requested, "as requested"
     obstacle = _flash_obstacle(cuda=cuda, bf16=bf16, document_mask=document_mask)
     if one_row_compiled and not obstacle and not document_mask:
-        # _is_packed_sequence in transformers 5.23. It does not read them if the lengths of documents are passed.
-        obstacle = "transformers reads the position ids of one-row passes, which cannot be compiled"
+        # _is_packed_sequence in transformers 5.23. Position ids are not read if the lengths of documents are passed.
+        obstacle = "with one row per pass, transformers reads the position ids, which cannot be compiled"
     if requested == "flash_attention_2":
         if obstacle:
             raise UserError(f"flash_attention_2 cannot be used: {obstacle}. Pass --attn_implementation auto.")
@@ -92,8 +92,8 @@ def attention_difference(one: str, other: str, *, device: str, document_mask: bo
     """Return the largest difference between two attention implementations in bf16.
 
     Outputs and gradients are compared, relative to the largest value. The result is infinite if a value is NaN. With
-    `document_mask`, attention stays inside documents of 37 ids. This function sets the global seed, so choose an
-    attention before seeding a run.
+    `document_mask`, attention stays inside documents of 37 ids. This function sets torch's global seed, so it must be
+    called before the seed of a run is set.
     """
     none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **none)

@@ -1,7 +1,7 @@
-"""torch.compile for the loss, and a description of the compiled graphs.
+"""Compile the training loss with torch.compile, and describe the compiled graphs.
 
-Only `summed_loss` is compiled, inside the module that DDP or DeepSpeed wraps, which stays an ordinary module. Sampling
-and scoring have changing shapes and keep the stock forward.
+Only the function `summed_loss` is compiled. The module that DDP or DeepSpeed wraps stays an ordinary module. Sampling
+and scoring use transformers' own forward, because their input shapes change.
 """
 
 import logging
@@ -37,11 +37,11 @@ class Graph(NamedTuple):
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
     """Compile the loss of a model from `make_pretraining`.
 
-    The loss must be one complete graph. A graph break raises an error. Compiled code is cached in
+    The complete loss must compile to a single graph. A graph break raises an error. Compiled code is cached in
     $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` in the working directory.
 
-    Returns the list of compiled graphs. A graph is added when it is first needed. `model.compiled_graphs` is the same
-    list.
+    Returns the list of compiled graphs, which is empty at first. A graph is added when a forward pass first needs it.
+    `model.compiled_graphs` is the same list.
     """
     # Importing transformers sets this variable to torch's default in /tmp. That value is replaced, too.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
@@ -65,7 +65,10 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
 
 
 def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
-    """Count attention calls and find logits in a torch.compile graph before lowering."""
+    """Count the attention calls of a torch.compile graph, and look for logits.
+
+    `graph` is the graph before lowering. Logits are outputs of width `vocab_size`.
+    """
     attentions = [node for node in _calls(graph) if "scaled_dot_product_attention" in str(node.target)]
     # flash-attn takes no mask. The same graph contains its backward operation, which FLASH does not match.
     flash = [node for node in _calls(graph) if FLASH.search(str(node.target))]
@@ -80,7 +83,7 @@ def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
 def _calls(graph: GraphModule) -> Iterator[Node]:
     """Yield the function calls in a torch.compile graph and in its subgraphs.
 
-    Recomputed layers are subgraphs.
+    Layers that are recomputed (activation checkpointing) are subgraphs.
     """
     for module in graph.modules():
         if isinstance(module, GraphModule):

@@ -1,4 +1,4 @@
-"""Build the configuration and the stock model of the recipe section `model:`."""
+"""Build the transformers configuration and model of the recipe section `model:`."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def build_config(
 ) -> PreTrainedConfig:
     """Return the training configuration of a recipe's model.
 
-    It has a padded vocabulary, no cache, and the special ids of `tokenizer`.
+    It has a padded vocabulary, no KV cache, and the special ids of `tokenizer`.
 
     Raises UserError for overrides that the architecture does not accept.
     """
@@ -55,9 +55,11 @@ def build_config(
 
 
 def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return a configuration of the same class as `default`.
+    """Return a configuration of the class of `default`, with values and overrides set.
 
-    The keys of `values` are transformers' common names or the names of that class.
+    The keys of `values` are names of that class (n_layer) or transformers' common names (num_hidden_layers).
+
+    Raises UserError for overrides that are unknown, invalid or not allowed.
     """
     kind, keys = type(default), own_keys(default)
     owned = OWNED | {kind.attribute_map.get(name, name): reason for name, reason in OWNED.items()}
@@ -81,7 +83,7 @@ def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides
 
 
 def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
-    """Return the stock model of a configuration, with fp32 weights.
+    """Return transformers' own model for a configuration, with random fp32 weights.
 
     Raises UserError for a configuration that transformers cannot build.
     """
@@ -92,8 +94,8 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:
-    """Return the configuration keys that an architecture declares itself.
+    """Return the keys that the configuration class of an architecture declares itself.
 
-    `tie_word_embeddings`, which all architectures have, is included.
+    Keys of the base class are not included, except for `tie_word_embeddings`.
     """
     return {*type(config).__annotations__, "tie_word_embeddings"}

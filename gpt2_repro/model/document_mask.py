@@ -1,6 +1,7 @@
-"""Attention inside documents, for rows that hold several documents.
+"""Prevent attention between the documents of a row.
 
-Only attention is limited. Positions count from the start of the row, so that every position embedding is trained.
+Only attention is limited. Positions count from the start of the row and are not reset at documents, so that every
+position embedding is trained.
 """
 
 import dataclasses
@@ -15,11 +16,11 @@ from gpt2_repro.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """How to find the documents in a row of token ids.
+    """The rule that finds the documents in a row of token ids.
 
     Args:
         separator: the id at every document boundary. It occurs nowhere else.
-        behind: whether the separator ends a document. If false, it starts one.
+        behind: whether the separator ends a document. If false, the separator starts a document.
     """
 
     separator: int
@@ -28,7 +29,7 @@ class Documents:
     def starts(self, ids: Tensor) -> Tensor:
         """Return a bool tensor [rows, T] that is True where a document starts in `ids`.
 
-        The first position of a row starts a document, or the rest of one.
+        The first position of a row is always True, even if the row begins inside a document.
         """
         starts = ids == self.separator
         if self.behind:
@@ -54,7 +55,7 @@ class Documents:
 
 
 def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Documents:
-    """Return how to find documents that the tokenizer's end-of-text id separates.
+    """Return the rule for documents that the tokenizer's end-of-text id separates.
 
     `separator` is "before" or "after": the place of that id relative to each document.
 
@@ -76,8 +77,8 @@ def takes_lengths(model: PreTrainedModel) -> bool:
 def _lengths(starts: Tensor) -> dict[str, Any]:
     """Return the arguments for flash-attn's variable-length kernel.
 
-    transformers passes all rows to this kernel as one sequence. Position ids would not work: with several rows
-    transformers does not look for documents in them (_is_packed_sequence, 5.23).
+    transformers passes all rows to this kernel as one sequence. Passing position ids instead would not work, because
+    transformers looks for documents in them only if there is one row (_is_packed_sequence, 5.23).
     """
     # A host sync on a GPU: the host needs the number of documents.
     begins = starts.flatten().nonzero().squeeze(1).to(torch.int32)

@@ -1,6 +1,6 @@
-"""Load plain models from any author: fp32, from safetensors, without remote code.
+"""Load models and tokenizers safely, even if their author is unknown.
 
-Pickles are never loaded.
+Weights are loaded in fp32 and only from safetensors. Pickles and remote code are never loaded.
 """
 
 from pathlib import Path
@@ -28,10 +28,10 @@ COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
 
 
 def load_model(checkpoint: str) -> PreTrainedModel:
-    """Return the plain fp32 model of a folder or Hub id, in evaluation mode.
+    """Return the fp32 model of a folder or Hub id, in evaluation mode.
 
-    The model has its true vocabulary. A folder may come from an unknown author. Its attention implementation is
-    ignored, because transformers would download a kernel that is named there.
+    Padding of the vocabulary is removed. The attention implementation in config.json is ignored: the author may be
+    unknown, and transformers would download a kernel that is named there.
 
     Raises UserError if the model cannot be fetched, is quantized or has no safetensors, or if its weights do not fit
     its configuration or are not finite.
@@ -64,10 +64,11 @@ def _reason(checkpoint: str, error: Exception) -> str:
 
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
-    """Load the weights of a mixture of experts, and return whether that was done.
+    """Load a checkpoint into a mixture-of-experts model, and return True.
 
-    Dense models are not changed. transformers saves experts under different names. Trainer (5.23) skips those names
-    and would continue with untrained experts.
+    Return False for a dense model, which is not changed. In saved checkpoints, transformers gives the expert weights
+    different names than in the model. Trainer (5.23) skips those names, so that a resumed run would continue with
+    untrained experts.
     """
     if not isinstance(model, MixtralForCausalLM):
         return False
@@ -78,14 +79,14 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
     """Raise UserError for weight files that cannot belong to a folder's configuration.
 
-    These are files outside of `folder`, and files with fewer tensors than the configuration has layers. Building a
-    model of 200,000 layers takes minutes. Tensors of other shapes are not checked, because transformers refuses them
-    before it builds the model.
+    These are files outside of `folder`, and files with fewer tensors than the configuration has layers. Layers are
+    counted before the model is built, because building 200,000 layers takes minutes. Shapes of tensors are not
+    checked, because transformers rejects wrong shapes before it builds the model.
     """
     single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
     names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
     if outside := [name for name in names if Path(name).name != name]:
-        raise UserError(f"{folder} names weights outside of the folder: {outside[0]}. Pass another checkpoint.")
+        raise UserError(f"{folder} lists a weight file outside of the folder: {outside[0]}. Pass another checkpoint.")
     if not names or not all((folder / name).is_file() for name in names):
         return  # transformers reports the missing files
     tensors = 0
@@ -93,7 +94,7 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
         with safe_open(folder / name, framework="pt") as file:
             tensors += len(file.keys())
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > tensors:
-        raise UserError(f"{folder} has {tensors:,} tensors, but its config.json needs {layers:,} layers.")
+        raise UserError(f"{folder} has {tensors:,} tensors for {layers:,} layers in config.json. Pass another model.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
@@ -118,7 +119,7 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
 
 
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
-    """Return the token ids that a sample continues.
+    """Return the token ids from which text generation starts.
 
     They are the ids of the prompt. An empty prompt is replaced by the id that starts a document.
 
@@ -130,7 +131,7 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | 
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
         raise UserError(f"Cannot encode the prompt {prompt!r} ({error}). Use characters of the data.") from None
     if ids == [None]:
-        fix = "For training pass --sample_prompt TEXT or --sample_tokens 0, for generate pass --prompt TEXT."
+        fix = "Pass a prompt (--sample_prompt in training, --prompt in generate), or --sample_tokens 0 in training."
         raise UserError(f"This tokenizer has no token that starts a document. {fix}")
     if window and len(ids) >= window:
         raise UserError(f"The prompt has {len(ids)} tokens and leaves no room in a window of {window}. Shorten it.")
@@ -138,7 +139,7 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | 
 
 
 def untrained_like(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
-    """Return a model of the same architecture with fresh weights.
+    """Return a model of the same architecture with new random weights.
 
     The global random state is not changed.
     """

@@ -1,6 +1,6 @@
-"""Initialize training with the weights of a plain checkpoint.
+"""Initialize a model for training with the weights of a checkpoint.
 
-The checkpoint must compute the same function as the model.
+Both must have the same architecture, so that the same weights give the same outputs.
 """
 
 import json
@@ -29,8 +29,8 @@ FREE = {
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Copy the weights of the folder or Hub id `name` into `model`.
 
-    Raises UserError if the weights cannot be loaded, or if the checkpoint's shape, function, vocabulary or tokenizer
-    differs from that of the model and the data.
+    Raises UserError if the weights cannot be loaded. Also raises it if the checkpoint's shape, computation, vocabulary
+    or tokenizer differs from that of the model and the data.
     """
     checkpoint = resolve_checkpoint(name).source
     _copy_weights(load_model(checkpoint), model, name=name)
@@ -39,11 +39,11 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
-    """Copy a plain checkpoint into a model whose vocabulary may be padded.
+    """Copy the weights of `source` into a model whose vocabulary may be padded.
 
-    Padding rows keep their weights.
+    The rows that pad the embedding keep their weights.
 
-    Raises UserError if the two models differ, with the options that make them the same.
+    Raises UserError if the two models differ. The message names the options that remove the difference.
     """
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:
@@ -62,10 +62,10 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
         if one != other:
-            found = f"{name} computes another function than this recipe's {ours.model_type}: {key} {one}, not {other}."
+            found = f"{name} differs from this recipe's {ours.model_type} in its config: {key} {one}, not {other}."
             raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}' or another checkpoint.")
     if theirs.vocab_size != ours.true_vocab_size:
-        found = f"{name} has {theirs.vocab_size:,} ids, but the prepared data has {ours.true_vocab_size:,}."
+        found = f"The vocabulary of {name} has {theirs.vocab_size:,} ids, that of the data {ours.true_vocab_size:,}."
         raise UserError(f"{found} Prepare the data with that checkpoint's tokenizer.")
     weights = dict(source.named_parameters())
     with torch.no_grad():

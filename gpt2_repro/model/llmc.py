@@ -1,8 +1,8 @@
 """Read and write model files of llm.c: GPT-2 in the format of its C programs.
 
-A file begins with 1,024 bytes of int32: 20240326, version (3: fp32, 5: bf16), window, vocabulary, layers, heads,
-width, padded vocabulary. The tensors follow, one kind after another over all layers, in the layout of PyTorch's Linear
-(llm.c, train_gpt2.py and dev/eval/export_hf.py).
+A file begins with a header of 1,024 bytes of int32: 20240326, version (3: fp32, 5: bf16), window, vocabulary, layers,
+heads, width, padded vocabulary. The tensors follow, in the layout of PyTorch's Linear. For each kind of tensor, the
+file contains the tensors of all layers one after another (llm.c, train_gpt2.py and dev/eval/export_hf.py).
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"
 
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
-    """Write a plain GPT-2 as a model file of llm.c.
+    """Write a transformers GPT-2 model as a model file of llm.c.
 
     Raises UserError if llm.c's GPT-2 does not support the model.
     """
@@ -68,7 +68,7 @@ def read_llmc(path: Path) -> PreTrainedModel:
         place += shape.numel()
         weights[name].copy_((tensor.t() if _is_transposed(name) else tensor)[: len(weights[name])])
     if place != len(values):
-        raise UserError(f"{path} has {len(values):,} numbers, but its header describes {place:,}.")
+        raise UserError(f"{path} is damaged: it has {len(values):,} weights, but its header describes {place:,}.")
     return model
 
 

@@ -1,16 +1,17 @@
-"""Departures from the stock model in pre-training: attention, loss and plain form.
+"""Change attention and loss of transformers' models for pre-training.
 
-Each departure is listed with its reason. Upstream is transformers 5.23.
+This list gives the reason for each difference from transformers 5.23 ("stock").
 
-- `causal_sdpa`: attention without a mask. Under torch.compile stock `sdpa` passes a dense [T, T] mask with
-  is_causal=False to the kernel. In eager mode it costs a host sync per forward
-  (masking_utils.find_packed_sequence_indices, transformers#41856). An attention name without a mask function gets no
-  mask. Needed until create_causal_mask has an option for rows that are not packed.
+- `causal_sdpa`: attention without a mask tensor. Under torch.compile stock `sdpa` passes a dense [T, T] mask with
+  is_causal=False to the kernel. In eager mode stock `sdpa` costs a host sync per forward
+  (masking_utils.find_packed_sequence_indices, transformers#41856). transformers creates no mask for an
+  attention name without a mask function. Needed until create_causal_mask has an option for rows that are not packed.
 - The loss: `ForCausalLMLoss` holds the logits of a complete batch in fp32. GPT-2 has no `loss_type`, so Trainer counts
-  one token too many per row (transformers#46204 does not fix this). Neither accounts for padding ids. Needed until a
+  one token too many per row (transformers#46204 does not fix this). Both ignore that padding ids exist. Needed until a
   chunked cross-entropy for GPT-2 is upstream.
 - `summed_loss` is a separate function, so that torch.compile compiles the loss and nothing more (see compilation.py).
-- The plain form is the model that stock `GPT2LMHeadModel` saves. It loads without this package.
+- `plain_model` converts a trained model to the form that stock `GPT2LMHeadModel` saves. This form loads without this
+  package.
 """
 
 import copy
@@ -116,7 +117,8 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
 def chunk_size(weight: Tensor) -> int:
     """Return the number of tokens whose logits are computed at a time.
 
-    This is at most 2**28 logits, and a power of two: matrix products with odd heights leave part of a GPU idle.
+    A chunk has at most 2**28 logits. The number of tokens is a power of two, because other matrix heights leave part
+    of a GPU idle.
     """
     return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
@@ -125,8 +127,8 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
     """Return the summed negative log-likelihood of `shift_labels` [rows, T].
 
     The result is an fp32 scalar in nats. torch.compile compiles this function. For a mixture of experts, the gradient
-    also contains the load-balancing loss, weighted by the number of targets of this pass. The value of the loss does
-    not contain it.
+    also contains the load-balancing loss, weighted by the number of targets of this pass. The returned value
+    does not contain it.
 
     Args:
         attention: further arguments of the model's forward, from `Documents.attention` (document_mask.py).
@@ -168,14 +170,14 @@ def _forward(
     reduction: str = "mean",
     **kwargs: Any,
 ) -> Any:
-    """Pre-training forward: return the loss, or logits if `shift_labels` is missing.
+    """Return the pre-training loss, or logits if `shift_labels` is None.
 
     With `shift_labels` [rows, T] the loss is the sum of the negative log-likelihoods divided by `num_items_in_batch`,
     or by the number of targets of this batch. It is an fp32 scalar in nats.
 
-    With `reduction` "none" the loss is that of each target [targets]. This is for rows without document masks.
+    With `reduction` "none" the result is the loss of each target [targets]. No document mask is used.
 
-    Without `shift_labels` this is the stock forward, with logits [rows, T, true_vocab_size].
+    Without `shift_labels` transformers' own forward is used. The logits are [rows, T, true_vocab_size].
     """
     # Keep `**kwargs`: Trainer passes num_items_in_batch only to a forward that has it.
     if shift_labels is None:
@@ -196,12 +198,12 @@ def make_pretraining(
 ) -> PreTrainedModel:
     """Replace the forward of a model by the pre-training forward.
 
-    Only this instance is changed. A subclass would be named in `architectures` of every saved config.
+    Only this instance is changed, because every saved config would name a subclass in `architectures`.
 
     Args:
         vocab_size: the number of ids without padding.
-        documents: how to find the documents of packed rows, to allow no attention between them. With None attention
-            crosses documents.
+        documents: the rule that finds the documents of packed rows. Attention between documents is then masked. With
+            None, tokens attend to earlier documents of their row.
 
     Returns the same model.
     """
@@ -232,7 +234,7 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration that stock transformers saves for this architecture.
 
-    It has no keys of this project, and transformers' values for the activation, the cache and the dtype.
+    Keys of this project are removed. The activation, the cache and the dtype have transformers' values.
     """
     plain = copy.deepcopy(config)
     if hasattr(plain, "true_vocab_size"):
@@ -247,11 +249,11 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
-    """Return a stock fp32 model of the true vocabulary from training weights.
+    """Return transformers' own model with the given training weights, in fp32.
 
-    The weights may be padded and have any float dtype.
+    The weights may have any float dtype. Padding of the vocabulary is removed.
 
-    Raises ValueError for a missing weight, and for one that the architecture does not have.
+    Raises ValueError if a weight is missing, or if the architecture does not have a weight of that name.
     """
     padded = copy.deepcopy(config)
     target = plain_config(config)

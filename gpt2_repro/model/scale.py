@@ -1,6 +1,6 @@
-"""Parameters and FLOPs of a model.
+"""Compute the parameters and FLOPs of a model.
 
-They are computed by formulas for GPT-2, and from a model on the meta device for other architectures.
+For GPT-2, formulas are used. For other architectures, a model is created on the meta device and measured.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> ModelScale:
-    """Return the parameters and FLOPs of the model of a recipe.
+    """Return the parameter count and the FLOPs per token of a recipe's model.
 
     Rows have `sequence_length` tokens.
 
@@ -33,7 +33,7 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
 
 
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
-    """Return the parameters and FLOPs of a model, which may be on the meta device."""
+    """Return the parameter count and FLOPs per token of a model, also on device meta."""
     from torch import nn
 
     config, head = model.config, model.get_output_embeddings().weight

@@ -1,4 +1,4 @@
-"""HellaSwag during training gives the losses of a plain loop over endings.
+"""HellaSwag losses during training equal those of a plain loop over endings.
 
 Unreadable files are reported in one line.
 """

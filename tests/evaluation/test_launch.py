@@ -21,7 +21,7 @@ SETTINGS = EvaluationSettings(max_length=64, batch_size=4, seed=1234, device="cp
 
 @pytest.fixture
 def folder(model, tokenizer, documents, tmp_path: Path) -> Path:
-    """A folder with the subfolders model/ and tasks/."""
+    """A folder with a saved model (model/) and task files (tasks/)."""
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     assert len(documents) % 2  # with two processes, one of them has one document less

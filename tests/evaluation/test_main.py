@@ -1,4 +1,4 @@
-"""evaluate.sh on a tiny run, from the command line to comparison.json."""
+"""Tests of evaluate.sh on a tiny run, from the command line to comparison.json."""
 
 import copy
 import json
@@ -122,7 +122,8 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
 def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
     """Two evaluations of one run at the same time use their own data.
 
-    B starts while A scores its first task. In an earlier version A reported B's scores and cached them under A's hash.
+    Evaluation B starts while evaluation A scores its first task. In an earlier version, A reported the scores of B and
+    cached them under A's hash.
     """
     shutil.copytree("data/tiny", "data/other")
     lines = Path("data/other/text/validation.jsonl").read_text().splitlines()
@@ -269,7 +270,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
 def test_unreachable_task_data_names_local_data(tiny_run, monkeypatch, processes):
     """Task data that cannot be loaded is an error that names --local_data.
 
-    The test is offline. It fails if several processes are started.
+    The test is offline. It fails if worker processes are started.
     """
     monkeypatch.setattr(scoring, "count_processes", lambda _: processes)
     monkeypatch.setattr(scoring, "evaluate_launched", lambda *_, **__: pytest.fail("launched"))

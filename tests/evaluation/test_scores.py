@@ -1,4 +1,4 @@
-"""Scores are read from lm-eval's results and samples, and bad ones are rejected."""
+"""Scores are read from lm-eval's output, and NaN or infinite ones are rejected."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The project's task files give the scores of a plain loop over the model."""
+"""Scores with the project's task files equal those of a plain loop."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ from gpt2_repro.files import read_json_lines
 
 
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):
-    """Return the harness's results and samples of each task."""
+    """Return lm-eval's results and samples of each task."""
     settings = EvaluationSettings(max_length=max_length, batch_size=4, seed=1, device="cpu", limit=limit)
     return {task: evaluate_model(model, tokenizer, task, settings, folder) for task in tasks}
 

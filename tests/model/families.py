@@ -1,4 +1,4 @@
-"""Tiny models of the three architectures.
+"""Tiny GPT-2, Llama and Mixtral models.
 
 Their weights are far from freshly initialized ones, so that errors are visible.
 """
@@ -24,7 +24,10 @@ CONFIGS = {
 
 
 def build(family: str, attention="causal_sdpa", *, dtype=torch.float32, documents=None) -> PreTrainedModel:
-    """Return the model of a family with the pre-training forward and fixed weights."""
+    """Return a tiny model with the pre-training forward and fixed weights.
+
+    `family` is the architecture: gpt2, llama or mixtral.
+    """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=dtype, attn_implementation="causal_sdpa")
     model.config._attn_implementation = attention  # set directly, because flash-attn is not installed

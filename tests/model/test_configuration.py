@@ -1,4 +1,4 @@
-"""Configuration and size of the three architectures, and the load-balancing loss."""
+"""Tests of configurations, model sizes and the load-balancing loss."""
 
 import pytest
 import torch

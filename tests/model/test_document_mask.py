@@ -1,4 +1,4 @@
-"""Attention limited to documents equals running the model on each document alone.
+"""With a document mask, losses equal those of each document processed alone.
 
 Each document keeps its positions in the row.
 """
@@ -37,7 +37,7 @@ def batch_of(starts: list[list[int]], *, behind: bool = False) -> dict[str, torc
 
 
 def alone(family: str, batch: dict[str, torch.Tensor], starts: list[list[int]]) -> tuple[torch.Tensor, list]:
-    """Return the summed loss and its gradients with each document run alone.
+    """Return the summed loss and its gradients, with each document processed alone.
 
     Documents keep their positions in the row. Attention is stock attention.
     """

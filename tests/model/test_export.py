@@ -24,7 +24,7 @@ def trained():
 
 @pytest.fixture
 def theirs(trained, tmp_path: Path) -> Path:
-    """A plain checkpoint folder, as any author could have saved it."""
+    """A checkpoint folder in the standard form of transformers."""
     plain_model(trained.config, trained.state_dict()).save_pretrained(tmp_path / "theirs")
     return tmp_path / "theirs"
 

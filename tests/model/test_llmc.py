@@ -1,6 +1,6 @@
-"""Model files have llm.c's layout.
+"""Written model files have llm.c's layout.
 
-tests/test_export.py reads them back.
+tests/test_export.py tests reading them.
 """
 
 from pathlib import Path

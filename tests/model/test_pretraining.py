@@ -1,4 +1,4 @@
-"""The pre-training forward equals the stock model, for the three architectures."""
+"""The pre-training forward gives the results of transformers' own models."""
 
 import pytest
 import torch

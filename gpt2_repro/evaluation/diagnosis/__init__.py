@@ -1,1 +1,1 @@
-"""Diagnosis of the loss difference between two models, and its likely causes."""
+"""Find likely causes of the loss difference between two models."""

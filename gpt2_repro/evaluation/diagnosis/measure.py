@@ -1,4 +1,4 @@
-"""Tables and conclusion of a diagnosis, from two models' losses on the same rows."""
+"""Compare two models' losses on the same rows, and name causes of the difference."""
 
 import dataclasses
 import math
@@ -30,8 +30,10 @@ class Cause:
     """A likely cause of the loss difference between the model and the baseline.
 
     Args:
-        nats: the approximate cost per token of a row of text. For unused context, at most the difference that the
-            model has on all text.
+        nats: estimated part of the mean loss difference per token that this cause explains. For unused context, this
+            is at most the loss difference on the domain that `_reference` returns.
+        evidence: the measured values that show the cause.
+        remedy: what to change.
     """
 
     name: str
@@ -55,11 +57,11 @@ def measure(
     Args:
         rows: the scored rows.
         losses: the losses of all rows by the model, then by the baseline.
-        names: the names of the domains.
+        names: the names of the domains (kinds of text).
         window: the largest number of targets in a row.
         separator: the id between the documents of training rows.
         home: the name of the domain that the model was trained on, or None.
-        counts: how often each id occurs in the training text [vocabulary]. With None the ids of the scored rows are
+        counts: how often each id occurs in the training text [vocabulary]. If None, the ids of the scored rows are
             counted.
     """
     everything = profiles.join(rows, losses, separator=separator)
@@ -117,9 +119,9 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
         yield Cause(
             "untrained positions",
             jump.difference.value * (window - jump.position) / window,
-            f"From position {jump.position:,} on, the difference is larger by {jump.difference} nats, and the model's "
-            f"own loss is higher by {jump.ours} nats",
-            f"score the model with --max_length {jump.position}, and train the next one on rows that fill the window",
+            f"From position {jump.position:,} on, the loss difference is larger by {jump.difference} nats, and the "
+            f"model's own loss is higher by {jump.ours} nats",
+            f"score it with --max_length {jump.position}, and train the next model on rows that fill the window",
         )
     if unlearned:
         (end,), cost = tables["ends"], 0.0
@@ -157,7 +159,7 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
             "context that is not used",
             min(everywhere, max(-gain.difference.value for gain in unused)),
             f"The text before the last sentence raises the last word's log-probability by {', '.join(shown)}",
-            "check that rows contain documents in one piece. If they do, train longer: context is learned late",
+            "check that rows contain uncut documents. If they do, train longer: the use of context is learned late",
         )
     if foreign:
         listed = ", ".join(f"{bucket.label} by {bucket.difference} nats" for bucket in foreign)
@@ -185,7 +187,7 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
         sentences.append(f"{kind}: {cause.name}. {cause.evidence}. To fix it: {cause.remedy}.")
     if not causes:
         sentences.append(
-            "No cause stands out. Fewer tokens, another learning rate, dropout or batch size affect all text alike. "
+            "No cause stands out. Token count, learning rate, dropout and batch size affect all text alike. "
             f"Run train.py RUN/{RECIPE} --diff_recipe RECIPE to list the fields that differ."
         )
     if not_judged:

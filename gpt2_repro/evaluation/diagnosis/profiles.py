@@ -1,6 +1,6 @@
-"""Two models' losses on the same tokens, averaged over buckets of tokens.
+"""Average two models' losses on the same tokens over groups of tokens (buckets).
 
-This module also finds the position from which on a model is worse than at earlier positions.
+This module also finds the position in a row from which on a model is worse than at earlier positions.
 """
 
 import dataclasses
@@ -38,7 +38,10 @@ class Estimate:
     stderr: float
 
     def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
-        """Return whether the estimate is above `bound` and above `errors` standard errors."""
+        """Return whether the value is above `bound` and significantly above 0.
+
+        Significant means larger than `errors` standard errors.
+        """
         return self.value > bound and self.value > errors * self.stderr
 
     def __str__(self) -> str:
@@ -59,11 +62,12 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """A position from which on a model's loss difference is larger than before it.
+    """A position from which on two models' loss difference is larger than before.
 
     Args:
-        ours, theirs: by how much each model's own loss rises at this position. For a sound model it falls, because
-            later positions have more context.
+        difference: by how much the loss difference is larger from this position on.
+        ours, theirs: by how much each model's own loss is higher from this position on. Without a defect it is lower,
+            because later positions have more context.
     """
 
     position: int
@@ -75,7 +79,8 @@ class Jump:
 def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None = None) -> Any:
     """Return a record array of all targets with the losses of both models.
 
-    `position` is the position of the id before the target. `spoiled` is true after the first separator of a row.
+    The field `position` is the position of the input id before the target. The field `spoiled` is true for targets
+    after the first separator of a row.
     """
 
     def flat(of_rows: Iterable[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
@@ -99,7 +104,9 @@ def records(**arrays: NDArray[Any]) -> Any:
 
 
 def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
-    """Return one bucket for each group that has targets.
+    """Average the losses of each group of targets. Return one bucket per group.
+
+    Groups without targets are omitted.
 
     Args:
         targets: a record array with the fields `ours`, `theirs` and `document`.
@@ -116,7 +123,10 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
 
 
 def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
-    """Return one bucket of targets for each range of places between two edges."""
+    """Group targets by position. Return one bucket for each range between two edges.
+
+    `place` is the position of each target, counted as in `edges`.
+    """
     labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
     return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
 
@@ -135,7 +145,9 @@ def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
 def document_edges(targets: Any) -> dict[str, list[Bucket]]:
     """Return tables of the losses at the starts and ends of documents.
 
-    They cover the separator at the end, and the first ids of a document with and without a start token before them.
+    - ends: the separator at the end of a document.
+    - starts, bare: the first ids of a document, with and without a start token before them.
+    - start_cost: the loss in `starts` minus the loss in `bare`.
     """
     ends, starts, bare = (targets[targets.part == part] for part in ("ends", "starts", "bare"))
     ends = ends[ends.position == ends.position.max(initial=0)]
@@ -157,6 +169,10 @@ def last_words(
 ) -> dict[str, list[Bucket]]:
     """Return tables of the log-probabilities of the last words of passages.
 
+    - whole: the model gets the complete passage before the last word.
+    - sentence: the model gets only the last sentence.
+    - gain: the difference between these two.
+
     Only passages that end before the position `longest` are used.
     """
     numbers = [number for number, row in enumerate(rows) if row.part == "words"]
@@ -174,7 +190,8 @@ def last_words(
 def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
     """Return the mean of clustered values, its standard error, and the cluster count.
 
-    The standard error allows for values of one cluster that depend on each other. With one cluster it is infinite.
+    A cluster is, for example, a document. The values of a cluster may depend on each other, and the standard error
+    allows for this. It is infinite if there is only one cluster.
     """
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
@@ -186,10 +203,11 @@ def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> 
 
 
 def position_edges(window: int) -> list[int]:
-    """Return the edges of buckets of positions in a window.
+    """Return the edges that divide the positions of a window into ranges.
 
-    The edges double up to a sixteenth of the window, and then follow every sixteenth. The last position has its own
-    bucket. It is never trained if a loss shifts its labels inside a row that is not longer than the window.
+    The edges are powers of two up to a sixteenth of the window, and then multiples of a sixteenth. The last position
+    is a separate range, because some training code never trains it: that code shifts the labels inside a row that is
+    not longer than the window.
     """
     sixteenth = max(1, window // 16)
     doubled = [2**power for power in range(window.bit_length()) if 2**power < sixteenth]
@@ -197,9 +215,9 @@ def position_edges(window: int) -> list[int]:
 
 
 def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
-    """Return the first position from which on a model's loss jumps, or None.
+    """Return the first position at which a model's loss jumps, or None.
 
-    From there on, both the difference from the baseline and the model's own loss are higher than before.
+    From this position on, the difference from the baseline and the model's own loss are both higher than before.
 
     Args:
         full: the targets of rows that fill the window, so that all positions are compared on the same rows.

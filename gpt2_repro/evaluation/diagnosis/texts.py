@@ -1,4 +1,4 @@
-"""The rows of ids that a diagnosis scores with both models, and their losses."""
+"""Select rows of token ids for a diagnosis, and compute a model's losses on them."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ class Domain:
         documents: the ids to score. Each packed row counts as a document.
         starts: ids from the start of documents, without the separator before them.
         ends: ids from the end of documents, with the separator after them.
-        passages: texts like LAMBADA's. The last word is predicted.
+        passages: texts as in LAMBADA. The model predicts the last word.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Domain:
 
 
 class Row(NamedTuple):
-    """A row of token ids to score. Only the last `targets` ids count.
+    """A row of token ids to score. Only the losses of the last `targets` ids are used.
 
     Args:
-        domain: the index of the domain.
-        document: the number of the document that a row of text was cut from. Rows of one document are not independent
-            evidence.
-        part: one of PARTS.
+        domain: the index of the domain (the kind of text).
+        document: the number of the document that the row was cut from. Rows of the same document are not statistically
+            independent.
+        part: one of PARTS, which `rows_to_score` explains.
     """
 
     ids: Ids
@@ -69,11 +69,11 @@ class Row(NamedTuple):
 
 
 def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
-    """Return LAMBADA's passages or wikitext's pages, processed as in the harness.
+    """Return LAMBADA's passages or wikitext's pages, processed as in lm-eval.
 
-    They are read from the jsonl file `source`, or from the Hub if it is None.
+    The texts are read from the jsonl file `source`, or from the Hub if `source` is None.
 
-    Raises UserError if they cannot be read.
+    Raises UserError if the texts cannot be read.
     """
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
@@ -101,9 +101,9 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
 
 
 def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
-    """Return a domain made from the packed rows of a prepared folder.
+    """Return the packed rows of a prepared folder as a domain of the diagnosis.
 
-    `separator` is the id between documents, or None if the rows have none.
+    `separator` is the id between documents, or None if the rows contain no separators.
     """
     pieces, starts, ends = [], [], []
     for row in rows:
@@ -122,9 +122,10 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
 
     - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
       targets gives several rows. Each row begins with the last id of the previous row.
-    - starts, bare: the first ids of documents, with and without the start token of lm-evaluation-harness before them.
+    - starts, bare: the first ids of documents, with and without the start token that lm-eval puts before them.
     - ends: the last ids of documents. Only the separator is scored.
-    - words: the last word of a passage, alternately after the complete passage and after its last sentence alone.
+    - words: the last word of a passage. The first of two rows contains the complete passage, the second only its last
+      sentence.
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
@@ -165,8 +166,8 @@ def split_passage(text: str) -> tuple[str, str, str] | None:
 def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
     """Return the ids of a context and its next word, and the number of the word's ids.
 
-    As in lm-evaluation-harness, context and word are encoded together. The ids beyond those of the context alone
-    belong to the word.
+    As in lm-evaluation-harness, context and word are encoded together. The context is also encoded alone. The
+    additional ids of the joint encoding belong to the word.
     """
     ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
     targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))
@@ -176,7 +177,7 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
     """Return a model's losses on each row, in nats per target.
 
-    The model is moved to `device`, and to the CPU afterwards.
+    The model is moved to `device`, and back to the CPU afterwards.
     """
     import torch
 

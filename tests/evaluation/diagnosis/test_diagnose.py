@@ -1,7 +1,8 @@
-"""`python -m gpt2_repro.diagnose` names a planted defect, and nothing without one.
+"""`python -m gpt2_repro.diagnose` names a planted defect, and otherwise no cause.
 
-The models read a small language. A document of "village" repeats one of forty people and one of forty places. A
-document of "market" repeats a product and its price. So context, domain, position and document starts all matter.
+The models learn a small artificial language. A document of the kind "village" repeats one of forty people and one of
+forty places. A document of the kind "market" repeats a product and its price. The loss therefore depends on the
+context, the kind of text, the position and the start of the document.
 """
 
 import copy
@@ -58,7 +59,7 @@ def language() -> PreTrainedTokenizerFast:
 
 
 def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GPT2LMHeadModel]:
-    """Train a GPT-2 with WINDOW positions. Return it after 0, 70 and 200 steps."""
+    """Train a GPT-2 with WINDOW positions. Return copies after 0, 70 and 200 steps."""
     end = tokenizer.eos_token_id
     stream = [number for ids in tokenizer(texts)["input_ids"] for number in (end, *ids)]
     packed = torch.tensor([stream[start : start + WINDOW + 1] for start in range(0, len(stream) - WINDOW, WINDOW)])
@@ -88,7 +89,7 @@ def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GP
 def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function that saves the model with a named defect, and returns its folder.
 
-    Some of the named models are sound but different.
+    Some of the names are models without a defect.
     """
     untrained, brief, sound = train_model(language, make_documents(2000, seed=1))
 
