@@ -46,10 +46,11 @@ def is_local_main_process() -> bool:
 
 def _check_launcher_variables() -> None:
     """Raise UserError if launcher variables are set without a launcher."""
-    stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if os.environ.get(name, "0") not in ("", "0")]
-    if "MASTER_ADDR" in os.environ or os.environ.get("WORLD_SIZE") == "1":
-        stale = []
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and "ACCELERATE_DEEPSPEED_ZERO_STAGE" not in os.environ:
+    stale = []
+    if "MASTER_ADDR" not in os.environ:
+        stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
+    configured = {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_DEEPSPEED_CONFIG_FILE"} & os.environ.keys()
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not configured:
         stale.append("ACCELERATE_USE_DEEPSPEED")
     if stale:
         set_here = ", ".join(f"{name}={os.environ[name]}" for name in stale)
