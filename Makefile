@@ -19,6 +19,9 @@ SYSTEM_TORCH := $(shell python3 -c "import torch" 2>/dev/null && echo --system-s
 .PHONY: help demo test test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:
 
+.DEFAULT:
+	@echo "error: There is no target $@. The targets are:" >&2; $(MAKE) --no-print-directory help >&2; exit 2
+
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
 

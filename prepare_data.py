@@ -20,6 +20,7 @@ from gpt2_repro.data.arguments import DataArguments, PreparationOptions, check_p
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.data.sources.presets import table
+from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import RowForm
 
 
@@ -53,6 +54,8 @@ def main(argv: list[str]) -> None:
     if options.list_sources:
         return print(table(options.num_proc))
     if options.verify:
+        if not args.dataset_dir:
+            raise UserError("Nothing to verify. Pass the prepared folder as --dataset_dir.")
         PreparedData.read(args.dataset_dir, command=f"python prepare_data.py {recipe.path}").verify()
         return print(f"{args.dataset_dir}: every file matches the manifest")
     data = prepare(args, preparation)

@@ -10,12 +10,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 
 try:
+    import yaml
     from tqdm import tqdm
 except ModuleNotFoundError:
     fix = "Run: source .venv/bin/activate, or pip install -r requirements.txt"
@@ -35,6 +36,9 @@ KINDS = {  # name of an option's type: description of the value, and an example
     "string_to_bool": ("true or false", "true"),
     "Overrides": ("key=value,key=value or JSON", "n_inner=3072"),
 }
+OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
+MODEL_OPTION = re.compile("--?(model|checkpoint|ckpt|run|m)(_?(path|dir|name|name_or_path|args|file))?")
+OUTPUT_OPTION = re.compile("--?(out|output|save|o)(_?(path|dir|file))?")
 DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 LINE_SECONDS = 30.0  # between two progress lines if stderr is not a terminal
 
@@ -87,6 +91,10 @@ def run(main: Callable[[list[str]], None]) -> None:
                 raise
             fix = "Free disk space, change the permissions, or pass another path."
             raise UserError(f"{error.strerror}: {error.filename or in_a_line(error)}. {fix}") from None
+        except ImportError as error:
+            if "pip install" not in str(error):
+                raise
+            raise UserError(in_a_line(error)) from None  # an optional package, such as bitsandbytes
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
         message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
@@ -194,7 +202,9 @@ class OneLineErrors(argparse.ArgumentParser):
         if surplus := re.match(r"argument (-[\w-]+).*: ignored explicit argument", message):
             raise UserError(f"{surplus[1]} takes no value. Remove the value.")
         if surplus := re.match(r"unrecognized arguments: (\S+)", message):
-            fix = f"Quote values with spaces. Pass the recipe first: {self.prog} RECIPE --key value"
+            fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
+            if surplus[1].lower() in ("true", "false"):
+                fix = "An option such as --no_bf16 takes no value."
             if Path(surplus[1]).is_dir():
                 fix = f"Pass --dataset_dir {surplus[1]} to use a prepared folder."
             raise UserError(f"Unexpected argument {surplus[1]!r}. {fix}")
@@ -252,6 +262,11 @@ def _name(action: argparse.Action) -> str:
     return next(iter(action.option_strings), action.dest)
 
 
+def _place(action: argparse.Action) -> str:
+    """Return the name of a positional argument in the usage line."""
+    return str(action.metavar or action.dest.upper())
+
+
 def _kind(action: argparse.Action) -> tuple[str, str]:
     """Return a description of an option's value, and an example value."""
     value = str(action.metavar or action.dest.upper())
@@ -265,6 +280,36 @@ def _example(action: argparse.Action) -> str:
         values = [next(iter(action.choices))]
     default = " ".join(str(value) for value in values if value and value is not True)
     return f"{_name(action)} {default or _kind(action)[1]}"
+
+
+def other_name(name: str, options: Collection[str], prog: str = "") -> str | None:
+    """Return what to pass instead of an option of another project.
+
+    Args:
+        name: the unknown option.
+        options: the options of this command.
+        prog: the name of this command if it has a recipe, so that other commands with a recipe are suggested too.
+
+    None if the option is not in other_names.yaml.
+    """
+    key = name.lstrip("-").replace("-", "_")
+    for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
+        ours = table["options"].get(key)
+        if ours is None or (project == "llm.c") == name.startswith("--"):
+            continue
+        known = {text: re.split("[ ,]", text)[0] in options for text in ([ours] if isinstance(ours, str) else ours)}
+        ours = next((text for text in known if known[text]), next(iter(known)))
+        theirs = name if project == "common" else f"{project}'s {name}"
+        page = f" See {table['page']}." if "page" in table else ""
+        if known[ours]:
+            return f"Pass {ours} instead of {theirs}.{page}"
+        if not prog:
+            continue
+        if not ours.startswith("--"):
+            return f"{theirs} is not an option here. {ours}.{page}"
+        other = "train.py" if prog == "prepare_data.py" else "prepare_data.py"
+        return f"{theirs} is {'an option of' if name == ours else f'called {ours} in'} {other}.{page}"
+    return None
 
 
 class CommandParser(OneLineErrors):
@@ -285,6 +330,13 @@ class CommandParser(OneLineErrors):
             if not flag.startswith("-"):
                 raise UserError(f"Unexpected argument {flag!r}. Pass --help to list the arguments and options.")
             names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            places = [action for action in self._actions if not action.option_strings]
+            if places and MODEL_OPTION.fullmatch(flag):
+                raise UserError(f"Pass the {_place(places[0])} without an option: {self.prog} {_place(places[0])}")
+            if places[1:] and OUTPUT_OPTION.fullmatch(flag):
+                raise UserError(f"Pass {_place(places[1])} after the {_place(places[0])}, without an option.")
+            if better := other_name(flag, names):
+                raise UserError(better)
             known = [name for name in names if name != "--help"]
             raise UserError(f"{self.prog} has no option {flag}. {did_you_mean(flag, known)}")
         return options

@@ -26,7 +26,7 @@ class Diverged(RunFailed):
     """A failed run that would fail again in the same way if it were restarted."""
 
 
-def in_a_line(error: Exception) -> str:
+def in_a_line(error: object) -> str:
     """Return an error's message on one line, or its class name without a message."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
@@ -42,7 +42,7 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
     begins = re.compile("-*(.*_)?" + "[a-z0-9]*_(.*_)?".join(map(re.escape, parts)) + "[a-z0-9]*(_.*)?")
     abbreviated = [choice for choice in choices if len(parts[0]) > 1 and begins.fullmatch(choice.lower())]
     abbreviated.sort(key=lambda choice: not choice.lower().lstrip("-").startswith(parts[0]))
-    return next(iter(abbreviated or difflib.get_close_matches(word, choices, n=1)), None)
+    return next(iter(abbreviated or difflib.get_close_matches(word, choices, n=1, cutoff=0.7)), None)
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:

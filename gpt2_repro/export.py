@@ -24,6 +24,9 @@ from gpt2_repro.model_card import model_card
 from gpt2_repro.run_record.layout import COMPARISON
 
 
+FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx", ".zip")
+
+
 def main(argv: list[str]) -> None:
     """Load a checkpoint, write the export, read it back and push it to the Hub."""
     args = _parse(argv)
@@ -72,6 +75,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
+    if args.out is not None and args.out.suffix in FILES:
+        fix = "Pass a folder name for Hugging Face files, or a name that ends in .bin for llm.c."
+        raise UserError(f"{args.out.suffix} files are not supported. {fix}")
     if args.out is None and args.push_to_hub is None:
         raise UserError("No target for the export. Pass a folder after the checkpoint, or --push_to_hub ORG/NAME.")
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):

@@ -29,13 +29,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to generate. (default: %(default)s)")
     parser.add_argument("--num_samples", type=int, default=1, help="Number of samples. (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy decoding. (default: %(default)s)")
-    parser.add_argument("--top_k", type=int, default=50, help="Sample from the top k tokens. (default: %(default)s)")
+    parser.add_argument(
+        "--top_k", type=int, default=50, help="Sample from the top k tokens. 0: all. (default: %(default)s)"
+    )
     top_p = "Sample from the most likely tokens with this total probability. (default: %(default)s)"
     parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
     parser.add_argument("--seed", type=int, default=42, help="Random seed. (default: %(default)s)")
     args = parser.parse(argv)
-    if min(args.max_new_tokens, args.num_samples, args.top_k) < 1:
-        raise UserError("--max_new_tokens, --num_samples and --top_k must be at least 1.")
+    if min(args.max_new_tokens, args.num_samples) < 1 or args.top_k < 0:
+        raise UserError("--max_new_tokens and --num_samples must be at least 1, --top_k at least 0 (0: all tokens).")
     if not (0 <= args.temperature < math.inf and 0 < args.top_p <= 1):
         raise UserError("--temperature must be at least 0. --top_p must be above 0 and at most 1, such as 0.9.")
     if args.num_samples > MOST_SAMPLES:

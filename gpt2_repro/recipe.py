@@ -19,14 +19,13 @@ from typing import Any, Generic, NoReturn, TypeVar
 import yaml
 from transformers.hf_argparser import HfArgumentParser
 
-from gpt2_repro.cli import OneLineErrors
+from gpt2_repro.cli import OneLineErrors, other_name
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line, nearest
 
 
 DEFAULT = Path("recipes/gpt2_124m.yaml")  # if no recipe is passed
 SECTIONS = ("data", "model", "training", "evaluation")
 SIZES = {"small": "124m", "medium": "350m", "355m": "350m", "large": "774m", "xl": "1558m", "1.5b": "1558m"}
-OTHER_NAMES = Path(__file__).with_name("other_names.yaml")
 PLACES = {"dataset_dir", "output_dir", "resume_from", "report_to", "run_name", "hellaswag_data"}  # do not change a run
 
 D = TypeVar("D")
@@ -127,9 +126,11 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     try:
         document = yaml.load(path.read_text(), _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        document, reason = None, in_a_line(error)
+        document, reason = None, in_a_line(getattr(error, "problem_mark", None) or error)
         if path.suffix in (".yaml", ".yml"):
-            fix = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else f"{DEFAULT} is an example."
+            fix = "Write each field as `key: value`, indented below its section."
+            if isinstance(error, UnicodeDecodeError):
+                fix = "Save it as UTF-8."
             raise UserError(f"{path} is not YAML: {reason} {fix}") from None
     if not isinstance(document, dict):
         fix = f"Prepare text with: python prepare_data.py --data_files {path}"
@@ -140,9 +141,9 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path} is a launcher config. Run: accelerate launch --config_file {path} train.py RECIPE")
     for section, keys in document.items():
         if section not in SECTIONS:
-            raise UserError(f"{path} has an unknown section {section!r}. {did_you_mean(str(section), SECTIONS)}")
+            raise UserError(f"{path} has an unknown section {section!r}. A recipe has {', '.join(SECTIONS)}.")
         if not isinstance(keys or {}, dict):
-            raise UserError(f"{path}: section {section!r} must contain keys and values.")
+            raise UserError(f"{path}: section {section!r} must have lines of the form `key: value`.")
     return {section: keys or {} for section, keys in document.items()}
 
 
@@ -282,35 +283,13 @@ def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argpars
             # The parser also accepts each option with hyphens.
             spelled = [word for word in known if "_" in word or "-" not in word[2:]]
             shown = [word for word in spelled if known[word].help != argparse.SUPPRESS]
-            raise UserError(_other_name(name, parser) or f"Unknown option {name}. {did_you_mean(name, shown)}")
+            raise UserError(
+                other_name(name, known, parser.prog) or f"Unknown option {name}. {did_you_mean(name, shown)}"
+            )
+        if known[name].nargs == "+" and known[name].dest in typed:
+            raise UserError(f"{name} was passed twice. Pass it once, with all values: {name} A B")
         typed.add(known[name].dest)
     return typed
-
-
-def _other_name(name: str, parser: argparse.ArgumentParser) -> str | None:
-    """Return an error message for an option of another project, with its replacement.
-
-    The result is None if the option is not in other_names.yaml.
-    """
-    key = name.lstrip("-").replace("-", "_")
-    for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
-        ours = table["options"].get(key)
-        if ours is None or (project == "llm.c") == name.startswith("--"):
-            continue
-        known = {
-            text: re.split("[ ,]", text)[0] in parser._option_string_actions
-            for text in ([ours] if isinstance(ours, str) else ours)
-        }
-        ours = next((text for text in known if known[text]), next(iter(known)))
-        theirs = name if project == "common" else f"{project}'s {name}"
-        page = f" See {table['page']}." if "page" in table else ""
-        if not ours.startswith("--"):
-            return f"{theirs} is not an option here. {ours}.{page}"
-        if known[ours]:
-            return f"Pass {ours} instead of {theirs}.{page}"
-        other = "train.py" if parser.prog == "prepare_data.py" else "prepare_data.py"
-        return f"{theirs} is {'an option of' if name == ours else f'called {ours} in'} {other}.{page}"
-    return None
 
 
 def _build_parser(
@@ -331,6 +310,8 @@ def _build_parser(
         group = parser.add_argument_group(f"recipe section {section}")
         own = set(own_fields(cls))
         for action in builder._actions:
+            if action.dest == "report_to":
+                action.nargs, action.type = "+", str
             if action.dest in _refused(cls):
                 action.help = argparse.SUPPRESS
             elif action.option_strings[0] == f"--no_{action.dest}":

@@ -51,7 +51,7 @@ def test_generate_writes_text_from_final_run_and_checkpoint(run: Path, capsys) -
         generate.main([str(run), "abc " * 99 + "end", *sampling, "--max_new_tokens", "8"])
         texts.append(capsys.readouterr().out)
     assert texts[3] == texts[4] and "abc end" in texts[3] and texts[3].count("abc") < 32  # cut to the window
-    for wrong in ("--top_p 0", "--top_p 1.1", "--temperature nan", "--top_k 0", "abc --prompt abc"):
+    for wrong in ("--top_p 0", "--top_p 1.1", "--temperature nan", "--top_k -1", "abc --prompt abc"):
         with pytest.raises(UserError, match="--"):
             generate.main([str(run), *wrong.split()])
 

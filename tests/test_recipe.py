@@ -14,9 +14,10 @@ import yaml
 import prepare_data
 import train
 from gpt2_repro.batch_plan import TokenCount
+from gpt2_repro.cli import OTHER_NAMES
 from gpt2_repro.data.arguments import PreparationOptions
 from gpt2_repro.errors import UserError, nearest
-from gpt2_repro.recipe import OTHER_NAMES, load_sections, parse_recipe
+from gpt2_repro.recipe import load_sections, parse_recipe
 from gpt2_repro.training.arguments import TrainingSection
 from tests.sections import ROOT, SECTIONS
 

@@ -43,7 +43,7 @@ def choose_device(name: str | None) -> str:
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0][:100]
         raise UserError(f"--device {name} does not work here ({reason}). Pass cpu, cuda or cuda:N.") from None
     return name
 

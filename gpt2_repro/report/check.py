@@ -74,7 +74,7 @@ def _losses(run: Run) -> list[Sign]:
     trends = (rising_validation(validation), risen_training_loss(training))
     found += [Sign("✗", trend) for trend in trends if trend]
     if skipped := values(run.training, "updates_skipped"):
-        found.append(Sign("!", f"{skipped[-1]:,.0f} optimizer updates were skipped"))
+        found.append(Sign("!", f"at least {skipped[-1]:,.0f} optimizer updates were skipped"))
     return found
 
 

@@ -153,6 +153,8 @@ class TrainingSection(TrainingArguments):
         **dict.fromkeys(("eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"), _LOSSES_ONLY),
         "average_tokens_across_devices": "the loss is always the mean over the tokens of all devices",
         "include_num_input_tokens_seen": "target tokens are logged. Counting inputs adds a host sync per micro-batch",
+        "optim_args": "AdamW and muon have their own options. Pass --adam_beta1, --adam_beta2 or --adam_epsilon",
+        "local_rank": "the launcher sets it. Run accelerate launch --config_file accelerate_configs/zero1.yaml",
         "resume_from_checkpoint": "resuming is automatic. Run the same command, or pass --resume_from checkpoint-N",
         "ignore_data_skip": "a resumed run never repeats rows",
         "restore_callback_states_from_checkpoint": "resuming is automatic. Run the same command again",
@@ -166,7 +168,6 @@ class TrainingSection(TrainingArguments):
         "gradient_checkpointing": "it has another name here. Pass --activation_checkpointing",
         "gradient_checkpointing_kwargs": "it has another name here. Pass --activation_checkpointing_kwargs",
         "use_cache": "it is off during training and on in final/",
-        "local_rank": "the launcher sets it",
     }
 
     def __post_init__(self) -> None:

@@ -77,7 +77,9 @@ def check_launcher() -> None:
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` disables DeepSpeed. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
-        raise UserError(f"accelerate launch sets mixed_precision to {precision}, but the recipe sets bf16. Remove it.")
+        raise UserError(
+            f"ACCELERATE_MIXED_PRECISION is {precision}, but the recipe sets bf16. Remove --mixed_precision."
+        )
     for name, fix in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":

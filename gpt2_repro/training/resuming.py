@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -288,6 +289,7 @@ def require_same_run(
     if not keys:
         return
     changed = "; ".join(f"{key} {saved.get(key)!r} -> {asked.get(key)!r}" for key in keys)
+    changed = re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1…", changed)  # hashes
     fix = "Undo the change or pass another --output_dir"
     if set(keys) <= CHANGEABLE:
         if allow_change:

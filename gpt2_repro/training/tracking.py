@@ -26,6 +26,8 @@ TOKENS = "train/tokens"  # the name that transformers uses in wandb
 def check_reporting(report_to: list[str]) -> None:
     """Raise UserError if a tracking service is not installed or not supported."""
     for name in report_to:
+        if "," in name:
+            raise UserError(f"--report_to {name} has a comma. Separate services with spaces.")
         if name not in get_available_reporting_integrations():
             names = INTEGRATION_TO_CALLBACK
             fix = f"Run `pip install {name}`." if name in names else did_you_mean(name, names)

@@ -1,4 +1,7 @@
-"""Find the files of presets, Hub datasets, local files, and mixtures of these."""
+"""Find the files of the sources that --source and other options name.
+
+A source is a named source (preset), a Hub dataset or a set of local files. --source can also name a mixture of sources.
+"""
 
 import dataclasses
 import difflib
@@ -28,10 +31,10 @@ class Source:
     """A source of documents: its description and its files.
 
     Args:
-        description: entry of the manifest, including the revision of a Hub dataset. An interrupted preparation is
+        description: what the manifest records, including the revision of a Hub dataset. An interrupted preparation is
             resumed only if the description has not changed.
         files: files for training.
-        validation_files: the source's own validation files, if it has any.
+        validation_files: validation files that are part of the source, if any.
         weight: share of the tokens in a mixture; 1 for a single source.
     """
 
@@ -43,7 +46,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The training sources, and the source of each --validation_sets entry by name."""
+    """The sources for training and for --validation_sets.
+
+    Args:
+        training: the training sources; several sources are a mixture.
+        validation_sets: dict from the name of each additional validation set to its source.
+    """
 
     training: list[Source]
     validation_sets: dict[str, Source]
@@ -115,7 +123,8 @@ class SourceOpener:
         args: the recipe section `data:`.
         downloads: folder for downloaded files.
         keep_downloads: whether to download files to the local Hugging Face cache instead, and keep them.
-        revisions: for each Hub repository, the revision that an interrupted preparation used. It is used again.
+        revisions: for each Hub repository, the revision that an interrupted preparation used. The resumed preparation uses
+            the same revision.
     """
 
     args: DataArguments
@@ -181,6 +190,8 @@ class SourceOpener:
                 names = [path.name for path in Path(pattern).parent.glob("*")]
                 near = difflib.get_close_matches(Path(pattern).name, names, n=1, cutoff=0.8)
                 hint = f"Did you mean {Path(pattern).with_name(near[0])}?" if near else "Check the path."
+                if "," in pattern:
+                    hint = "Separate files with spaces, without commas and brackets."
                 if "://" in pattern:
                     hint = "It is a URL. Download it and pass the downloaded file."
                 raise UserError(f"There is no local file or folder {pattern}. {hint}")

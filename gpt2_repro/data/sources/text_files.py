@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from gpt2_repro.data.sources.base import Batch, Part, TextForm, in_batches, reading
-from gpt2_repro.errors import UserError
+from gpt2_repro.errors import UserError, in_a_line
 
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -27,7 +27,8 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 class TextPart(Part):
     """The lines of a text file that begin at a byte position in [start, stop).
 
-    Only uncompressed .jsonl files, and .txt files with one document per line, are cut into several parts.
+    Only two kinds of files are cut into several parts: uncompressed .jsonl files, and uncompressed .txt files with one
+    document per line.
 
     Args:
         kind: .txt, .jsonl, .csv, or .json for a file with one array.
@@ -128,9 +129,9 @@ class TextPart(Part):
         try:
             yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n"), ""
         except UnicodeDecodeError as error:
-            encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
-            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {self.name}`"
-            if encoding == "latin1" and b"\0" in content:
+            encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"
+            fix = f"Convert it with `iconv -f {encoding} -t utf-8 {self.name} > utf8.txt` and pass utf8.txt"
+            if encoding == "cp1252" and b"\0" in content:
                 fix = "It looks like a binary file, so remove it"
             yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
 
@@ -144,7 +145,7 @@ class TextPart(Part):
         try:
             header = next(rows, [])
             if (columns := header.count(column)) != 1:
-                fix = f"Pass --text_column with one of: {', '.join(header)}."
+                fix = f"Pass --text_column with one of the names in its first line: {in_a_line(', '.join(header))}."
                 if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
                     fix = f"Its columns are separated by {other!r}. Save it with commas instead."
                 raise UserError(f"{self.name} has {columns} columns named `{column}`, not exactly one. {fix}")
@@ -207,7 +208,8 @@ def _text_of(value: Any, column: str) -> str:
     Raises ValueError if the object has no text in `column`.
     """
     if not isinstance(value, dict) or column not in value:
-        raise ValueError(f"has no key `{column}`. Pass --text_column with the key of the text")
+        keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
+        raise ValueError(f"has no key `{column}`. Its keys: {keys}. Pass --text_column with the key of the text"[:300])
     if not isinstance(text := value[column], str | None):
         raise ValueError(
             f"has a value of type {type(text).__name__} under the key `{column}`, not text. Pass another --text_column"
