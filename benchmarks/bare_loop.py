@@ -4,10 +4,10 @@
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-real_run.py runs these commands to compare them with train.py. `start` saves the weights of a freshly initialized
-GPT-2. `stock` loads a final model as any user would and computes its loss. `bare` trains with a bare PyTorch loop.
-`start` and `stock` use transformers without this project. `bare` uses the model, the loss and the order of the rows of
-this project, but not the Trainer, Accelerate or DeepSpeed.
+real_run.py runs these commands to compare their results with those of train.py. `start` saves the weights of a freshly
+initialized GPT-2. `stock` loads a final model as any user would and computes its loss. `bare` trains with a bare
+PyTorch loop. `start` and `stock` use transformers without this project. `bare` uses the model, the loss and the order
+of the rows of this project, but not the Trainer, Accelerate or DeepSpeed.
 """
 
 import contextlib
@@ -84,11 +84,11 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
 
 
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
-    """Train a run again with a bare PyTorch loop, and write each step's loss and time.
+    """Repeat a run with a bare PyTorch loop, and write the loss and time of each step.
 
     The hyperparameters come from the run's recipe.yaml. The batch plan, device, precision, attention and compilation
-    come from its environment.json. `rows_per_pass` sets another micro-batch size, which only changes the order in
-    which losses and gradients are summed.
+    come from its environment.json. `rows_per_pass` sets another micro-batch size. This changes only the order in which
+    losses and gradients are summed.
     """
     sys.path.insert(0, str(ROOT))
     from gpt2_repro.data.prepared import PreparedData

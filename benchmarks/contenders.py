@@ -3,9 +3,9 @@
     python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'
 
 A contender is a model with a training loop. train_step.py runs this command. The last line on stdout is a JSON object
-with the measurements. Every contender trains the same model shape on the same random ids with AdamW and clipping at
-1.0. The precision is bf16 if the field `bf16` is true, which is the default of train_step.py on a GPU. Otherwise, it
-is fp32.
+with the measurements. Every contender trains the same model shape on the same random token ids with AdamW and gradient
+clipping at 1.0. The precision is bf16 if the field `bf16` is true, which is the default of train_step.py on a GPU.
+Otherwise, it is fp32.
 """
 
 import contextlib
@@ -113,7 +113,8 @@ def our_model(setup: Setup, *, document_mask: bool = False) -> Any:
 def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> None:
     """Measure the time of training steps with this project's Trainer.
 
-    The function can run under python, torchrun and accelerate launch.
+    The script can be started with python, torchrun or accelerate launch. With `document_mask`, a token attends only to
+    tokens of the same document.
     """
     from transformers import TrainerCallback
 
@@ -197,8 +198,8 @@ def bare(setup: Setup, watch: Stopwatch) -> None:
 def nanogpt(setup: Setup, watch: Stopwatch) -> None:
     """Measure the time of training steps with the model and optimizer of nanoGPT.
 
-    Both are imported from a nanoGPT checkout. The function `loop` trains the model like nanoGPT's train.py. The model
-    has biases, as in GPT-2.
+    The model and the optimizer are imported from a nanoGPT checkout. The function `loop` trains the model like
+    nanoGPT's train.py. The model has biases, as in GPT-2.
     """
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(setup.nanogpt, "model.py"))
     module = importlib.util.module_from_spec(spec)
@@ -217,7 +218,7 @@ def nanogpt(setup: Setup, watch: Stopwatch) -> None:
 
 
 def stock(setup: Setup, watch: Stopwatch) -> None:
-    """Measure the time of training steps with stock GPT-2 and Trainer of transformers.
+    """Measure the time of training steps with transformers' own GPT-2 and Trainer.
 
     The rows have the same columns as in run_clm.py: input_ids, attention_mask and labels.
     """
@@ -252,7 +253,10 @@ def stock(setup: Setup, watch: Stopwatch) -> None:
 
 
 def main(name: str, described: str) -> None:
-    """Run one contender and print its measurements as a JSON object."""
+    """Run one contender and print the measurements as a JSON object.
+
+    `described` is a JSON object with the fields of `Setup`.
+    """
     logging.disable(logging.INFO)
     setup = Setup(**json.loads(described))
     watch = Stopwatch(

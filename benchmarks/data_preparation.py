@@ -4,26 +4,26 @@
     python benchmarks/data_preparation.py --copies 10 --num_proc 8 --only nanogpt llmc ours
 
 The contenders are this project and the methods of the three other projects. Each contender reads the same files and
-writes data that is ready for training. It is one command in a fresh process with separate caches. The time is that of
-the complete command, imports included. The contenders run in the given order in the first round, in reverse order in
-the second round, and so on. The files are in the page cache.
+writes data that is ready for training. Each contender is one command in a fresh process with separate caches. The
+measured time is that of the complete command, imports included. The contenders run in the given order in odd rounds
+and in reverse order in even rounds. The input files are in the page cache.
 
 Each contender prepares a small data set (only the first files) and a large one (all files). MB/s is the speed of the
 complete command with all files. The marginal MB/s excludes the start-up time: it divides the additional text of the
 large data set by the additional time.
 
 Peak memory is the sum of the resident sets of the process and its descendants, sampled every 50 ms. A page that
-several processes map counts once for each of them. Pages of mapped files are included. The second number, in
-parentheses, excludes pages of files and shared memory. Peak disk is the size of the contender's folder, caches
-included, sampled every 250 ms.
+several processes map counts once for each process. Pages of mapped files are included. The number in parentheses
+excludes pages of files and shared memory. Peak disk is the size of the contender's folder, caches included, sampled
+every 250 ms.
 
 Only this project hashes its data and waits until the data is on the disk. Up to 5M tokens, it also computes the
 reference losses of its manifest. All of this is included in its time. --validation_tokens applies to this project
 only.
 
 The text consists of novels and web pages of US authorities, in random order. The novels are cut at paragraph ends into
-documents of about 4.5 KB, the size of web documents. The web pages are complete. --copies repeats the text. This
-favors encoders that cache words, because they have then seen every word before.
+documents of about 4.5 KB, the size of web documents. The web pages are complete. --copies repeats the text. Repeated
+text favors encoders that cache words, because these encoders have already seen every word.
 """
 
 import argparse

@@ -3,9 +3,9 @@
 python benchmarks/hellaswag_batches.py --data hellaswag_val.jsonl.gz --tokenizer openai-community/gpt2 --items 32
 python benchmarks/hellaswag_batches.py --data Rowan/hellaswag --tokenizer openai-community/gpt2            # on a GPU
 
-This project scores HellaSwag while a model trains. The model of this script is a GPT-2 124M with untrained weights on
-one device, in bf16 on a GPU and in fp32 on a CPU. Each round measures all methods in turn. The last column of the
-table is the share of items for which a method chooses the same ending as this project.
+This project scores HellaSwag while a model trains. In this script, the scored model is an untrained GPT-2 124M on one
+device, in bf16 on a GPU and in fp32 on a CPU. Each round measures all methods in turn. The last column of the table is
+the share of items for which a method chooses the same ending as this project.
 """
 
 import argparse
@@ -55,8 +55,8 @@ def main() -> None:
     def in_groups(size: int) -> torch.Tensor:
         """Return the index of the best ending of each item.
 
-        A forward pass processes `size` endings, padded to the longest of them, and computes all logits. With a size of
-        4, a pass processes one item, as in build-nanogpt's hellaswag.py.
+        An item has four endings. A forward pass processes `size` endings, padded to the longest ending, and computes
+        all logits. If `size` is 4, a pass processes one item, as in build-nanogpt's hellaswag.py.
         """
         means = []
         for first in range(0, len(scorer.rows), size):

@@ -1,12 +1,12 @@
-"""Compare the tokens that Muon and AdamW need to reach one validation loss.
+"""Compare the tokens that Muon and AdamW need to reach the same validation loss.
 
     python benchmarks/optimizers.py prose.jsonl
 
 All runs use train.py on prose, on a CPU, with three seeds by default. The schedule is warmup_stable_decay without the
-decay. With it, the validation loss at any step is the final loss of a run that ends at this step. Each optimizer
-trains with several learning rates, and with all seeds at each rate. For each optimizer, the rate with the lowest final
-loss is chosen. This is the mean over the seeds, because the losses of seeds differ by half a nat if the rate is
-slightly too high. The target loss is AdamW's mean final loss.
+decay. With this schedule, the validation loss at any step is the final loss of a run that ends at this step. Each
+optimizer trains with several learning rates, and with all seeds at each rate. For each optimizer, the rate with the
+lowest mean final loss over the seeds is chosen. The mean is used because the losses of seeds differ by half a nat if
+the rate is slightly too high. The target loss is AdamW's mean final loss.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def prepare(work: Path, text: Path, steps: int) -> Path:
 
 
 def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[int, float]:
-    """Train with an optimizer, rate and seed, and return the validation loss by step."""
+    """Train with an optimizer, learning rate and seed; return validation loss by step."""
     run = work / f"{optim}-{rate}-{seed}"
     options = ["--optim", optim, "--learning_rate", str(rate), "--seed", str(seed), "--output_dir", str(run)]
     subprocess.run([sys.executable, "train.py", recipe, *options], cwd=ROOT, check=True, capture_output=True)
@@ -101,8 +101,8 @@ def reached(losses: dict[int, float], target: float) -> float | None:
 def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
     """Return a Markdown table of the final losses, and the tokens that Muon needs.
 
-    These are the tokens until Muon reaches the target loss, which is AdamW's mean final loss over the seeds. AdamW
-    itself needs, on average, all of its tokens to reach this loss.
+    Muon's tokens are counted until Muon reaches the target loss, which is AdamW's mean final loss over the seeds.
+    AdamW needs, on average, the tokens of a complete run to reach this loss.
     """
     target, steps = statistics.mean(ends(curves["adamw_torch"])), max(curves["adamw_torch"][0])
     taken = [reached(losses, target) for losses in curves["muon"]]

@@ -3,9 +3,9 @@
     accelerate launch benchmarks/plain_trainer.py --text prose.txt --tokenizer openai-community/gpt2 --output_dir out
     python benchmarks/why.py          # compares this script with train.py
 
-The script follows run_clm.py and the blog post of recipes/blog_wrap512.yaml. It joins documents without a separator,
-keeps the weights in bf16 for flash attention, and uses the defaults of GPT2Config. The model shifts the labels. The
-script resumes from the newest checkpoint.
+The script follows run_clm.py and the blog post that recipes/blog_wrap512.yaml reproduces. It joins documents without a
+separator, keeps the weights in bf16 for flash attention, and uses the defaults of GPT2Config. The model shifts the
+labels by one position. The script resumes from the newest checkpoint.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python -m benchmarks.preparation_contenders llmc JOB
 
 data_preparation.py runs this command. JOB is a JSON object with the fields of `Job`. Each method was implemented again
-from its description. It reads parquet or jsonl files with a column `text`. It writes GPT-2's token ids to `folder`,
-ready for training.
+from its description. Each method reads parquet or jsonl files with a column `text`, and writes GPT-2's token ids to
+the field `folder` of JOB, ready for training.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ LLMC_SHARD, LLMC_HEADER, LLMC_MAGIC, LLMC_VERSION = 100_000_000, 256, 20240520, 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Input files, tokenizer, output folder and processes of a data preparation."""
+    """Input files, tokenizer, output folder and number of processes of a preparation."""
 
     kind: str  # parquet or json, a format name of `datasets`
     files: list[str]
@@ -130,7 +130,7 @@ def _write_llmc_shard(folder: str, number: int, ids: np.ndarray) -> None:
 
 
 def load(job: Job, *, num_proc: int | None) -> Any:
-    """Load the files with `datasets` and its cache, as a data set with one column."""
+    """Load the files as a one-column data set with the library `datasets`, with cache."""
     from datasets import load_dataset
 
     return load_dataset(job.kind, data_files=job.files, split="train", num_proc=num_proc)
@@ -169,9 +169,9 @@ def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
 
 
 def blog_masks(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the attention masks of all windows, joined in parts.
+    """Yield the attention masks of all windows, thousands of windows at a time.
 
-    A part contains thousands of windows. A mask is 1 for a token and 0 for padding.
+    The masks of these windows are joined to one array. A mask is 1 for a token and 0 for padding.
     """
     from datasets import load_from_disk
 
@@ -184,7 +184,7 @@ def count(name: str, folder: Path) -> dict[str, int]:
 
     Args:
         name: "ours" or a key of CONTENDERS.
-        folder: the finished data.
+        folder: folder with the prepared data.
 
     Returns:
         `text_tokens` and `separators`; also `dropped_tokens` for "ours" and `padding` for "blog".

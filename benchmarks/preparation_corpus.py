@@ -50,7 +50,8 @@ def write_corpus(folder: Path, documents: list[str], copies: int, files: int, co
     """Write the documents twice: as parquet files and as jsonl files.
 
     Args:
-        documents: the text; it is repeated `copies` times.
+        documents: texts to write.
+        copies: number of times that each document is written in each format.
         files: number of files in each format.
         compression: codec of the parquet files.
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """Times and peak GPU memory of a command that has ended."""
+    """Start time, end time and peak GPU memory of a command that has ended."""
 
     began: float  # seconds since the epoch
     ended: float

@@ -3,23 +3,24 @@
     python benchmarks/read_rows.py                                   # 7 GB of random ids in the temporary folder
     python benchmarks/read_rows.py --folder /data --rows 2000000     # on the disk that a run would read from
 
-This project's rows and order are compared with other orders and file formats. The script needs Linux, but not root.
---rows must be a multiple of 1,000.
-Each line of the table is measured in fresh processes. Odd rounds measure the lines in order, even rounds in reverse
-order.
+This project's file format and order of rows are compared with other formats and orders. The script needs Linux, but
+not root. --rows must be a multiple of 1,000.
 
-Cold: the files are opened and dropped from the page cache, then --batches batches are read. 512 batches contain 32,768
-rows, the number of rows that this project's sampler shuffles together. Reads while opening are not counted. In a
-virtual machine, the host may still cache the files.
+Each line of the printed table is measured in fresh processes. Odd rounds measure the lines in order, even rounds in
+reverse order.
 
-Warm: all files are read completely before the measurement.
+Cold measurement: the files are opened and dropped from the page cache, then --batches batches are read. 512 batches
+contain 32,768 rows, the number of rows that this project's sampler shuffles together. Reads while opening are not
+counted. In a virtual machine, the host may still cache the files.
 
-The script does not compute anything between batches. With workers, the time of a batch is therefore the time that the
-workers need. In a training, a step is delayed at least by the CPU time of the main process. torch uses one thread, as
-in a worker and under torchrun.
+Warm measurement: all files are read completely before the measurement, so they are in the page cache.
 
-KiB per row depends on the kernel's read-ahead. If nearly 100 % of the files are in the page cache after the cold
-batches, the orders do not differ. In that case, pass more --rows to see a difference.
+The script does not compute anything between batches. If data loader workers are used, the time of a batch is therefore
+the time that the workers need. In a training, a step is delayed at least by the CPU time of the main process. torch
+uses one thread, as in a worker and under torchrun.
+
+The column KiB per row depends on the kernel's read-ahead. If nearly 100 % of the files are in the page cache after the
+cold batches, the orders do not differ. In that case, pass more --rows to see a difference.
 """
 
 import argparse
@@ -97,7 +98,7 @@ def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def write(root: Path, files: str, rows: int) -> None:
-    """Write rows of random token ids; the file pattern `files` selects the format."""
+    """Write rows of random token ids in the format of the file name pattern `files`."""
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":
@@ -117,9 +118,9 @@ def write(root: Path, files: str, rows: int) -> None:
 
 
 def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> Any:
-    """Open one contender's files and return an iterable over its batches.
+    """Open the files of the contender `name` and return an iterable over batches.
 
-    Nothing is read before the iteration begins.
+    No row is read before the iteration begins.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)

@@ -7,9 +7,9 @@
         --tokens_per_step 2048 --per_device_train_batch_size 8 --warmup_steps 10
 
 The bare loop starts from the same weights and reads the same rows as the run. Options after `--` are passed to
-train.py. Options of the data section are also passed to prepare_data.py. All files are written to --work. results.json
-is written after each phase. If the script is interrupted, only the results of the current phase are lost. The exit
-code is 1 if a check fails.
+train.py. Options for fields of a recipe's data section are also passed to prepare_data.py. All files are written to
+--work. results.json is written after each phase. If the script is interrupted, only the results of the current phase
+are lost. The exit code is 1 if a check fails.
 """
 
 import argparse
@@ -86,7 +86,7 @@ class Bench:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
 
     def events(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return the events in metrics.jsonl that have the key `kind`, by step."""
+        """Return the log entries in metrics.jsonl that have the key `kind`, by step."""
         path = self.run / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return {event["step"]: event for event in map(json.loads, lines) if kind in event}

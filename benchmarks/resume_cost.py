@@ -3,10 +3,10 @@
     python benchmarks/resume_cost.py
     python benchmarks/resume_cost.py --step 9000 --processes 1
 
-This project's orders of rows are compared with the order of Trainer. The simulated data set has the number of rows of
-10B tokens, but returns only row numbers. The time is measured from the creation of the loader to the first batch after
-`--step`. Each order is measured in a fresh process. The other parts of a resume (imports, reading the checkpoint) are
-not measured, because their time does not depend on the step.
+The orders in which this project reads rows are compared with the order of transformers' Trainer. The simulated data
+set has as many rows as 10B tokens fill, but returns only row numbers. The time is measured from the creation of the
+loader to the first batch after `--step`. Each order is measured in a fresh process. The other parts of a resume
+(imports, reading the checkpoint) are not measured, because their time does not depend on the step.
 """
 
 import argparse
@@ -41,7 +41,10 @@ class Rows:
 
 
 def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, Any]:
-    """Measure the time and memory of one rank up to the first batch after a step."""
+    """Measure the time and memory for one rank's first batch after a step.
+
+    `way` is the order in which rows are read, a key of WAYS.
+    """
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
     from torch.utils.data import DataLoader, RandomSampler
 

@@ -1,4 +1,4 @@
-"""Draw the loss curves of real_run.py and write its table of results."""
+"""Draw the loss curves of real_run.py and format the results as a table."""
 
 import datetime
 import os
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def apart(ours: list[float], theirs: list[float], after: int) -> dict[str, float]:
-    """Return the mean and largest difference of two loss curves after step `after`."""
+    """Return the mean and maximum absolute loss difference after step `after`."""
     differences = [abs(a - b) for a, b in zip(ours[after:], theirs[after:], strict=True)]
     return {"mean": statistics.mean(differences), "max": max(differences)}
 
 
 def draw(ours: list[float], theirs: list[float], *, killed: int, resumed: int, tolerance: float, path: Path) -> None:
-    """Draw two loss curves and, below them, their difference.
+    """Draw two loss curves and, below the curves, the difference of the losses.
 
     Vertical lines mark the steps at which the run was killed and resumed.
     """
@@ -66,7 +66,7 @@ def table(results: dict[str, Any]) -> str:
 def heading(environment: dict[str, Any]) -> list[str]:
     """Return lines with the date, machine, versions, commit and size of the training.
 
-    If there is no training yet, return only the date.
+    If `environment` is empty because no training has finished, return only the date.
     """
     today = f"{datetime.date.today()}"
     if not environment:
@@ -94,7 +94,7 @@ def cpu_name() -> str:
 
 
 def facts(phases: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return each measurement as a description and a value with its unit."""
+    """Return each measurement of the finished phases as (description, value and unit)."""
     found = []
     for phase in phases:
         if "seconds" in phases[phase]:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Waits(TorchDispatchMode):
     """Count the tensor values that eager code on a CPU reads as Python numbers.
 
-    On a GPU, each of them would be a host sync.
+    On a GPU, each such read would be a host sync.
     """
 
     count = 0
@@ -24,8 +24,8 @@ class Waits(TorchDispatchMode):
 class Stopwatch:
     """Measure the time of training steps, then count the host syncs of two more steps.
 
-    Steps are measured in windows: `seconds` has the mean time per step of each window. `waits` is the number of host
-    syncs. Call `step_ended` at the end of every step.
+    A window is a number of steps in sequence. `seconds` lists the mean time per step of each window. `waits` is the
+    number of host syncs. Call `step_ended` at the end of every step.
     """
 
     def __init__(self, *, warmup: int, steps: int, windows: int, total: int, eager: bool) -> None:

@@ -1,14 +1,14 @@
 """Compare a training step of this project with alternatives in speed and memory.
 
-    python benchmarks/train_step.py                              # 124M at 64 x 1024 on a GPU
+    python benchmarks/train_step.py                              # on a GPU: 124M, 64 rows of 1024 tokens
     python benchmarks/train_step.py --shape shakespeare          # nanoGPT's CPU configuration
     python benchmarks/train_step.py --nanogpt ~/nanoGPT          # also nanoGPT's model and loop
     python benchmarks/train_step.py --only trainer zero1 bare --processes 2
 
-The contenders are this project and training loops that a user could use instead. They run on a GPU if there is one.
-Each contender runs in a fresh process. Odd rounds run the contenders in order, even rounds in reverse order, so that a
-slow minute of a shared machine affects all of them. Only numbers of the same call can be compared. datasets, deepspeed
-and lm_eval are not imported. The exception is `zero1`, which uses DeepSpeed.
+The contenders are this project and training loops that a user could use instead. The contenders run on a GPU if there
+is one. Each contender runs in a fresh process. Odd rounds run the contenders in order, even rounds in reverse order,
+so that a slow minute of a shared machine affects all of them. Only numbers of the same run of this script can be
+compared. The contenders do not import datasets, deepspeed or lm_eval, except for `zero1`, which uses DeepSpeed.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def main() -> None:
 def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, Any]:
     """Run one contender in a separate process and return its measurements.
 
-    Returns {"error": …} if it fails, so that the table shows the other contenders.
+    If the contender fails, returns {"error": …}, so that the other contenders are still measured.
     """
     python = [sys.executable]
     if name == "ddp":

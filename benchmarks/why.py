@@ -1,9 +1,10 @@
-"""Compare a plain Trainer script with train.py, for docs/why.md.
+"""Compare plain_trainer.py with train.py, for docs/why.md.
 
     python benchmarks/why.py --text prose.txt --figure docs/figures/why.png
 
-Both scripts train the same small GPT-2 with the same tokenizer on the same text. why.py compares the losses that they
-report with the true losses, which it computes from the saved weights with a plain loop over rows.
+plain_trainer.py uses transformers' Trainer as common guides do. Both scripts train the same small GPT-2 with the same
+tokenizer on the same text. why.py compares the losses that the two scripts report with the true losses. The true
+losses are computed from the saved weights with a plain loop over rows.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
 
 
 class Plain:
-    """Build the command of plain_trainer.py, and read its rows and results."""
+    """Build commands of plain_trainer.py, and read the rows and results of its runs."""
 
     name = "plain_trainer.py"
 
@@ -105,7 +106,7 @@ class Plain:
         return {"text": self.work / "little.txt"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        """Return the training loss of a run of one step, and the last validation loss."""
+        """Return the training loss of a one-step run, and the last validation loss."""
         found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
         return found[0], found[1]
 
@@ -117,9 +118,9 @@ class Plain:
 
 
 class Ours:
-    """Build the command of train.py, and read its rows and results.
+    """Build commands of train.py, and read the rows and results of its runs.
 
-    The methods are the same as those of Plain.
+    The class has the same methods as Plain.
     """
 
     name = "train.py"
@@ -178,7 +179,8 @@ Side = Plain | Ours
 def run(side: Side, out: Path, **changed: Any) -> float:
     """Run plain_trainer.py or train.py and return the time in seconds.
 
-    Raises AssertionError if the command fails.
+    `side` is a Plain or Ours object, and `out` is the output folder of the script. Raises AssertionError if the
+    command fails.
     """
     began = time.perf_counter()
     done = subprocess.run(side.command(out, **changed), cwd=ROOT, capture_output=True, text=True)
@@ -221,7 +223,8 @@ def measure(side: Side) -> dict[str, Any]:
 def speed(side: Side) -> float:
     """Return the training speed in tokens per second.
 
-    The speed is computed from the time difference of a long and a short run. This excludes the time of start and end.
+    The speed is computed from the time difference of a long and a short run. Therefore, it does not include the time
+    before the first and after the last step.
     """
     few, many = 20, 80
     alike = {"dtype": "float32", "dropout": 0.0, "warmup_steps": 0}
@@ -250,7 +253,7 @@ def killed_while_saving(side: Side) -> str:
 
 
 def draw(found: dict[str, dict[str, Any]], file: Path) -> None:
-    """Draw a bar chart for each difference, with one bar for each script."""
+    """Draw three bar charts of the measurements, with one bar for each script."""
     panels: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
         "Error of the reported\nvalidation loss (nats)": (
             "{:.4f}",

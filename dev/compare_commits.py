@@ -1,11 +1,11 @@
 """Run two commits on this machine and compare all their numbers bit for bit.
 
-    python dev/compare_commits.py main~5                    main~5 against the working tree
+    python dev/compare_commits.py main~5                    compare main~5 with the working tree
     python dev/compare_commits.py main~5 main --only train evaluate
 
-The script compares the hashes of prepared folders, the plan of every recipe, and the evaluation scores. It also trains
-with several launchers and options (LAYOUTS), and compares losses, gradient norms, learning rates and final weights. It
-takes about 12 minutes on 2 cores. The exit code is 1 if anything differs.
+The script compares the hashes of prepared folders, the output of `train.py --dry_run` for every recipe, and the
+evaluation scores. It also trains with several launchers and options (LAYOUTS), and compares losses, gradient norms,
+learning rates and final weights. The script takes about 12 minutes on 2 cores. The exit code is 1 if anything differs.
 """
 
 import argparse
@@ -71,7 +71,7 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "tokens", "step_tokens", "eval_l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", help="Commit to compare with.")
+    parser.add_argument("base", help="Commit with the expected numbers.")
     parser.add_argument("head", nargs="?", help="Commit to check. (default: the working tree)")
     parser.add_argument("--only", nargs="+", choices=("prepare", "plan", "train", "evaluate"), help="(default: all)")
     args = parser.parse_args()
@@ -88,7 +88,7 @@ def main() -> None:
     for key in sorted(base.keys() & head.keys()):
         if base[key] == head[key] and str(base[key]).startswith("exit code"):
             print(f"FAILS ON BOTH {key}\n  {shown(base[key])}")
-    print(f"{len(base.keys() & head.keys())} facts compared, {len(differing)} differ")
+    print(f"{len(base.keys() & head.keys())} values compared, {len(differing)} differ")
     sys.exit(bool(differing))
 
 
@@ -115,9 +115,9 @@ def write_inputs(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
-    """Check out a commit to `folder` and yield its path.
+    """Check out a commit to `folder` and yield the path of the checkout.
 
-    If the commit is None, yield the working tree instead.
+    If `commit` is None, yield the path of the working tree instead.
     """
     if commit is None:
         yield ROOT
@@ -130,7 +130,7 @@ def checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
 
 
 def measure(tree: Path, inputs: Path, output: Path, only: list[str] | None) -> Facts:
-    """Run all commands in the checkout `tree` and return the measured facts by name."""
+    """Run all commands in the checkout `tree` and return the measured values by name."""
     output.mkdir()
     facts: Facts = {}
     # Two commands run at a time, with one thread each. Training needs the prepared folders, and evaluation needs
@@ -175,7 +175,7 @@ def run(tree: Path, *words: object) -> str:
 
 
 def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
-    """Prepare a folder and return its hashes and counts."""
+    """Prepare a folder, and return the hashes and counts of its manifest."""
     options = [option.format(inputs=inputs) for option in PREPARED[name]]
     recipe = inputs / ("mixture.yaml" if name == "mixture" else "tiny.yaml")
     printed = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)

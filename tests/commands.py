@@ -35,7 +35,7 @@ def start_command(words: tuple[object, ...], environment: dict[str, str], **stre
 
 
 def words_of(words: tuple[object, ...]) -> list[str]:
-    """Return the arguments of the `python` process that start_command starts."""
+    """Return the arguments of the `python` process that start_command(words) starts."""
     command, *rest = map(str, words)
     if command in LAUNCHERS:
         config = f"accelerate_configs/{LAUNCHERS[command]}.yaml"

@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Return the folder with public test data. Skip the test if it is missing."""
+    """Return the folder with public test data; skip the test without this folder."""
     if not REAL_DATA.is_dir():
         pytest.skip(f"No real data in {REAL_DATA}. Set GPT2_REPRO_TEST_DATA.")
     return REAL_DATA
@@ -76,7 +76,7 @@ def documents() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Write the documents to two .jsonl files, and return their paths."""
+    """Write the documents to two .jsonl files, and return the paths of the files."""
     folder = tmp_path_factory.mktemp("corpus")
     paths = [folder / "a.jsonl", folder / "b.jsonl"]
     for path, part in zip(paths, (documents[:50], documents[50:]), strict=True):
@@ -86,7 +86,7 @@ def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> li
 
 @pytest.fixture(scope="session")
 def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepare a small folder, and return the path of a recipe that trains in seconds."""
+    """Prepare a small data set; return the path of a recipe that trains in seconds."""
     from gpt2_repro.data.arguments import DataArguments
     from gpt2_repro.data.preparation.prepare import prepare
 
@@ -155,5 +155,5 @@ def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProces
 
 @pytest.fixture(scope="session")
 def events() -> Callable[[Path], list[dict]]:
-    """Return a function that returns the events in the metrics.jsonl of a run."""
+    """Return a function that returns the log entries in a run's metrics.jsonl."""
     return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,7 +1,7 @@
 """Build and train GPT-2 in plain PyTorch, without the code of this project.
 
 The model is written from the description in the paper. `train` is a training loop like those of build-nanogpt and
-nanoGPT. The tests compare its losses, gradient norms and learning rates with those that train.py logs.
+nanoGPT. The tests compare the losses, gradient norms and learning rates of this loop with those that train.py logs.
 """
 
 import math
@@ -75,9 +75,10 @@ class GPT2(nn.Module):
 def train(
     model: GPT2, rows: Tensor, *, steps: int, rows_per_step: int, peak: float, warmup: int, clip: float, decay: float
 ) -> Iterator[dict[str, float]]:
-    """Train on `rows` [n, T + 1] in their order, and yield a dictionary for each step.
+    """Train on `rows` [n, T + 1] in the given order; yield a dictionary for each step.
 
-    The dictionary contains the loss, the gradient norm before clipping, and the learning rate.
+    The dictionary contains the loss, the gradient norm before clipping, and the learning rate. `peak` is the highest
+    learning rate, `clip` the largest gradient norm, and `decay` the weight decay of the matrices.
     """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]

@@ -1,6 +1,6 @@
 """Import the libraries of train.py, so that tests/warm.py can fork this process.
 
-The imports take most of the time of a short run. With forking, they are needed only once for all runs.
+The imports take most of the time of a short run. With forking, the libraries are imported only once for all runs.
 """
 
 import accelerate.commands.launch

@@ -1,6 +1,7 @@
 """Modules import only from lower layers, and the `main` functions are short.
 
-Libraries such as DeepSpeed, and the names of the files in a run directory, are used in only one part of the package.
+Each library such as DeepSpeed is imported in at most one module or subpackage. Only the subpackage run_record contains
+the names of the files in a run directory.
 """
 
 import ast

@@ -24,7 +24,10 @@ from tests.commands import ROOT
 
 @pytest.fixture
 def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs train.py with wrong options and returns its error."""
+    """Return a function that runs train.py and returns the error message.
+
+    The options of the command are wrong, so train.py must refuse the command.
+    """
     monkeypatch.chdir(ROOT)
 
     def run(*options: object, recipe: Path | None = None) -> str:

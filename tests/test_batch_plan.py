@@ -78,9 +78,9 @@ def test_max_steps_replaces_total_tokens() -> None:
 
 
 def test_an_extended_schedule_goes_on_from_where_it_is() -> None:
-    """The learning rate of an extended run changes without a jump.
+    """The learning rate has no jump if a run is extended with --extend_to.
 
-    It rises to the peak again, and reaches its final value at the last step of the extended run.
+    The learning rate rises to the peak again, and reaches its final value at the last step of the extended run.
     """
     shape = {"warmup_steps": 10, "max_steps": 100, "final_factor": 0.1}
     plain = [learning_rate_factor(step, **shape) for step in range(101)]

@@ -1,6 +1,7 @@
 """The command `python -m gpt2_repro.diagnose` works on finished runs.
 
-The tests in tests/evaluation/diagnosis check the causes that the command finds.
+The command lists causes for the difference between the losses of two models. The tests in tests/evaluation/diagnosis
+check these causes.
 """
 
 import json

@@ -1,7 +1,7 @@
 """`train.py --diff_recipe` lists all fields that differ from another recipe.
 
-The fields are listed in three groups: fields that change the training, fields that change only the measurement, and
-fields that change neither.
+The fields are listed in three groups: fields that change the training, fields that change only how the validation loss
+is measured, and all other fields.
 """
 
 from pathlib import Path

@@ -45,7 +45,7 @@ def options_of(command: str) -> frozenset[str]:
 
 @functools.cache
 def defaults(command: str) -> dict[str, str]:
-    """Return the default of each option that the help text of a command shows."""
+    """Return the default of each option, as printed by the --help of a command."""
     shown = {}
     for entry in re.split(r"\n(?=  --)", output_of(command, "--help", "all")):
         text = re.sub(r"-\s*\n\s+", "-", entry)  # argparse breaks words at hyphens
@@ -55,7 +55,7 @@ def defaults(command: str) -> dict[str, str]:
 
 
 def code_of(page: Path) -> Iterator[str]:
-    """Yield each command in the fenced blocks of a page, and all inline code.
+    """Yield each command in the code blocks of a page, and all inline code.
 
     A line that ends with a backslash is joined with the next line.
     """
@@ -69,8 +69,8 @@ def code_of(page: Path) -> Iterator[str]:
 def allowed_in(code: str) -> list[tuple[str, set[str]]]:
     """Split a command line into commands, and return each with its valid options.
 
-    For example, a training has the two commands `accelerate launch` and `train.py`. An option that a page shows
-    without a command may belong to any command of this project.
+    For example, `accelerate launch … train.py …` consists of two commands. If `code` is an option without a command,
+    any command of this project may have this option.
     """
     if code.startswith(FOREIGN):
         return []

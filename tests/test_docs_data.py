@@ -1,6 +1,6 @@
-"""The commands in docs/data.md parse, and its tables agree with the code.
+"""The commands and tables in docs/data.md agree with the code.
 
-Commands that need no network are also run.
+All commands of the page must parse. Commands that need no network are also run.
 """
 
 import csv
@@ -60,7 +60,10 @@ def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pyte
 
 @pytest.fixture
 def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create the files that docs/data.md names in a temporary folder; link recipes/."""
+    """Create a temporary folder with all files that the commands of docs/data.md read.
+
+    The folder also has a link to recipes/. The test runs in this folder.
+    """
     monkeypatch.chdir(tmp_path)
     Path("recipes").symlink_to(ROOT / "recipes")
     for folder in ("books", "notes", "more", "shards", "web"):

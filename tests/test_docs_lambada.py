@@ -1,6 +1,7 @@
-"""The six short runs in docs/lambada.md find their data and change one setting.
+"""The commands of the six short training runs in docs/lambada.md are correct.
 
-The first run is the baseline. Each other run changes one setting of the baseline.
+The page also has a command that prepares the data of each run. The first run is the baseline. Each of the five other
+runs differs from the baseline in one property, for example in the dropout.
 """
 
 import re

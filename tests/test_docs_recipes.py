@@ -1,4 +1,8 @@
-"""Each run in docs/recipes.md and docs/lambada.md changes only one setting."""
+"""Each run in docs/recipes.md and docs/lambada.md follows a recipe.
+
+A run may change one property of the recipe, for example the dropout. The pages also have the command that prepares the
+data of the run.
+"""
 
 import re
 import shlex
@@ -20,7 +24,10 @@ FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """Return the arguments of a script in each command of the two pages."""
+    """Return the arguments of each command in the two pages that runs a script.
+
+    The pages are docs/recipes.md and docs/lambada.md. The argument `story` is the file name of the script.
+    """
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]

@@ -1,6 +1,6 @@
 """`python -m gpt2_repro.export` writes folders, llm.c files and model cards.
 
-It also uploads folders to the Hub, which the tests replace by a fake.
+The command also uploads folders to the Hub. In these tests, a fake replaces the Hub.
 """
 
 import dataclasses

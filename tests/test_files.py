@@ -1,4 +1,4 @@
-"""Files are written completely or not at all, and damaged files can be read."""
+"""Files are written completely or not at all; damaged files raise no error."""
 
 import multiprocessing
 from pathlib import Path

@@ -38,7 +38,10 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
-    """Return a function that returns a stored value, or updates it (--update_golden)."""
+    """Return a function that returns the stored value of a name.
+
+    With --update_golden, the function stores and returns the new value instead.
+    """
 
     def check(file: str, name: str, value: Any) -> Any:
         path = GOLDEN / f"{file}.json"

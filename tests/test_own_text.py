@@ -1,6 +1,6 @@
-"""A user's text determines folder names, splits, and the sizes of model and batch.
+"""A user's text determines folder names, splits, model size and batch size.
 
-The sizes also depend on the machine.
+Model size and batch size also depend on the machine.
 """
 
 import dataclasses

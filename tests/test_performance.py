@@ -1,7 +1,7 @@
-"""A training step does not exceed its number of operations and host syncs.
+"""A training step has at most a fixed number of operations and host syncs.
 
-The bytes saved for the backward pass and the collectives are limited too. All of them are counted on a CPU. No test
-measures time.
+The tests also limit the bytes saved for the backward pass and the number of collective operations. Everything is
+counted on a CPU. No test measures time.
 """
 
 import itertools

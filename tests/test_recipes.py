@@ -1,6 +1,7 @@
 """Every recipe is valid in all scripts and for the numbers of GPUs in its header.
 
-Recipes also agree with the published runs that they reproduce, and no field is in two sections.
+The header is the comment at the top of a recipe. Recipes also agree with the published runs that they reproduce. No
+field belongs to two sections of a recipe.
 """
 
 import dataclasses
@@ -196,7 +197,7 @@ def test_another_published_run(name: str, wanted: dict[str, Any]) -> None:
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
-    """The default of every field is its value in the default recipe.
+    """The dataclass default of every field is the value in the default recipe.
 
     The exception is hellaswag_steps, which is 0 by default because HellaSwag must be downloaded.
     """

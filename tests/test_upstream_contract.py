@@ -1,4 +1,4 @@
-"""Upstream libraries have the private attributes that the package uses.
+"""Other libraries still have the private attributes that gpt2_repro uses.
 
 If an upgraded library is incompatible, these tests fail first. `make upgrade-check` runs this file against the newest
 transformers, accelerate and DeepSpeed.
@@ -74,9 +74,9 @@ def source_of(module: str) -> str:
 
 
 def private_names() -> set[str]:
-    """Return the private names of other libraries that the package uses or overrides.
+    """Return the private names of other libraries that gpt2_repro uses or overrides.
 
-    Names that the package defines itself are not included.
+    Private names that gpt2_repro defines itself are not included.
     """
     used, own = set(), set()
     for path in PACKAGE.rglob("*.py"):

@@ -1,7 +1,7 @@
 """Start commands quickly by forking a process that has imported the libraries.
 
 The imports take several seconds, but a tiny run takes only one second. Launchers are supported. Tests that check the
-imports of a command must use tests.commands.start_command instead.
+imports of a command must use tests.commands.start_command, which starts a new Python process.
 """
 
 import importlib
@@ -24,8 +24,8 @@ def start_warm(
 ) -> "Forked":
     """Start a command in a forked process, and write stdout and stderr to files.
 
-    `words` and `environment` are the arguments of start_command. If `errors` is None, stderr is also written to the
-    file `output`.
+    `words` and `environment` are the arguments of tests.commands.start_command. If `errors` is None, stdout and stderr
+    are both written to the file `output`.
     """
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["tests.stack"])

@@ -14,7 +14,7 @@ from tests.faults.runs import Started
 
 @pytest.fixture(scope="session")
 def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that trains a run without faults and returns its directory.
+    """Return a function that trains without faults and returns the run directory.
 
     Each combination of options is trained once per session.
     """
@@ -31,8 +31,8 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Return a function that starts a run of the tiny recipe in the background.
 
-    The argument `fault` is a tuple of name, step(s) and rank, or None for a run without faults. Processes that
-    still run are killed after the test.
+    The argument `fault` is a tuple of name, step(s) and rank, or None for a run without faults. Processes that still
+    run after the test are killed.
     """
     started: list[Started] = []
 

@@ -4,7 +4,7 @@ Environment variables:
     FAULT: name of the fault.
     FAULT_AT: step or range of steps, for example 3 or 3-8.
     FAULT_RANK: rank of the process with the fault.
-    FAULT_MARK: file that is created when the fault happens.
+    FAULT_MARK: path of a file that is created when the fault happens.
 """
 
 import math
@@ -29,7 +29,7 @@ STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 
 
 def saves(*args: Any, **kwargs: Any) -> bool:
-    """Whether an argument is the path of a checkpoint from a step in FAULT_AT."""
+    """Return whether an argument is the path of a checkpoint of a step in FAULT_AT."""
     return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 

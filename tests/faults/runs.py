@@ -17,8 +17,8 @@ from tests.warm import start_warm
 class Started:
     """A command that runs in the background of a test.
 
-    The command starts as a user would start it. With `warm`, the command is forked from a process that has already
-    imported the libraries. This saves several seconds.
+    By default, the command starts as a user would start it. If `warm` is true, the command is forked from a process
+    that has already imported the libraries, because this saves several seconds.
     """
 
     def __init__(
@@ -37,7 +37,10 @@ class Started:
         return self.output.read_text(errors="replace")
 
     def wait_until(self, condition: Callable[[], Any], timeout: float = 90) -> Any:
-        """Check a condition every 10 ms until it is true, and return its value."""
+        """Call `condition` every 10 ms until it returns a true value; return this value.
+
+        The test fails if the command ends first, or after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while not (value := condition()):
             assert time.monotonic() < deadline, self.text()[-3000:]
@@ -59,7 +62,7 @@ class Started:
         return dict(enumerate(sorted(workers, key=lambda worker: (worker.create_time(), worker.pid))))
 
     def end(self, timeout: float = 120) -> int:
-        """Wait for the end of the command and return its exit code."""
+        """Wait up to `timeout` seconds for the end of the command; return the exit code."""
         return self.process.wait(timeout)
 
 
@@ -81,7 +84,7 @@ def status(run: Path) -> dict[str, Any]:
 def fill(disk: Path, leave: int) -> Path:
     """Fill a disk with one file so that `leave` bytes stay free; return the file.
 
-    The file of an earlier call is deleted first.
+    The file that an earlier call has written is deleted first.
     """
     filler = disk / "filler"
     filler.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ OPTIONS = (
 
 
 def strike(command, source: random.Random, disk: Path) -> str:
-    """Kill or stop random processes of the run, or fill its disk; return the fault."""
+    """Kill or stop random processes of the run, or fill the disk; return the fault."""
     ranks = command.ranks()
     # Until the launcher has started its workers, only the launcher can be killed.
     what = source.choice(["launcher", "worker", "all", "term", "disk"] if len(ranks) == 2 else ["launcher"])

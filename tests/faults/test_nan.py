@@ -52,7 +52,7 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
 def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -> None:
     """Five skipped updates in a row end the run with exit code 1.
 
-    The state of the run is `diverged`.
+    The state in run_status.json is then `diverged`.
     """
     run = tmp_path / "run"
     code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, launcher=launcher)

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.faults
 def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
     launchers, bf16: str, train, golden, tmp_path
 ) -> None:
-    """A run that resumes with another number of processes has the same losses.
+    """Resuming with another number of processes gives the same losses.
 
-    Its losses are compared with those of an uninterrupted run. Only the launcher or its --num_processes changes.
+    The losses are compared with those of an uninterrupted run. Only the launcher or its --num_processes changes.
     DeepSpeed's checkpoints are converted. This tests the promise P3 of docs/reliability.md.
     """
     options = ("--max_steps", 12, "--per_device_train_batch_size", 2, "--bf16", bf16, "--learning_rate", 1e-3)

@@ -27,9 +27,9 @@ SIGNALS = {
 
 
 def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, tmp_path: Path) -> None:
-    """A run that is stopped by several signals has the results of an unstopped run.
+    """A run stopped by several signals has the same results as an unstopped run.
 
-    Each signal is sent once, and the run is resumed after it. This tests the promise P5 of docs/reliability.md.
+    Each signal is sent once. After each signal, the run is resumed. This tests the promise P5 of docs/reliability.md.
     """
     options = (*LONG, *READERS)
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.faults
 
 
 def test_a_service_that_dies_is_disabled_and_the_run_continues(start, golden, tmp_path: Path) -> None:
-    """If the wandb service is killed, wandb is disabled and the training completes."""
+    """If the wandb process is killed, the training disables wandb and completes."""
     run = tmp_path / "run"
     options = ("--max_steps", 400, "--eval_steps", 100)
     command = start(run, *options, "--report_to", "wandb", WANDB_MODE="offline", HOME=str(tmp_path), warm=True)
