@@ -53,29 +53,34 @@ class DataArguments:
     packing: Literal["concat", "wrap"] = option(
         "concat", "concat cuts rows of equal length from the joined documents; wrap cuts each document separately."
     )
-    sequence_length: int = option(1024, "Predicted tokens (targets) per row; the maximum with --packing wrap.")
+    sequence_length: int = option(1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.")
     min_length: int = option(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
-    separator: Literal["before", "after", "none"] = option("before", "End-of-text ids: before or after each document.")
+    separator: Literal["before", "after", "none"] = option(
+        "before", "Where to add end-of-text ids: before each document, after each document, or nowhere (none)."
+    )
     split: Literal["head", "hash", "source"] = option(
         "head",
-        "How to choose validation documents: take the first ones (head), choose by a hash of the text (hash), or use "
-        "the validation files of the source, such as files with val in the name (source).",
+        "How to choose validation documents: take the first documents (head), choose by a hash of the text (hash), or "
+        "use the validation files of the source, such as files with val in the name (source).",
     )
     validation_tokens: TokenCount = option(
         TokenCount(100_000_000),
-        "Tokens that --split head uses for validation (at most 10 %), and maximum of each --validation_sets entry.",
+        "Number of tokens that --split head uses for validation (at most 10 % of all tokens). Also the maximum number "
+        "of tokens of each set in --validation_sets.",
     )
     validation_fraction: float = option(0.01, "Fraction of the documents that --split hash uses for validation.")
     split_seed: int = option(2357, "Seed of the hash that --split hash uses.")
     validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
-    validation_sets: list[str] = option([], "More validation sets, as NAME=SOURCE: books=pg19 mine='notes/*.txt'.")
+    validation_sets: list[str] = option(
+        [], "More validation sets as NAME=SOURCE, such as books=pg19 mine='notes/*.txt'."
+    )
     max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
     def __post_init__(self) -> None:
         self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
-            raise UserError(f"--min_length {self.min_length} needs --packing wrap. Remove it or pass --packing wrap.")
+            raise UserError(f"--min_length {self.min_length} needs --packing wrap. Remove --min_length or add that.")
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
@@ -87,7 +92,7 @@ class DataArguments:
 
 
 def default_folder(data: DataArguments) -> str:
-    """Return the default folder data/NAME, or "" if the section sets no text.
+    """Return the default folder data/NAME, or "" if no files or source are set.
 
     NAME is derived from the files or the source. The file books/shakespeare.txt.gz gives data/shakespeare. The folder
     books, the glob 'books/*.txt' and several files in books give data/books.
@@ -112,10 +117,10 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
-    """Return the section `data:`, with the default folder if only the text was passed.
+    """Return the section `data:`, with the default folder if another text was passed.
 
-    If --source or --data_files was passed without --dataset_dir, the recipe's dataset_dir belongs to another text. It
-    is then replaced with the default data/NAME.
+    If --source or --data_files was passed without --dataset_dir, the recipe's dataset_dir belongs to another text. So
+    dataset_dir is replaced with the default folder data/NAME.
 
     Args:
         typed: names of the options that were passed on the command line.
@@ -138,9 +143,13 @@ class PreparationOptions:
         "Library that encodes the text. auto uses fastokens for byte-level BPE, and tokenizers otherwise.",
         choices=["auto", "fastokens", "tokenizers"],
     )
-    max_bad_documents: int = option(0, "Skip up to this many rows without readable text; more are an error.", type=int)
+    max_bad_documents: int = option(
+        0, "Skip up to this many rows without readable text. Fail if more exist.", type=int
+    )
     keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
-    overwrite: bool = option(False, "Replace an existing folder after the new one is complete.", action="store_true")
+    overwrite: bool = option(
+        False, "Replace an existing folder after the new folder is complete.", action="store_true"
+    )
 
     def __post_init__(self) -> None:
         if self.num_proc < 1:

@@ -45,10 +45,10 @@ class EpochSampler(Sampler[int]):
     """Sampler that yields row numbers in an order that depends only on seed and epoch.
 
     Rows are shuffled in two stages. First, blocks of rows that are adjacent on disk are shuffled. Then the rows of
-    many successive blocks (a window) are shuffled together. A permutation of all rows would read 2 KiB at random
-    positions, but a disk reads 128 KiB or more for each position that is not cached. If a split has at most one window
-    of rows, all its rows are permuted. Rows that do not fill the last step are dropped, so that every step has
-    the same number of tokens. With shuffling, each epoch drops different rows.
+    many successive blocks (a window) are shuffled together. The reason is speed: a permutation of all rows would read
+    2 KiB at random positions, and a disk reads 128 KiB or more for each position that is not cached. If a split has at
+    most one window of rows, all its rows are shuffled together. Rows after the last complete step are dropped, so that
+    every step has the same number of tokens. With shuffling, each epoch drops different rows.
     """
 
     BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
@@ -73,7 +73,7 @@ class EpochSampler(Sampler[int]):
     def windows(self) -> Iterator[np.ndarray]:
         """Yield the row numbers of the epoch in order, one array for each window.
 
-        Rows after the last complete step are included.
+        A window has at most `WINDOW` rows. Rows after the last complete step are included.
         """
         if not self.shuffle:
             for start in range(0, self.num_rows, self.WINDOW):
@@ -89,10 +89,11 @@ class EpochSampler(Sampler[int]):
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
-    """Batch sampler that groups rows by length; each step has about equal targets.
+    """Batch sampler that puts rows of similar length into the same batch.
 
-    Yields lists of row numbers: `batches_per_step` lists for each optimizer step. The rows of an epoch have the order
-    of `EpochSampler`. In this order, all targets are numbered from 0. Let B be tokens_per_step. Step i consists of the
+    All optimizer steps have about the same number of targets (predicted ids). Yields lists of row numbers:
+    `batches_per_step` lists for each optimizer step. The rows of an epoch have the order of `EpochSampler`. In this
+    order, all targets are numbered from 0. Let B be tokens_per_step. Step i consists of the
     rows whose first target has a number in [i * B, (i + 1) * B). So a step has B targets, plus or minus the targets
     of one row. The rows of a step do not depend on `batches_per_step`.
 
@@ -102,7 +103,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     Args:
         targets: number of targets of each row [rows].
-        plan: batch plan with enough passes per step for rows of any length, see `batch_plan.passes_by_length`.
+        plan: batch plan with enough forward passes per step for rows of any length, see `batch_plan.passes_by_length`.
     """
 
     def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
@@ -182,7 +183,7 @@ def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]
     """Fill batches with rows in order, and return the index at which each batch ends.
 
     A batch has at most `positions` positions, including padding. Filling stops after `num_batches` + 1 batches,
-    because the rows then do not fit.
+    because the rows then do not fit into `num_batches` batches.
     """
     ends: list[int] = []
     end = 0

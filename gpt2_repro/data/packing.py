@@ -1,4 +1,4 @@
-"""Cut token ids into rows: of joined documents (concat) or of each one (wrap).
+"""Cut rows from the joined documents (concat) or from each document (wrap).
 
 The functions are pure: they take and return arrays.
 """
@@ -11,18 +11,18 @@ import numpy as np
 def pack_rows(
     pieces: Iterable[np.ndarray], sequence_length: int, *, rows_per_block: int = 4096
 ) -> Iterator[np.ndarray]:
-    """Yield blocks of rows, cut from a stream of token ids.
+    """Yield blocks of rows, cut from one sequence of token ids.
 
     A row has sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first id of
-    the next row. Every id except the first of the stream is a target (a predicted id) exactly once. Ids after the last
-    full row are dropped.
+    the next row. Every id except the first of the sequence is a target (a predicted id) exactly once. Ids after the
+    last full row are dropped.
 
     Args:
-        pieces: arrays of ids [any length], which together are the stream.
+        pieces: arrays of ids [any length], which together are the sequence.
         sequence_length: number of targets per row.
-        rows_per_block: number of rows of every yielded array except the last. It does not depend on the pieces.
+        rows_per_block: number of rows of every yielded array except the last, for pieces of any length.
 
-    Yields arrays [rows, sequence_length + 1] of the pieces' dtype.
+    Yields arrays [rows, sequence_length + 1] with the dtype of the pieces.
     """
     held: list[np.ndarray] = []
     length = 0
@@ -63,9 +63,9 @@ def pack_windows(
         pieces: pairs of the concatenated ids of complete documents [ids] and the length of each document [documents].
         sequence_length: maximum number of targets per row.
         min_length: minimum number of targets per row, at most sequence_length.
-        rows_per_block: number of rows of every yielded block except the last. It does not depend on the pieces.
+        rows_per_block: number of rows of every yielded block except the last, for any number of pieces.
 
-    Yields pairs of the concatenated ids of rows [ids], in the pieces' dtype, and the length of each row [rows].
+    Yields pairs: the concatenated ids of rows [ids], with the dtype of the pieces, and the length of each row [rows].
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
     rows = 0

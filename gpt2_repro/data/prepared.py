@@ -77,7 +77,7 @@ class PreparedData:
         Raises UserError if the folder is missing or damaged, or was prepared with other values.
         """
         if not args.dataset_dir:
-            fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the --dataset_dir that it prints."
+            fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the printed --dataset_dir."
             raise UserError(f"{recipe} sets no text and no prepared folder. {fix}")
         passed = "dataset_dir" in typed
         folder = f" --dataset_dir {args.dataset_dir}" if passed else ""
@@ -113,7 +113,7 @@ class PreparedData:
     def rows(self, split: str) -> "Rows":
         """Return the rows of a split.
 
-        Raises UserError if its files or its number of rows do not match the manifest.
+        Raises UserError if the files of the split or the number of its rows do not match the manifest.
         """
         from gpt2_repro.data.rows import open_rows
 
@@ -126,16 +126,17 @@ class PreparedData:
     def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
         """Return a dict from the name of each validation set to its rows.
 
-        The split `validation` has the name "". The sets of --validation_sets have their own names.
+        The name of the split `validation` is "". The other sets have their names from --validation_sets.
 
         Args:
-            eval_tokens: use only the first rows of each set, with at least this many targets together; 0 uses all.
+            eval_tokens: use only the first rows of each set that together have at least this many targets (predicted
+                ids). 0 uses all rows.
 
-        If a set has fewer targets, all its rows are used. For the split `validation`, this is logged.
+        If a set has fewer targets, all its rows are used. For the split `validation`, a message is logged.
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
-            logger.info("validation has only %s of the %s requested tokens", f"{targets:,}", f"{eval_tokens:,}")
+            logger.info("validation data has only %s of the %s requested tokens", f"{targets:,}", f"{eval_tokens:,}")
         further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
         sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}
@@ -143,8 +144,8 @@ class PreparedData:
     def lock(self) -> None:
         """Prevent other processes from replacing the folder until this process ends.
 
-        A process that reads memory-mapped files is killed by SIGBUS if the files are replaced. Raises UserError if the
-        folder is being replaced now. If the file system cannot lock files, a warning is logged.
+        This process reads memory-mapped files, so it would be killed by SIGBUS if the files were replaced. Raises
+        UserError if the folder is being replaced now. If the file system cannot lock files, a warning is logged.
         """
         try:
             # The descriptor is never closed, so the lock lasts until the process ends.
@@ -205,9 +206,9 @@ def form_of(args: DataArguments) -> dict[str, Any]:
 
 
 def request_of(args: DataArguments) -> dict[str, Any]:
-    """Return the fields that decide the content of a prepared folder.
+    """Return the fields of `data:` that decide the content of a prepared folder.
 
-    These are all fields except `dataset_dir`. `source` is "files" if `data_files` is set.
+    These are all fields of this recipe section except `dataset_dir`. `source` is "files" if `data_files` is set.
     """
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
     # Converted through JSON, like the request in a manifest.
@@ -217,12 +218,12 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first field whose requested value differs from the recorded value.
 
-    Returns its name, the recorded value and the requested value, or None if all fields agree. If a field has no
-    recorded value, it was added to the project after the folder was prepared. Its recorded value is then the default.
+    Returns the name of the field, the recorded value and the requested value, or None if all fields agree. A field
+    without a recorded value was added to the project after the folder was prepared, so its default is used instead.
 
     Args:
-        recorded: request in the manifest of the folder.
-        requested: values of the recipe or of the command line.
+        recorded: fields and values with which the folder was prepared.
+        requested: fields and values of the recipe or of the command line.
     """
     recorded = dataclasses.asdict(DataArguments()) | recorded
     for key, value in requested.items():

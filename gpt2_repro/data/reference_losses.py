@@ -19,7 +19,7 @@ def reference_losses(
     training run can be compared with these losses directly.
 
     Args:
-        train, validation: pairs of the concatenated ids of rows [ids] and the length of each row [rows].
+        train, validation: for each split, the concatenated ids of its rows [ids] and the length of each row [rows].
         vocab_size: number of ids in the vocabulary.
     """
     context, target = _pairs(*train)

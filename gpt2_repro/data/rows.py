@@ -55,7 +55,7 @@ class Rows:
         return int(self._starts[-1])
 
     def __getitem__(self, key: int | Sequence[int]) -> dict[str, Any]:
-        """Return one row, or several rows as a list, under the key `input_ids`."""
+        """Return a dict with one row or a list of rows under the key `input_ids`."""
         if isinstance(key, int):
             return self.__getitems__([key])[0]
         return {"input_ids": [row["input_ids"] for row in self.__getitems__(key)]}
@@ -76,7 +76,7 @@ class Rows:
             rows.append({"input_ids": ids[ends[place] : ends[place + 1]]})
         if self._largest_id is not None and any(row["input_ids"].max() > self._largest_id for row in rows):
             folder = Path(self._dataset.cache_files[0]["filename"]).parents[1]
-            fix = f"Run `python prepare_data.py --verify --dataset_dir {folder}`, then copy or prepare it again."
+            fix = f"Run `python prepare_data.py --verify --dataset_dir {folder}`. Then copy or prepare the data again."
             raise UserError(f"{folder} is damaged: a row has a token id above {self._largest_id:,}. {fix}")
         return rows
 
@@ -95,12 +95,12 @@ class Rows:
         return np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for _, ends in self._chunks)])
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all rows in order, as blocks of thousands of rows."""
+        """Yield the concatenated ids and the lengths of thousands of rows at a time."""
         for ids, ends in self._chunks:
             yield ids[ends[0] : ends[-1]], np.diff(ends)
 
     def joined(self) -> Block:
-        """Return all rows in order as one block in memory."""
+        """Return the concatenated ids of all rows [ids] and their lengths [rows]."""
         ids, lengths = zip(*self.blocks(), strict=True)
         return np.concatenate(ids), np.concatenate(lengths)
 
@@ -115,5 +115,5 @@ def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
     try:
         return Rows(load_from_disk(str(folder)), largest_id)
     except (pa.ArrowException, ValueError, KeyError) as error:
-        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}`, then copy or prepare it again."
+        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}`. Then copy or prepare the data again."
         raise UserError(f"{folder} cannot be read ({in_a_line(error)}). {fix}") from None

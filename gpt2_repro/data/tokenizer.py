@@ -151,7 +151,7 @@ def obtain_tokenizer(
         name: value of --tokenizer.
         documents: function that returns the training text, for `train` and `char`.
         text_bytes: function that returns the size of the training text in bytes. For `train` without a number, the
-            vocabulary size depends on it.
+            vocabulary size depends on this size.
     """
     if destination.is_dir():
         return
@@ -254,7 +254,7 @@ class Encoder:
     def encode(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concatenated ids [tokens] and each document's length [documents].
 
-        Both include the separators. An empty document has length 0 and no separator.
+        Ids and lengths include the separators. An empty document has length 0 and no separator.
         """
         ids, lengths = self._plain(documents)
         if self.end_of_text is None:
@@ -264,7 +264,7 @@ class Encoder:
         return np.insert(ids, places[lengths > 0], self.end_of_text), lengths + (lengths > 0)
 
     def check(self, documents: list[str], source: str) -> None:
-        """Raise UserError if the engine encodes a document differently from `tokenizers`.
+        """Raise UserError if fastokens encodes a document differently from `tokenizers`.
 
         Only the first 50,000 characters of each document are compared.
         """
@@ -286,10 +286,10 @@ class Encoder:
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Return whether fastokens was tested with tokenizers like this one.
+    """Return whether a tokenizer is of the kind that fastokens was tested with.
 
-    In these tests, fastokens gave the same ids as `tokenizers`. The tested tokenizers are byte-level BPE without a
-    normalizer, prefix space, added tokens that are not special, or gaps between ids.
+    This kind is byte-level BPE without a normalizer, prefix space, added tokens that are not special, or gaps between
+    ids. In the tests, fastokens gave the same ids as the library `tokenizers`.
     """
     step = description.get("pre_tokenizer") or {}
     plain = description.get("normalizer") is None and not description["added_tokens"]

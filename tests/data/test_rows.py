@@ -1,6 +1,6 @@
 """Rows equal the rows that `datasets` reads.
 
-This holds for any row lengths, any number of shards, and in other processes.
+This holds for any row lengths, for any number of shards, and if another process reads the rows.
 """
 
 import pickle

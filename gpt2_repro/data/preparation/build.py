@@ -48,10 +48,13 @@ BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB hav
 
 
 def build_folder(target: Path, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
-    """Write all files of the prepared folder to `staging/folder`, the manifest last.
+    """Write all files of a prepared folder into a subfolder of `staging`.
+
+    The subfolder has the name "folder". The manifest is written last.
 
     Args:
-        target: path of the prepared folder, for error messages.
+        target: final path of the prepared folder, for error messages.
+        staging: folder for temporary files, which an interrupted preparation needs to resume.
     """
     try:
         sources = _open_sources(staging, args, options)
@@ -81,24 +84,25 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
 
 
 def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> None:
-    """Raise UserError if a staging folder was made with other options.
+    """Raise UserError if an unfinished preparation was started with other options.
 
-    The staging folder can contain hours of work. So it is not deleted because an option has changed.
+    Its staging folder (the folder of temporary files) can contain hours of work. So this folder is not deleted if an
+    option has changed.
 
     Args:
         kept: options that the staging folder records, see `request_of`.
     """
     if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
-        fix = f"Pass --{key} {holds} to resume it, or delete the folder."
+        fix = f"Pass --{key} {holds} to resume this preparation, or delete the folder."
         raise UserError(f"{staging} has an unfinished preparation with {key} {holds}, not {value}. {fix}")
 
 
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
     """Open the sources, and decide whether an interrupted preparation is resumed.
 
-    The files in the staging folder are kept if the options and the sources are the same. They are deleted if a source
-    has changed. Raises UserError if the staging folder has tokens that were made with other options.
+    The temporary files in `staging` are kept if the options and the sources are the same as before. The files are
+    deleted if a source has changed. Raises UserError if `staging` has tokens that were made with other options.
     """
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
@@ -130,10 +134,10 @@ def _has_tokens(staging: Path) -> bool:
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the text of --tokenizer train or --tokenizer char.
+    """Yield the text from which --tokenizer train or char makes a tokenizer.
 
-    `char` uses all text, with validation files. `train` uses the training files without the validation documents of
-    --split hash.
+    `char` uses all text, including validation files. `train` uses only the training files, without the documents that
+    --split hash puts into validation.
     """
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
@@ -166,7 +170,7 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     """Return the estimated peak disk usage of a preparation in bytes.
 
     Args:
-        streams: for each stream (a sequence of files): its files, and its maximum number of tokens (0: no limit).
+        streams: pairs of files that are tokenized one after another, and their maximum number of tokens (0: no limit).
         itemsize: bytes per token id.
         characters: whether each character is a token.
     """

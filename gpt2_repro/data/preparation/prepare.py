@@ -1,6 +1,6 @@
 """Build a prepared folder in a staging folder, then rename it into place.
 
-The staging folder is temporary. If a preparation is interrupted, it is resumed from there.
+The staging folder has the temporary files of a preparation. An interrupted preparation is resumed from these files.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
     Raises UserError if
 
     - the folder was prepared with other arguments,
-    - the folder or its staging folder was not made by prepare_data.py,
+    - `<dataset_dir>` or `<dataset_dir>.staging` exists and was not made by prepare_data.py,
     - the source is unknown,
     - the text or a split is empty,
     - the disk is full, or
@@ -87,7 +87,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
 def _replacement_lock(target: Path) -> Iterator[None]:
     """Lock a prepared folder that will be replaced.
 
-    Raises UserError if it is not a prepared folder, or if another process reads it.
+    Raises UserError if `target` is not a prepared folder, or if another process reads it.
     """
     if not target.exists():
         yield
@@ -113,9 +113,14 @@ def _staging_lock(staging: Path) -> Iterator[None]:
 
 
 def _claim(staging: Path, request: dict[str, Any]) -> None:
-    """Write the marker file with the request into an empty staging folder.
+    """Record the options of a preparation in its staging folder, if this folder is empty.
 
-    Raises UserError if the folder contains files and was not made by prepare_data.py.
+    The file that records them also shows later that prepare_data.py made the folder. Raises UserError if the folder
+    contains files and was not made by prepare_data.py.
+
+    Args:
+        staging: folder of temporary files.
+        request: fields of the recipe that decide the content of the prepared folder.
     """
     found = sorted(path.name for path in staging.iterdir() if not path.name.startswith(f".{REQUEST}."))
     markers = (staging / REQUEST, staging / PUBLISHED, staging / "folder" / MANIFEST)
@@ -126,9 +131,9 @@ def _claim(staging: Path, request: dict[str, Any]) -> None:
 
 
 def _clear_away(target: Path, staging: Path) -> None:
-    """Delete the leftover staging folder of a folder that is already prepared.
+    """Delete the leftover staging folder of a prepared folder that is complete.
 
-    A process leaves it if it is killed after it has renamed the prepared folder into place.
+    The staging folder is left over if a process was killed after it renamed the prepared folder into place.
     """
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
@@ -138,7 +143,7 @@ def _clear_away(target: Path, staging: Path) -> None:
 def _publish(folder: Path, target: Path) -> None:
     """Rename a finished folder to its final path `target`.
 
-    If there is an old folder, it is first moved into the staging folder, which is deleted later.
+    If `target` exists, this old folder is first moved into the staging folder, which is deleted later.
     """
     if target.exists():
         replaced = folder.with_name("replaced")

@@ -1,7 +1,7 @@
 """Choose the files to tokenize, the order of documents and their splits.
 
-The order depends only on the lengths of the documents. The splits depend only on the lengths, or on a hash of the
-text.
+The order depends only on the lengths of the documents. The splits depend only on these lengths or, with --split hash,
+on a hash of the text.
 """
 
 import collections
@@ -30,11 +30,15 @@ FEW_DOCUMENTS = 10_000  # with no more documents than this, --split hash may hol
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSpan:
-    """Consecutive documents of one staged part that go to the same split.
+    """Consecutive documents of one tokenized file part that go to the same split.
+
+    A stream is a sequence of source files that are tokenized one after another. Each file is divided into parts.
 
     Args:
-        stream, part: index of the stream, and index of the part within the stream.
-        first_document, first_token: number of documents, and number of tokens, before the span in its part.
+        stream: index of the stream.
+        part: index of the file part among all parts of the stream.
+        first_document: number of documents in the part before the first of these documents.
+        first_token: number of tokens in the part before the first of these documents.
         lengths: number of tokens of each document [documents].
         split: name of the split.
     """
@@ -49,13 +53,13 @@ class DocumentSpan:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One or two splits whose documents come from the same streams of source files.
+    """One or two splits whose documents come from the same source files.
 
     Args:
         splits: names of the splits, in the order in which they are written.
-        streams: tokenized parts of each stream.
-        names: name of the source of each stream.
-        spans: function that yields the documents of all streams in order; each call starts at the first document.
+        streams: for each source, the tokenized parts of its files.
+        names: name of each source.
+        spans: function that yields the documents of all sources in order; each call starts at the first document.
     """
 
     splits: list[str]
@@ -85,7 +89,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
             raise UserError(f"{name} contains tokens, so its text cannot be written. Pass --validation_text false.")
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
-            raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass it only once.")
+            raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass this file only once.")
         trained |= files.keys()
     of_training = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
@@ -98,10 +102,10 @@ def check_split(args: DataArguments, sources: Sources) -> None:
 
 
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
-    """Return the streams for training, for validation and for --validation_sets.
+    """Return the source files for training, validation and --validation_sets.
 
-    A stream is a sequence of source files. The second list has the validation files of the training sources. It is
-    empty unless --split is `source`.
+    Returns three lists of streams. A stream is a sequence of source files that are tokenized one after another. The
+    second list has the validation files of the training sources. This list is empty unless --split is `source`.
     """
     texts, by_source = args.validation_text, args.split == "source"
     numbered = list(enumerate(sources.training))
@@ -116,9 +120,13 @@ def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], lis
 
 
 def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
-    """Stage all streams, and return the splits in groups that use the same streams.
+    """Tokenize all sources, and group the splits that use the same source files.
 
-    To stage a stream is to write its tokens to the staging folder. A mixture ends as soon as one of its sources ends.
+    A mixture of sources ends as soon as one of its sources ends.
+
+    Args:
+        stage: function that writes the tokens of a sequence of source files to temporary files, and returns their
+            tokenized parts.
     """
     training, own, further = streams_of(sources, args)
     names = [source.description["name"] for source in sources.training]
@@ -157,9 +165,13 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
     """Return arguments of `order_documents` that use the first tokens for validation.
 
-    These tokens are called the head. It has at most 10 % of the `total` tokens. If the documents that start in the
-    head have at most 10 % of the tokens together, all their tokens are used for validation. Otherwise the documents at
-    the end of the head are cut in two.
+    These tokens are called the head. The head has at most 10 % of the `total` tokens. If the documents that start in
+    the head have at most 10 % of the tokens together, all their tokens are used for validation. Otherwise, or if more
+    than 10 % was requested, the documents at the end of the head are cut in two.
+
+    Args:
+        order: function that yields the documents in order.
+        total: number of tokens of all documents.
     """
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
@@ -177,7 +189,7 @@ def _hash_needs_cut(
 ) -> bool:
     """Return whether --split hash would leave one split without a complete row.
 
-    This happens only with few documents.
+    This happens only with few documents, so the result is False for more than 10,000 documents.
     """
     if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
         return False
@@ -187,7 +199,11 @@ def _hash_needs_cut(
 
 
 def _in_turn(streams: list[list[StagedPart]]) -> Iterator[DocumentSpan]:
-    """Yield the documents of the streams, one stream after another, for validation."""
+    """Yield the documents of one source after another, for the split `validation`.
+
+    Args:
+        streams: for each source, the tokenized parts of its validation files.
+    """
     for number, parts in enumerate(streams):
         for span in order_documents([parts], [1.0], ["validation"]):
             yield dataclasses.replace(span, stream=number)
@@ -210,20 +226,21 @@ def order_documents(
     cut: bool = False,
     below: float = np.inf,
 ) -> Iterator[DocumentSpan]:
-    """Yield the documents of all streams in order, as spans.
+    """Yield the documents of all sources in order.
 
-    Documents are sorted by position. The position of a document is the number of tokens before it in its stream,
-    divided by the weight of the stream. So each stream has its share of the tokens in every section of the order.
-    If documents have the same position, the document of the first stream comes first.
+    Documents are sorted by position. The position of a document is the number of tokens before it in its source,
+    divided by the weight of the source. So each source has its share of the tokens in every section of the order.
+    If documents have the same position, the document of the first source comes first.
 
     Args:
-        streams: parts of each stream, in order.
-        weights: weight of each stream; the sum is 1.
+        streams: for each source, the tokenized parts of its files in order.
+        weights: share of each source in the tokens; the sum is 1.
         splits: one or two names of splits. With one name, all documents go to that split. With two names, the
             documents for validation go to the first split and all others to the second.
-        head: documents with a position below `head` go to the first split. With None, --split hash chooses them.
+        head: documents with a position below `head` go to the first split. With None, --split hash chooses the
+            documents of the first split.
         cut: whether to cut a document in two if it starts before `head` and ends after it.
-        below: documents at this position or later are omitted.
+        below: documents whose position is `below` or more are omitted.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
     loading = [_documents(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
@@ -249,7 +266,16 @@ def order_documents(
 def _documents(
     parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Yield for each part its documents, and the position where the next part starts."""
+    """Yield pairs: the documents of a file part, and the position of the next part.
+
+    A position is the number of earlier tokens of the same source, divided by `weight`.
+
+    Args:
+        parts: tokenized parts of the files of one source.
+        weight: share of the source in the tokens.
+        stream: index of the source.
+        hashed: whether to load which documents --split hash puts into validation.
+    """
     tokens = 0
     for number, part in enumerate(parts):
         lengths = part.lengths()
@@ -264,7 +290,10 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut each document that contains the position `place` into two documents."""
+    """Cut each document that contains the position `place` into two documents.
+
+    A position is the number of earlier tokens of the same source, divided by the weight of the source.
+    """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
     across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
     rest, tokens = documents[across], tokens[across]
@@ -287,7 +316,7 @@ def _spans(documents: np.ndarray, codes: np.ndarray, splits: Sequence[str]) -> I
 
 
 def count_documents(spans: Iterable[DocumentSpan]) -> dict[tuple[str, int], collections.Counter[str]]:
-    """Count documents, empty documents and tokens per split and stream."""
+    """Count documents, empty documents and tokens per split and source."""
     counts: dict[tuple[str, int], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for span in spans:
         empty = int((span.lengths == 0).sum())

@@ -31,10 +31,15 @@ class DamagedTokens(UserError):
 
 
 class StagedPart:
-    """The files in the staging folder with the result of one part of a source file.
+    """Temporary files with the tokens of one part of a source file.
 
-    Their names end with .ids (not for .bin sources), .lengths.npy, .held_out.npy, .jsonl (if texts are saved) and
-    .json. The .json file is written last and marks the part as complete.
+    The names of the files end with
+
+    - .ids: token ids (not for .bin sources, whose ids are not copied),
+    - .lengths.npy: number of tokens of each document,
+    - .held_out.npy: which documents go to validation,
+    - .jsonl: texts, if texts are saved, and
+    - .json: counts. This file is written last and marks the part as complete.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -55,7 +60,7 @@ class StagedPart:
         return json.loads(self.path(".json").read_text())
 
     def ids(self) -> np.ndarray:
-        """Return the memory-mapped ids of the part [tokens].
+        """Return the memory-mapped token ids of the file part [tokens].
 
         If the ids are damaged, raises DamagedTokens and marks the part as missing, so that it is tokenized again.
         """
@@ -78,12 +83,12 @@ class StagedPart:
     def held_out(self) -> np.ndarray:
         """Return which documents --split hash puts into validation: bool [documents].
 
-        The meaning for other values of --split is described in `_held_out`.
+        The function `_held_out` describes the result for other values of --split.
         """
         return np.load(self.path(".held_out.npy"))
 
     def texts(self) -> dict[int, str]:
-        """Return a dict from document numbers within the part to the saved texts."""
+        """Return the saved texts by document number, counted from 0 within the file part."""
         with self.path(".jsonl").open(encoding="utf-8") as lines:
             return dict(map(json.loads, lines))
 
@@ -130,8 +135,8 @@ def stage_part(
         limit: stop after this many tokens of the part (0: no limit).
         keep_texts: whether to save the texts of documents that may go to the split `validation`.
 
-    Raises UserError if there are more bad documents than --max_bad_documents allows; the message names the first one.
-    Also raises UserError if the engine encodes a document differently from `tokenizers`.
+    Raises UserError if there are more bad documents than --max_bad_documents allows; the message names the first of
+    these documents. Also raises UserError if fastokens encodes a document differently from `tokenizers`.
     """
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
@@ -179,8 +184,11 @@ def stage_part(
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
     """Return which documents may go to validation: bool [documents].
 
-    With --split hash the result is final. With --split head it can include too many documents, because tokens are
-    counted from the start of the part. The result is then used only to choose the texts to save.
+    With --split hash, the result is final. With --split head, the result can include too many documents, because only
+    the tokens of this file part are counted. It is then used only to choose the texts to save.
+
+    Args:
+        starts: number of tokens before each document in the file part [documents].
     """
     if args.split == "hash":
         return np.array([is_held_out(text, args) for text in documents], bool)
@@ -188,7 +196,7 @@ def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> 
 
 
 def check_bad(bad: int, examples: list[str], allowed: int) -> None:
-    """Raise UserError if more documents are bad than --max_bad_documents allows."""
+    """Raise UserError if more rows are unreadable than --max_bad_documents allows."""
     if bad > allowed:
         more = f" (more than {allowed:,} rows cannot be read)" if allowed else ""
         fix = f"Repair the file, or pass --max_bad_documents {max(100, 10 * allowed)} to skip such rows."

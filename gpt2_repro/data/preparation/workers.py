@@ -1,6 +1,7 @@
-"""Tokenize the files of a stream in worker processes, one part of a file per task.
+"""Tokenize source files in worker processes, one part of a file per task.
 
-The tokens are written to the staging folder. Parts that are already there are kept.
+The tokens are written to temporary files in the staging folder. Parts whose tokens are already in this folder are not
+tokenized again.
 """
 
 import collections
@@ -60,10 +61,15 @@ class _Task:
 def stage(
     stream: Stream, staging: Path, tokenizer: Path, args: DataArguments, options: PreparationOptions
 ) -> list[StagedPart]:
-    """Tokenize the missing parts of a stream, and return all its parts in order.
+    """Tokenize a sequence of source files, and return their parts in order.
 
-    A part is missing if its tokens are not in the staging folder. Parts after the stream's limit of tokens are
-    omitted. Shows a progress bar.
+    File parts whose tokens are already in the folder `staging` are not tokenized again. Parts after the stream's limit
+    of tokens are omitted. Shows a progress bar.
+
+    Args:
+        stream: the source files and their limit of tokens.
+        staging: folder for the temporary files with the tokens.
+        tokenizer: folder of the tokenizer.
     """
     folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +109,7 @@ def stage(
 
 
 def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
-    """Yield one task for each part of each file of a stream.
+    """Yield one task for each part of each source file.
 
     While one file is tokenized, the next file is fetched in the background.
     """
@@ -138,9 +144,9 @@ def _complete_file(file: SourceFile, note: Path, parts: int) -> None:
 
 
 def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
-    """Yield the tasks in order, each one after its part of a file is tokenized.
+    """Yield each task, in order, after its part of a file is tokenized.
 
-    Workers are a few tasks ahead of the caller.
+    Worker processes begin a few tasks before the caller needs their results.
     """
     if num_proc == 1:
         for task in tasks:

@@ -42,10 +42,11 @@ def write_split(
 
     Args:
         folder: folder to create; its name is the name of the split.
-        spans: documents of the split, in order.
-        streams: tokenized parts of each stream, to which the spans refer.
-        tokens: number of tokens in `spans`, for the progress bar.
-        dtype: dtype of the ids.
+        spans: documents of the split in order. Each item has consecutive documents of one part of a source file.
+        streams: for each source, the tokenized parts of its files. The items of `spans` have indices into this
+            list.
+        tokens: number of tokens of the split, for the progress bar.
+        dtype: dtype of the token ids.
     """
     length = args.sequence_length
     # Rows of each record batch except the last. This depends only on the recipe, so files are reproducible bit by bit.
@@ -65,7 +66,8 @@ def _read(
 ) -> Iterator[Block]:
     """Yield the ids and lengths of documents, a few million ids at a time.
 
-    A longer document, such as a token file without separators, is cut into pieces that give the same rows.
+    A document with more ids, such as a token file without separators, is yielded in several pieces. The pieces are cut
+    so that the rows are the same as without these cuts.
     """
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
@@ -94,8 +96,9 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     Returns the files of the split.
 
     Args:
-        blocks: each block has the rows of one record batch. SHARD_BLOCKS record batches make one file.
-        dtype: dtype of the ids.
+        blocks: for each record batch, the concatenated ids and the lengths of its rows. SHARD_BLOCKS record batches
+            make one file.
+        dtype: dtype of the token ids.
         row_length: number of ids of every row, or None if the rows have different lengths.
     """
     from datasets import Dataset, Features, List, Value, disable_progress_bars
@@ -121,9 +124,9 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
 
 
 def split_hash(shards: Sequence[Shard]) -> str:
-    """Return the sha256 of a split, computed from the hashes of its shards.
+    """Return the sha256 of a split, computed from the hashes of its shards (files).
 
-    It is the sha256 of a text with the sha256 of one shard per line.
+    Each shard's sha256 is written on one line. The sha256 of these lines is the result.
     """
     return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in shards).encode()).hexdigest()
 

@@ -1,6 +1,6 @@
-"""Define base classes for source files and for the parts in which they are read.
+"""Define base classes for source files and for the parts of a file.
 
-A source has files. A file is divided into parts. A part yields documents and is one task of a worker process.
+A source has files. A file is divided into parts. A worker process reads the documents of one part at a time.
 """
 
 import abc
@@ -48,8 +48,8 @@ class Batch:
 class Part(abc.ABC):
     """A contiguous part of a file, which a worker process reads.
 
-    A part can be pickled. The division into parts depends only on the file. So the prepared folder is the same for any
-    number of workers.
+    Parts can be pickled, because they are sent to worker processes. How a file is divided depends only on the file, so
+    the prepared folder is the same for any number of workers.
     """
 
     name: str  # name of the file
@@ -84,7 +84,7 @@ class SourceFile(abc.ABC):
         """Return the parts of the file in order. Call fetch first."""
 
     def drop(self) -> None:  # noqa: B027 - most files are the user's
-        """Delete the downloaded file, if the file was downloaded.
+        """Delete the local copy of the file, if it was downloaded.
 
         Called after the tokens of the file are written to the staging folder.
         """

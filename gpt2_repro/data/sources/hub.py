@@ -86,8 +86,8 @@ class Repository:
 class HubFile(SourceFile):
     """A file of a Hub dataset.
 
-    If the file is in the local Hugging Face cache, it is read from there. Otherwise it is downloaded to the folder for
-    downloads and deleted after use. With --keep_downloads it is downloaded to that cache and kept.
+    If the file is in the local Hugging Face cache, it is read from there. Otherwise it is downloaded to a temporary
+    folder and deleted after use. With --keep_downloads it is downloaded to that cache and kept.
     """
 
     name: str
@@ -135,7 +135,7 @@ class HubFile(SourceFile):
 def hub_errors(what: str) -> Iterator[None]:
     """Convert errors of the Hub and of the network into a UserError.
 
-    Errors of the local disk stay an OSError.
+    Errors of the local disk, such as a full disk, are raised unchanged as OSError.
 
     Args:
         what: end of the message "Cannot …", such as "fetch FILE".

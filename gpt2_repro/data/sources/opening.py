@@ -1,4 +1,8 @@
-"""Find the files of presets, Hub datasets, local files, and mixtures of these."""
+"""Find the files of the sources that --source and other options name.
+
+A source is a named source (preset), a Hub dataset or a set of local files. --source can also name a mixture of
+sources.
+"""
 
 import dataclasses
 import difflib
@@ -28,10 +32,10 @@ class Source:
     """A source of documents: its description and its files.
 
     Args:
-        description: entry of the manifest, including the revision of a Hub dataset. An interrupted preparation is
+        description: what the manifest records, including the revision of a Hub dataset. An interrupted preparation is
             resumed only if the description has not changed.
         files: files for training.
-        validation_files: the source's own validation files, if it has any.
+        validation_files: validation files that are part of the source, if any.
         weight: share of the tokens in a mixture; 1 for a single source.
     """
 
@@ -43,7 +47,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The training sources, and the source of each --validation_sets entry by name."""
+    """The sources for training and for --validation_sets.
+
+    Args:
+        training: the training sources; several sources are a mixture.
+        validation_sets: dict from the name of each additional validation set to its source.
+    """
 
     training: list[Source]
     validation_sets: dict[str, Source]
@@ -115,7 +124,8 @@ class SourceOpener:
         args: the recipe section `data:`.
         downloads: folder for downloaded files.
         keep_downloads: whether to download files to the local Hugging Face cache instead, and keep them.
-        revisions: for each Hub repository, the revision that an interrupted preparation used. It is used again.
+        revisions: for each Hub repository, the revision that an interrupted preparation used. The resumed preparation
+            uses the same revision.
     """
 
     args: DataArguments

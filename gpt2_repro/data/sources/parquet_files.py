@@ -40,7 +40,7 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
 class ParquetPart(Part):
     """The row groups of a Parquet file from `start` to `stop` (exclusive).
 
-    They take `size` bytes of the file.
+    `size` is the estimated number of bytes that they take in the file.
     """
 
     name: str

@@ -36,9 +36,10 @@ class Preset:
 
     @property
     def downloads(self) -> float:
-        """Maximum bytes of downloaded text files on disk at the same time.
+        """Maximum disk usage of downloaded text files, in bytes.
 
-        The value is 0 for token files, because they are not tokenized: `peak_bytes` counts them as staged tokens.
+        Two files can be on disk at the same time, because the next file is downloaded while one file is tokenized. The
+        value is 0 for token files, because `peak_bytes` counts them as files with token ids (`staged`).
         """
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
@@ -62,7 +63,7 @@ FORMS = {
 def table(num_proc: int) -> str:
     """Return the list of sources that --list_sources prints.
 
-    It has the download size, tokens, disk space and preparation time of each preset.
+    The list has the download size, tokens, disk space and preparation time of each named Hub dataset.
 
     Args:
         num_proc: number of workers, for the preparation time.
@@ -89,12 +90,12 @@ def table(num_proc: int) -> str:
 def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:
     """Return the peak disk usage of a preparation in bytes.
 
-    Staged tokens are the temporary tokens of a preparation. They are written while text files are downloaded, and all
-    of them stay on disk until the rows are cut.
+    A preparation first downloads text files and writes their token ids to temporary files. It deletes each text file
+    after use. Then it cuts the token ids into rows. The temporary files stay on disk until all rows are cut.
 
     Args:
-        staged: bytes of the staged tokens.
-        rows: bytes of the rows.
-        downloads: maximum bytes of downloaded text files at the same time.
+        staged: size of the temporary files with token ids.
+        rows: size of the files with the rows.
+        downloads: maximum disk usage of downloaded text files.
     """
     return 1.02 * (staged + max(rows, downloads))  # 2 % for document lengths, records and texts

@@ -27,7 +27,8 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 class TextPart(Part):
     """The lines of a text file that begin at a byte position in [start, stop).
 
-    Only uncompressed .jsonl files, and .txt files with one document per line, are cut into several parts.
+    Only two kinds of files are cut into several parts: uncompressed .jsonl files, and uncompressed .txt files with one
+    document per line.
 
     Args:
         kind: .txt, .jsonl, .csv, or .json for a file with one array.

@@ -33,7 +33,11 @@ def naive(
     """Compute the documents, the rows and the document lengths of each split.
 
     Handles one document after another, in the order of their positions. The position of a document is the number of
-    tokens before it in its stream, divided by the weight of the stream.
+    tokens before it in its source, divided by the weight of the source.
+
+    Args:
+        streams: documents of each source.
+        weights: share of each source in the tokens.
     """
     documents = []
     below, total = args.max_tokens or math.inf, math.inf

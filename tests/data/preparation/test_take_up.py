@@ -1,6 +1,6 @@
 """Temporary files of an interrupted preparation are reused, refused or deleted.
 
-They are never used for a preparation with other options.
+Temporary files are never used for a preparation with other options.
 """
 
 import itertools
@@ -22,7 +22,7 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, run: Callable[[], object]) -> None:
-    """Run `run`, and end it when it calls the function `name` for the `call`-th time."""
+    """Call `run`, and interrupt it at call number `call` of `owner`'s method `name`."""
     calls = itertools.count(1)
     function = getattr(owner, name)
 
