@@ -53,9 +53,7 @@ class DataArguments:
     packing: Literal["concat", "wrap"] = option(
         "concat", "concat cuts rows of equal length from the joined documents; wrap cuts each document separately."
     )
-    sequence_length: int = option(
-        1024, "Predicted tokens (targets) per row. With --packing wrap, rows can be shorter."
-    )
+    sequence_length: int = option(1024, "Predicted tokens (targets) per row. --packing wrap also makes shorter rows.")
     min_length: int = option(0, "With --packing wrap, drop rows with fewer predicted tokens than this.")
     separator: Literal["before", "after", "none"] = option(
         "before", "Where to add end-of-text ids: before each document, after each document, or nowhere (none)."
@@ -67,14 +65,14 @@ class DataArguments:
     )
     validation_tokens: TokenCount = option(
         TokenCount(100_000_000),
-        "Number of tokens that --split head uses for validation (at most 10 % of all tokens). Also the maximum number of "
-        "tokens of each set in --validation_sets.",
+        "Number of tokens that --split head uses for validation (at most 10 % of all tokens). Also the maximum number "
+        "of tokens of each set in --validation_sets.",
     )
     validation_fraction: float = option(0.01, "Fraction of the documents that --split hash uses for validation.")
     split_seed: int = option(2357, "Seed of the hash that --split hash uses.")
     validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
     validation_sets: list[str] = option(
-        [], "More validation sets, as NAME=SOURCE. Example: books=pg19 mine='notes/*.txt'."
+        [], "More validation sets as NAME=SOURCE, such as books=pg19 mine='notes/*.txt'."
     )
     max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
@@ -82,9 +80,7 @@ class DataArguments:
         self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
-            raise UserError(
-                f"--min_length {self.min_length} needs --packing wrap. Remove --min_length or add --packing wrap."
-            )
+            raise UserError(f"--min_length {self.min_length} needs --packing wrap. Remove --min_length or add that.")
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
@@ -148,11 +144,11 @@ class PreparationOptions:
         choices=["auto", "fastokens", "tokenizers"],
     )
     max_bad_documents: int = option(
-        0, "Skip up to this many rows without readable text, and stop with an error if there are more.", type=int
+        0, "Skip up to this many rows without readable text. Fail if more exist.", type=int
     )
     keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
     overwrite: bool = option(
-        False, "Replace an existing prepared folder after the new folder is complete.", action="store_true"
+        False, "Replace an existing folder after the new folder is complete.", action="store_true"
     )
 
     def __post_init__(self) -> None:

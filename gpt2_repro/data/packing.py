@@ -14,8 +14,8 @@ def pack_rows(
     """Yield blocks of rows, cut from one sequence of token ids.
 
     A row has sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first id of
-    the next row. Every id except the first of the sequence is a target (a predicted id) exactly once. Ids after the last
-    full row are dropped.
+    the next row. Every id except the first of the sequence is a target (a predicted id) exactly once. Ids after the
+    last full row are dropped.
 
     Args:
         pieces: arrays of ids [any length], which together are the sequence.
@@ -65,7 +65,7 @@ def pack_windows(
         min_length: minimum number of targets per row, at most sequence_length.
         rows_per_block: number of rows of every yielded block except the last, for any number of pieces.
 
-    Yields pairs of the concatenated ids of rows [ids], with the dtype of the pieces, and the length of each row [rows].
+    Yields pairs: the concatenated ids of rows [ids], with the dtype of the pieces, and the length of each row [rows].
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
     rows = 0

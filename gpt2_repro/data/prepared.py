@@ -136,9 +136,7 @@ class PreparedData:
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
-            logger.info(
-                "the validation split has only %s of the %s requested tokens", f"{targets:,}", f"{eval_tokens:,}"
-            )
+            logger.info("validation data has only %s of the %s requested tokens", f"{targets:,}", f"{eval_tokens:,}")
         further = [split for split, of_split in counts.items() if split.startswith(FURTHER) and of_split.rows]
         sets = {split.removeprefix(FURTHER): self.rows(split) for split in further}
         return {name: rows.first(eval_tokens) for name, rows in ({"": self.rows("validation")} | sets).items()}

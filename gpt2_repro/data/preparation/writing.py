@@ -43,7 +43,8 @@ def write_split(
     Args:
         folder: folder to create; its name is the name of the split.
         spans: documents of the split in order. Each item has consecutive documents of one part of a source file.
-        streams: for each source, the tokenized parts of its files. The items of `spans` contain indices into this list.
+        streams: for each source, the tokenized parts of its files. The items of `spans` have indices into this
+            list.
         tokens: number of tokens of the split, for the progress bar.
         dtype: dtype of the token ids.
     """
@@ -95,8 +96,8 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
     Returns the files of the split.
 
     Args:
-        blocks: for each record batch, the concatenated ids and the lengths of its rows. SHARD_BLOCKS record batches make
-            one file.
+        blocks: for each record batch, the concatenated ids and the lengths of its rows. SHARD_BLOCKS record batches
+            make one file.
         dtype: dtype of the token ids.
         row_length: number of ids of every row, or None if the rows have different lengths.
     """

@@ -1,6 +1,7 @@
 """Find the files of the sources that --source and other options name.
 
-A source is a named source (preset), a Hub dataset or a set of local files. --source can also name a mixture of sources.
+A source is a named source (preset), a Hub dataset or a set of local files. --source can also name a mixture of
+sources.
 """
 
 import dataclasses
@@ -123,8 +124,8 @@ class SourceOpener:
         args: the recipe section `data:`.
         downloads: folder for downloaded files.
         keep_downloads: whether to download files to the local Hugging Face cache instead, and keep them.
-        revisions: for each Hub repository, the revision that an interrupted preparation used. The resumed preparation uses
-            the same revision.
+        revisions: for each Hub repository, the revision that an interrupted preparation used. The resumed preparation
+            uses the same revision.
     """
 
     args: DataArguments

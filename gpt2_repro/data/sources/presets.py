@@ -39,7 +39,7 @@ class Preset:
         """Maximum disk usage of downloaded text files, in bytes.
 
         Two files can be on disk at the same time, because the next file is downloaded while one file is tokenized. The
-        value is 0 for token files, because `peak_bytes` counts them as staged tokens.
+        value is 0 for token files, because `peak_bytes` counts them as files with token ids (`staged`).
         """
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
