@@ -141,7 +141,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path} is a launcher config. Run: accelerate launch --config_file {path} train.py RECIPE")
     for section, keys in document.items():
         if section not in SECTIONS:
-            raise UserError(f"{path} has an unknown section {section!r}. A recipe has {', '.join(SECTIONS)}.")
+            raise UserError(f"{path} has an unknown section {section!r}. A recipe has the sections {SECTIONS}.")
         if not isinstance(keys or {}, dict):
             raise UserError(f"{path}: section {section!r} must have lines of the form `key: value`.")
     return {section: keys or {} for section, keys in document.items()}

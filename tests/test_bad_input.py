@@ -187,7 +187,7 @@ def test_a_wrong_command(command: str, words: str, told: str, monkeypatch: pytes
         ("[data, model]", "recipes/gpt2_124m.yaml"),
         ("training: {seed: 4294967296}", "--seed"),
         ("training: {optim_args: momentum=0.9}", "--adam_beta1"),
-        ("base_model: gpt2", "data, model, training, evaluation"),
+        ("base_model: gpt2", "'data', 'model'"),
         ("training: {weight_decay: 1e9}", "--weight_decay"),
         ("training: {hang_timeout: 0.1}", "--hang_timeout"),
         ("model: {n_embd: 64, n_head: 3}", "--n_head 2 or --n_embd 66"),
