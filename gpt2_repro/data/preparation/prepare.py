@@ -113,7 +113,7 @@ def _staging_lock(staging: Path) -> Iterator[None]:
 
 
 def _claim(staging: Path, request: dict[str, Any]) -> None:
-    """Record the options of a preparation in its staging folder, if this folder is empty.
+    """Record the options of a preparation in its staging folder, if that is empty.
 
     The file that records them also shows later that prepare_data.py made the folder. Raises UserError if the folder
     contains files and was not made by prepare_data.py.
