@@ -1,6 +1,6 @@
 """Pre-train a GPT-2 on a folder that prepare_data.py has written.
 
-A command consists of a launcher, the script, a recipe, and options that override the recipe.
+Start train.py with python or with accelerate launch. Pass a recipe, and options that override its fields:
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml

@@ -64,16 +64,16 @@ class TrainingSection(TrainingArguments):
 
     output_dir: str | None = _field(None, "Run directory. (default: runs/ plus the name of the recipe or data folder)")
     tokens_per_step: TokenCount = _field(
-        TokenCount(524_288), "Target tokens per optimizer step on all devices together. 0 derives it from the text."
+        TokenCount(524_288), "Target tokens per optimizer step on all devices together. 0: derive it from the text."
     )
     total_tokens: TokenCount = _field(
-        TokenCount(9_890_693_120), "Target tokens of the run. 0 derives it from the text, usually 4 epochs or fewer."
+        TokenCount(9_890_693_120), "Target tokens of the run. 0: derive it from the text, usually 4 epochs or fewer."
     )
-    epochs: float = _field(0.0, "Passes over the training rows; replaces total_tokens. 0 uses total_tokens.")
-    max_steps: int = _field(0, "Optimizer steps, for short tests; replaces total_tokens. 0 uses total_tokens.")
-    stop_at_step: int = _field(0, "Save a checkpoint and stop after this step, with the same schedule. 0: never.")
+    epochs: float = _field(0.0, "Passes over the training rows; replaces total_tokens. 0: use total_tokens.")
+    max_steps: int = _field(0, "Optimizer steps, for short tests; replaces total_tokens. 0: use total_tokens.")
+    stop_at_step: int = _field(0, "Save a checkpoint and stop after this step. The schedule stays the same. 0: never.")
     per_device_train_batch_size: int = _field(
-        64, "Rows per device in one forward pass (micro-batch). 0 derives it from tokens_per_step."
+        64, "Rows per device in one forward pass (micro-batch). 0: derive it from tokens_per_step."
     )
     learning_rate: float = _field(6e-4, "Peak learning rate.")
     warmup_steps: float = _field(700, "Steps of linear warm-up. A value below 1 is a fraction of all steps.")
@@ -113,14 +113,16 @@ class TrainingSection(TrainingArguments):
     max_hours: float = _field(0.0, "Save a checkpoint and stop after N hours in all attempts together. 0: no limit.")
     max_usd: float = _field(0.0, "Save a checkpoint and stop at a cost of N dollars (see usd_per_hour). 0: no limit.")
     usd_per_hour: float = _field(0.0, "Dollars per hour for the machine. 0: the list price of its GPUs, if known.")
-    hang_timeout: float = _field(600.0, "All ranks print stacks and exit after N seconds without progress. 0: never.")
-    skip_loss_z: float = _field(0.0, "Skip updates whose loss is N standard deviations above the last 128. 0: never.")
-    skip_grad_z: float = _field(0.0, "Like skip_loss_z, but for the gradient norm before clipping. 0: never.")
+    hang_timeout: float = _field(600.0, "End all ranks with stack traces after N seconds without progress. 0: never.")
+    skip_loss_z: float = _field(
+        0.0, "Skip an update if its loss is N standard deviations above the mean of the last 128 losses. 0: never."
+    )
+    skip_grad_z: float = _field(0.0, "Apply the rule of --skip_loss_z to the gradient norm before clipping. 0: never.")
     train_sampling_strategy: SamplingStrategy = _field("random", "Order of rows. group_by_length needs packing wrap.")
     dataloader_num_workers: int = _field(2, "Processes per device that load rows in advance.")
     torch_compile: bool | None = _switch("Compile the loss and its gradient. (default: true on GPUs)")
     activation_checkpointing: bool | None = _switch("Recompute each block in the backward pass to save memory.")
-    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters; there are none.")
+    ddp_find_unused_parameters: bool | None = _field(False, "Let DDP search for unused parameters. There are none.")
     remove_unused_columns: bool = _field(False, "Must be False, because the collator reads the rows itself.")
 
     refused: ClassVar[dict[str, str]] = {
@@ -220,7 +222,7 @@ TrainingRecipe = Recipe[DataArguments, ModelArguments, TrainingSection, Evaluati
 def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     """Return the recipe that the command line of train.py selects and overrides.
 
-    With `init_from`, the section `model:` gets the sizes of that checkpoint.
+    If `init_from` names a checkpoint, the section `model:` gets the sizes of that checkpoint.
 
     Args:
         argv: the command line after the program's name.
@@ -283,8 +285,8 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 def output_dir_of(recipe: TrainingRecipe) -> str:
     """Return the run directory: --output_dir, or a name under runs/.
 
-    The directory is named after the recipe. If another prepared folder than that of the recipe is used, it is named
-    after that folder.
+    Without --output_dir, the directory is runs/ plus the name of the recipe. If the prepared folder is not the folder
+    that the recipe file names, the directory is runs/ plus the name of the prepared folder.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 class ProgressBar(ProgressCallback):
     """A progress bar that also prints one readable line for each logged event.
 
-    The bar of transformers counts validation batches by their dataloader. This class calls `eval_batches` instead.
+    The bar of transformers gets the number of validation batches from the dataloader. This class calls `eval_batches`.
 
     Args:
         eval_batches: returns the number of validation batches at a step.
-        reference: the name of the published run with the expected losses, or None. The expected range is printed next
-            to each validation loss. After the first loss outside of the range, the usual causes are printed.
+        reference: the name of the published run that gives the expected losses, or None. The expected range is printed
+            next to each validation loss. After the first loss outside of the range, the usual causes are printed.
     """
 
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
@@ -89,8 +89,9 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
     Return "" if the event contains neither a training loss nor a validation loss.
 
     Args:
-        event: a line of metrics.jsonl.
-        steps_left: remaining optimizer steps. The line ends with the time that they take at the speed in the event.
+        event: a parsed line of metrics.jsonl.
+        steps_left: remaining optimizer steps. The returned line ends with the time that these steps take at the speed
+            in the event.
     """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
@@ -139,7 +140,7 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) 
 def time_compilation(took: Callable[[float], None]) -> None:
     """Call `took` with the duration in seconds after each compilation.
 
-    A backward pass is compiled later than its forward pass, so the two are timed separately.
+    A backward pass is compiled later than its forward pass, so `took` is called once for each of them.
     """
     began = 0.0
 
@@ -156,7 +157,7 @@ class CompilationReport(TrainerCallback):
 
     Args:
         model: the compiled model.
-        record: called with facts to add to environment.json.
+        record: called with the entries to add to environment.json.
     """
 
     def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 def prepare_deepspeed(*, use_cpu: bool) -> None:
     """Configure DeepSpeed for the CPU if `use_cpu`, without compiling its operators.
 
-    Building its shared-memory collective takes 26 s and needs a compiler. If a build was killed, the next one waits
-    forever for its lock (deepspeed/comm/torch.py, 0.19.8). gloo is used instead.
+    By default, DeepSpeed builds a shared-memory collective for CPUs. The build takes 26 s and needs a compiler. After
+    a killed build, the next build waits forever for a lock (deepspeed/comm/torch.py, 0.19.8). Therefore gloo is used.
     """
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
@@ -41,7 +41,7 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """Return facts about the training engine, such as its class, dtypes and clipping.
+    """Return properties of the training engine: its class, dtypes, clipping and more.
 
     The engine is the wrapper around the model: DDP, DeepSpeed or FSDP. All values are read from the objects in use,
     not from the configuration.
@@ -49,7 +49,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
     Args:
         accelerator: the accelerator of the Trainer.
         wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
-        inner: the result of innermost_optimizer.
+        inner: torch's optimizer, from `innermost_optimizer`.
     """
     dtype = next(wrapped.parameters()).dtype
     weights = _name(dtype)
@@ -98,14 +98,14 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 
     - Clipping limit: stages 1 to 3 restore the limit from the checkpoint and ignore the configuration
       (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).
-    - Checkpoints in universal form: step counts are loaded to the CPU (runtime/base_optimizer.py), but the fused
-      kernel needs them on the device.
+    - Checkpoints in universal form (one file per weight): step counts are loaded to the CPU
+      (runtime/base_optimizer.py), but the fused kernel needs them on the device.
     - Checkpoints in universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, and each
-      group increments it. All groups get the weight decay of the first group, which is for matrices.
+      group increments it. All groups get the weight decay of the first group, although that decay is for matrices.
 
     Args:
         wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
-        optimizer: the result of innermost_optimizer.
+        optimizer: torch's optimizer, from `innermost_optimizer`.
         weight_decay: the weight decay of the first parameter group. The second group has no weight decay.
     """
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
@@ -123,9 +123,9 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Return a function that reads DeepSpeed's gradient norm, or None without it.
+    """Return a function that reads the gradient norm of DeepSpeed.
 
-    DeepSpeed computes the norm before it calls torch's optimizer.
+    Returns None for other engines. DeepSpeed computes the norm before it calls torch's optimizer.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None
@@ -139,7 +139,7 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
     Logs a warning if gradients are summed in bf16.
 
     Args:
-        facts: the result of describe_engine.
+        facts: the properties of the engine, from `describe_engine`.
         plan: the batch plan of the run.
         max_grad_norm: the clipping limit of the recipe.
         bf16: whether matrix products are computed in bf16.
@@ -189,7 +189,7 @@ def _full_master(parameter: Any) -> torch.Tensor:
 def has_shards(model: nn.Module) -> bool:
     """Return whether the weights are sharded over the processes.
 
-    If so, a forward pass is a collective.
+    If the weights are sharded, a forward pass is a collective.
     """
     return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
 
@@ -198,8 +198,9 @@ def build_whole() -> None:
     """Make transformers build complete models. DeepSpeed's engine shards them later.
 
     By default under ZeRO-3, transformers (5.23, `get_init_context`) builds each model in shards. The random numbers
-    then differ from those under every other launcher, and one rank alone cannot build a model. TrainingArguments and
-    Trainer both turn this on. Call this function after each of them, before a model is built.
+    then differ from those under every other launcher, and one rank alone cannot build a model. Creating
+    TrainingArguments or a Trainer turns this sharding on. Call this function after creating each of them, before a
+    model is built.
     """
     unset_hf_deepspeed_config()
 
@@ -216,8 +217,8 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     """Shard the weights with FSDP2 if the launcher requests it.
 
     Each transformer block is sharded as one unit, and all other weights are one more unit. accelerate does not shard a
-    model that is already sharded. Its own sharding (1.15, `fsdp2_prepare_model`) is not used, because it has three
-    faults:
+    model that is already sharded. The sharding of accelerate (1.15, `fsdp2_prepare_model`) is not used, because it has
+    three faults:
 
     - It rounds all outputs, including the loss, to bf16.
     - It sums gradients over processes in bf16.
@@ -253,7 +254,7 @@ def whole(value: Any) -> Any:
 def require_same_weights(model: nn.Module, *, step: int) -> None:
     """Raise RunFailed if the weights of the ranks differ in any bit. A collective.
 
-    If they differ, neither the gradients nor the checkpoint of this step are valid. Sharded weights are not
+    If the weights differ, neither the gradients nor the checkpoint of this step are valid. Sharded weights are not
     replicated, so they are not compared.
     """
     if has_shards(model):
@@ -267,4 +268,4 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
     odd = sorted({rank for rank, _ in differs})
     first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
     problem = f"At step {step} rank {', '.join(map(str, odd))} has other weights than rank 0, first in {first}."
-    raise RunFailed(f"{problem} A GPU or a link is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")
+    raise RunFailed(f"{problem} A GPU or its connection is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

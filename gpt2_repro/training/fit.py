@@ -50,11 +50,11 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
     """Train to the last step and write the final model to final/. A collective.
 
-    A signal, a budget or stop_at_step ends the training earlier, without final/.
+    If a signal, a budget (max_hours, max_usd) or stop_at_step ends the training earlier, final/ is not written.
 
     Args:
         trainer: the Trainer of the run.
-        start: the checkpoint to resume from, or the start at step 0.
+        start: names the checkpoint to resume from. Without a checkpoint, the training starts at step 0.
 
     Raises RunFailed if the disk is full or too many updates are not finite.
     """
@@ -70,7 +70,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         # Newer checkpoints are damaged, or the run goes back before them. Rotation would keep them as the newest and
         # delete complete ones.
         for path in checkpoints.set_aside(run.path, after=start.step):
-            logger.info("A checkpoint after the resumed step was renamed to %s.", path)
+            logger.info("A checkpoint newer than the resumed one was renamed to %s.", path)
         if start.checkpoint is not None:
             logger.info("resuming from %s", start.checkpoint)
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)

@@ -26,19 +26,19 @@ NEW_LEVEL = 3  # outliers in a row that count as a new level
 
 
 class OutlierDetector:
-    """Measures the z-score of a value: its distance from the mean of the last 128.
+    """Measures how far a value is above the mean of the last 128 values (z-score).
 
-    The distance is in standard deviations of the last 128 values. The detector of llm.c (llmc/outlier_detector.h at
+    The z-score is in standard deviations of the last 128 values. The detector of llm.c (llmc/outlier_detector.h at
     19c83f9 and before, with a window of 128) does the same, with two differences:
 
-    - A value is compared with the values before it and is not one of them. In llm.c it is one of the 128 values, so no
-      score can be higher than 11.3.
-    - A value that is not finite is ignored. In llm.c it turns the detector off for the rest of the run.
+    - A value is compared with the 128 values before it. In llm.c the value itself is one of the 128 values, so no
+      z-score can be higher than 11.3.
+    - A value that is not finite is ignored. In llm.c such a value turns the detector off for the rest of the run.
 
     Args:
-        limit: a value with a higher score is an outlier. Outliers are not added to the window, because they would make
-            the detector less sensitive. The third outlier in a row is added, because it shows a new level of values.
-        values: the values in the window, oldest first.
+        limit: a value with a higher z-score is an outlier. An outlier is not stored, because it would make the
+            detector less sensitive. The third outlier in a row is stored, because it shows a new level of values.
+        values: the stored values, which the next value is compared with. At most 128, oldest first.
         outliers: the number of outliers in a row so far.
     """
 
@@ -47,7 +47,7 @@ class OutlierDetector:
         self.values: collections.deque[float] = collections.deque(values, maxlen=WINDOW)
 
     def measure(self, value: float) -> float:
-        """Return the z-score of `value`, or 0 if the window is not full yet."""
+        """Return the z-score of `value`, or 0 if fewer than 128 values are stored."""
         if not math.isfinite(value):
             return 0.0
         score = 0.0
@@ -63,10 +63,10 @@ class OutlierDetector:
 class UpdateGuard(TrainerCallback):
     """Checks each update before the optimizer applies it, and skips harmful updates.
 
-    The check runs in a hook before the step of the innermost optimizer, because every engine has reduced and clipped
-    the gradients by then. To skip an update, the hook removes the gradients. An optimizer ignores parameters without a
-    gradient, so weights, moments and decay do not change. DeepSpeed itself skips updates that are not finite. They are
-    counted here too.
+    The check runs in a hook before the step of torch's optimizer, because DDP, DeepSpeed and FSDP have reduced and
+    clipped the gradients by then. To skip an update, the hook removes the gradients. An optimizer ignores parameters
+    without a gradient, so weights and moments do not change, and no weight decay is applied. DeepSpeed itself skips
+    updates that are not finite. This class counts the updates that DeepSpeed skips, too.
 
     Torch's fused kernels read the result of the check on the device (`found_inf`, which exists for loss scaling). The
     host reads the result one step later, so that it never waits for the device.
@@ -95,8 +95,8 @@ class UpdateGuard(TrainerCallback):
         """Check each update of `optimizer` from now on.
 
         Args:
-            optimizer: the innermost optimizer.
-            norm: returns the gradient norm from the engine. None if `see_norm` is called in each step instead.
+            optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
+            norm: a function that returns the gradient norm. None: `see_norm` is called in each step instead.
         """
         self._read_norm = norm
         fused = all(group.get("fused") for group in optimizer.param_groups)
@@ -156,7 +156,7 @@ class UpdateGuard(TrainerCallback):
 
         Args:
             step: the optimizer step that has just ended.
-            passed_over: whether the engine skipped the update because it is not finite.
+            passed_over: whether the engine (such as DeepSpeed) skipped the update because it is not finite.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -171,10 +171,10 @@ class UpdateGuard(TrainerCallback):
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
-        """Read the pending results of earlier checks from the device.
+        """Read the results of earlier checks from the device.
 
         Args:
-            but: the number of newest results that stay pending.
+            but: the number of newest results that are not read yet.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -199,9 +199,9 @@ class UpdateGuard(TrainerCallback):
                 raise Diverged(f"Gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
 
     def state(self) -> dict[str, Any]:
-        """Return the counts of skipped updates and the outlier windows, as JSON values.
+        """Return the state of the guard to save in a checkpoint, as JSON values.
 
-        A checkpoint contains the result.
+        The state contains the counts of skipped updates and the stored values of the outlier detectors.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -210,7 +210,7 @@ class UpdateGuard(TrainerCallback):
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the counts and windows that `state` returned for a checkpoint."""
+        """Restore the state of the guard that a checkpoint contains."""
         self.skipped, self.total = state["skipped"], state["total"]
         limits = {name: detector.limit for name, detector in self.detectors.items()}
         self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}
@@ -219,7 +219,7 @@ class UpdateGuard(TrainerCallback):
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Copy a tensor to the CPU without waiting for the device.
 
-    Returns the copy and the CUDA event after which the copy is complete, or None instead of the event on the CPU.
+    Returns the copy and the CUDA event after which the copy is complete. Without a CUDA device, the event is None.
     """
     if flag.device.type != "cuda":
         return flag.cpu(), None

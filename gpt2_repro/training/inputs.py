@@ -30,7 +30,7 @@ class Inputs:
 
     Args:
         train: the training rows.
-        validation: the rows of each validation set, by name. The main set has the name "".
+        validation: the rows of each validation set, by name. The main validation set has the name "".
         tokenizer: the tokenizer of the prepared folder.
         hellaswag: the HellaSwag items, or None if they are never scored.
     """
@@ -44,8 +44,8 @@ class Inputs:
 def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
     """Open the rows and the tokenizer of a prepared folder.
 
-    If the run scores HellaSwag, its items are read too. The prepared folder is locked until the process ends, so that
-    it cannot be replaced.
+    If the run scores HellaSwag, the HellaSwag items are read too. The prepared folder is locked until this process
+    ends, so that no other process can replace the folder.
 
     Raises UserError if the folder does not fit the recipe, if the sample prompt cannot be used, or if the file of
     --hellaswag_data contains no items.

@@ -10,11 +10,11 @@ from gpt2_repro.time_breakdown import PARTS, STEPS
 
 
 class Meter:
-    """Measures the time breakdown of this process, and the training speed.
+    """Measures how this process spends its time, and the training speed.
 
-    Each second since the start of the process is counted in exactly one part of the breakdown (see PARTS in
-    time_breakdown.py). MFU is relative to the bf16 peak FLOP/s of all devices. It is not measured in fp32, or if
-    the peak is unknown.
+    Each second since the start of the process is counted in exactly one part of the time breakdown (see PARTS in
+    time_breakdown.py). MFU is relative to the bf16 peak FLOP/s of all devices. MFU is not measured in fp32, or if the
+    peak is unknown.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -28,9 +28,9 @@ class Meter:
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
-        """Begin to measure the training speed. Call it at the start of each step.
+        """Begin to measure the training speed, unless that has already begun.
 
-        Only the first call has an effect.
+        Call this method at the start of each step. Only the first call has an effect.
 
         Args:
             tokens: target tokens trained before this step.
@@ -41,9 +41,9 @@ class Meter:
 
     @contextlib.contextmanager
     def on(self, account: str) -> Iterator[None]:
-        """Add the time of the `with` block to the part `account` of the breakdown.
+        """Count the time of the `with` block in `account`, a part of the time breakdown.
 
-        The time of nested blocks is counted in their parts only.
+        The time of a nested `with` block is counted only in the part that the nested block names.
         """
         outer = self._account
         self._book(account)
@@ -53,7 +53,7 @@ class Meter:
             self._book(outer)
 
     def move(self, seconds: float, to: str) -> None:
-        """Move seconds from the current part of the breakdown to the part `to`."""
+        """Move `seconds` from the current part of the time breakdown to the part `to`."""
         self._seconds[self._account] -= seconds
         self._seconds[to] += seconds
 
@@ -63,12 +63,12 @@ class Meter:
         self._account, self._mark = following, now
 
     def seconds(self, *parts: str) -> float:
-        """Return the seconds of this process in the given parts of the breakdown."""
+        """Return the seconds that this process spent in `parts` of the time breakdown."""
         self._book(self._account)
         return sum(self._seconds[part] for part in parts)
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return the seconds of this process in each part of the breakdown."""
+        """Return the seconds of this process in each part of the time breakdown."""
         return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
@@ -85,8 +85,8 @@ class Meter:
     def read(self, tokens: int) -> dict[str, float]:
         """Return tokens per second, data wait and MFU since the last call.
 
-        data_wait is the fraction of the time spent waiting for rows. For padded rows, the result also has the targets
-        of the last step and the fraction of positions that are padding.
+        data_wait is the fraction of the time spent waiting for rows. For padded rows, the result also contains the
+        number of targets of the last step and the fraction of positions that are padding.
 
         Args:
             tokens: target tokens trained so far.

@@ -3,7 +3,7 @@
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is an optimizer that makes each update of a matrix
 nearly orthogonal. Its updates are scaled to the size of AdamW's updates (Liu et al. 2025, arXiv:2502.16982), so both
 optimizers use the same learning rate, decay and schedule. GPT-2 stores query, key and value in one matrix, which Muon
-updates as three matrices. AdamW updates experts that are stacked in one tensor.
+updates as three matrices. Weights of experts that are stacked in one tensor are not matrices, so AdamW updates them.
 """
 
 import functools
@@ -38,13 +38,13 @@ def learning_rate_factor(
         step: the number of the update, counted from 0.
         warmup_steps: steps of the linear warm-up.
         max_steps: the step at which the decay ends.
-        final_factor: the factor at the end of the decay.
+        final_factor: the learning rate at the end of the decay, as a fraction of the peak.
         extensions: ranges of steps [from, to] by which the run was extended. In each range the rate rises linearly
             from its current value to the peak and decays until the end of the range (re-warming and re-decaying,
             Ibrahim et al. 2024, arXiv:2403.08763). The rise takes warmup_steps, but at most half of the range.
-        kind: cosine, constant or warmup_stable_decay. warmup_stable_decay stays at the peak, then falls by 1 - sqrt
-            over the last `decay_fraction` of the steps.
-        decay_fraction: the fraction of the steps, at the end, in which the rate of warmup_stable_decay falls.
+        kind: cosine, constant or warmup_stable_decay. With warmup_stable_decay, the rate stays at the peak and then
+            falls as 1 - sqrt(x), where x rises from 0 to 1 over the last `decay_fraction` of the steps.
+        decay_fraction: for warmup_stable_decay, the fraction of the steps, at the end, in which the rate falls.
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
 
@@ -74,7 +74,7 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
     Args:
         optimizer: the optimizer whose learning rate is scheduled.
         args: the resolved training arguments.
-        run_identity: gives the original max_steps and the extensions.
+        run_identity: contains max_steps (before any extension of the run) and the extensions.
     """
     factor = functools.partial(
         learning_rate_factor,
@@ -91,8 +91,8 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
     """Set the learning rate of the next update according to the schedule.
 
-    A checkpoint restores the learning rate and the peak that it was saved with. The settings may have
-    changed since then, so both are set again.
+    Loading a checkpoint restores the learning rate and the peak that were used before the save. The peak in the recipe
+    may have changed since the save, so this function sets the rate and the peak again.
 
     Args:
         schedule: the schedule of the run.
@@ -105,7 +105,7 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return the argument `optimizer_cls_and_kwargs` of Trainer, or None without Muon."""
+    """Return Trainer's argument `optimizer_cls_and_kwargs`, or None without Muon."""
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -113,7 +113,7 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 
 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
-    """Return the number of matrices that each 2-D weight of the blocks contains.
+    """Return how many matrices each 2-D weight of the transformer blocks contains.
 
     The number is 3 for the joint weight of query, key and value, otherwise 1. The embeddings and the head are not
     included, because they are outside of the blocks.

@@ -1,4 +1,4 @@
-"""Pre-train or fine-tune with a recipe: check, resume, build the model, train."""
+"""Pre-train or fine-tune with a recipe, from step 0 or from a checkpoint."""
 
 import dataclasses
 import logging
@@ -25,9 +25,9 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     A finished run is not changed.
 
     Args:
-        recipe: the recipe, in which no size is 0.
+        recipe: the recipe, in which each size is set or derived (not 0).
         data: the prepared folder.
-        deviations: the result of `diff_recipe.compare_with_default`, for environment.json.
+        deviations: the result of `diff_recipe.compare_with_default`, which is written to environment.json.
 
     Raises UserError for wrong settings, before the model is built. Raises RunFailed if the run fails.
     """

@@ -1,6 +1,6 @@
 """Gather small tensors from the CPUs of all ranks.
 
-The functions are collectives: call them on all ranks in the same order. No GPU waits for them.
+The functions are collectives: call them on all ranks in the same order. The GPUs do not wait for these functions.
 """
 
 import functools

@@ -1,4 +1,7 @@
-"""Derive device, precision, accumulation and steps from the recipe and machine."""
+"""Derive the training arguments of a run from its recipe and the machine.
+
+The derived values include the device, the precision, the gradient accumulation and the number of steps.
+"""
 
 import logging
 import os
@@ -28,16 +31,16 @@ def resolve_arguments(
     Values that the recipe leaves open are derived, such as the precision and the gradient accumulation.
 
     Args:
-        recipe: the recipe, in which no size is 0.
-        epoch_targets: number of targets in all training rows. None: the data has as many full rows as the run needs.
+        recipe: the recipe, in which each size is set or derived (not 0).
+        epoch_targets: number of targets in all training rows. None: assume as many full rows as the run needs.
 
     Raises UserError for:
 
     - a device that is missing or cannot be used, and more processes than GPUs;
     - tokens per step that cannot be divided into micro-batches or into batches by length;
     - a sampling strategy that does not fit the data or the compilation;
-    - launcher files with settings that would have no effect;
-    - everything that transformers rejects.
+    - config files of the launcher with settings that would have no effect;
+    - values that transformers rejects.
     """
     training = recipe.training
     check_launcher()

@@ -84,7 +84,7 @@ def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start
         main_process: whether this process is rank 0.
 
     Raises UserError on all ranks if the named checkpoint is missing or damaged, if no checkpoint is complete, or if
-    loading it could run code.
+    loading the checkpoint could run code.
     """
     found: list[Start | UserError | None] = [None]
     if main_process:
@@ -114,16 +114,17 @@ def _look(run: Path, name: str) -> Start:
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     """Raise UserError if loading a checkpoint could run code.
 
-    DeepSpeed would run code that its pickles refer to. The pickles are parsed here, not loaded. Also refused are:
+    When DeepSpeed loads a checkpoint, it runs code that the pickle files of the checkpoint refer to. This function
+    parses the pickle files without loading them. It also refuses checkpoints with:
 
-    - pickles that cannot be parsed;
+    - pickle files that cannot be parsed;
     - symbolic links;
     - files that are not in `files`;
     - a `latest` file that points to another folder.
 
     Args:
         checkpoint: the folder of the checkpoint.
-        files: the paths of the files in its manifest.
+        files: the paths of the files that the manifest of the checkpoint lists.
     """
     tag = f"global_step{layout.step_of(checkpoint)}"
     for path in sorted(checkpoint.rglob("*")):
@@ -132,7 +133,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
         name = str(path.relative_to(checkpoint))
         foreign = path.is_file() and name not in files and name != layout.MANIFEST
         if path.is_symlink() or foreign or (name.startswith("latest") and path.read_text().strip() != tag):
-            raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move it away.")
+            raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move the file away.")
         if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
             continue
         try:
@@ -148,7 +149,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
 def choose_start(
     run: RunRecord, args: PretrainingArguments, plan: BatchPlan, run_identity: dict[str, Any]
 ) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
-    """Choose the checkpoint to start from, and extend the run by --extend_to.
+    """Choose the checkpoint to start from, and extend the run if --extend_to is set.
 
     A collective. An existing run directory is locked first. A new run directory is locked later, by `RunRecord.claim`.
 
@@ -156,7 +157,7 @@ def choose_start(
     extended. The copy and the plan contain the number of steps after the extension.
 
     Raises UserError if the checkpoint belongs to another run or engine, or if final/ is damaged and there is no
-    checkpoint to write it again.
+    checkpoint from which final/ could be written again.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -190,12 +191,12 @@ def choose_start(
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     """Return the checkpoint folder for Trainer to load, or None to start at step 0.
 
-    A collective. If another number of DeepSpeed processes wrote the checkpoint, the result is a copy in DeepSpeed's
-    universal form, and load_universal is set in DeepSpeed's configuration. The copy is in `staging`, which the next
-    save empties.
+    A collective. If a different number of DeepSpeed processes wrote the checkpoint, the result is a copy in the
+    universal form of DeepSpeed, and load_universal is set in DeepSpeed's configuration. The copy is in `staging`. The
+    next save empties that folder.
 
     Args:
-        start: the result of choose_start.
+        start: names the checkpoint to resume from, if any (see choose_start).
         staging: the folder for the copy.
         accelerator: the accelerator of the Trainer.
     """
@@ -219,14 +220,14 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
 def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     """Convert a DeepSpeed checkpoint to universal form, with one file per weight.
 
-    DeepSpeed's converter runs in a process without a GPU. The other files of the checkpoint are linked.
+    DeepSpeed's converter runs in a process without a GPU. The copy also links to files of the checkpoint.
 
     Args:
         checkpoint: the checkpoint to convert.
         copy: the folder to create.
         step: the step of the checkpoint.
 
-    Raises UserError if the disk has no space for the copy.
+    Raises UserError if the disk has too little space for the copy.
     """
     needed, free = 1.2 * checkpoints.size(checkpoint), shutil.disk_usage(checkpoint).free
     if free < needed:
@@ -276,13 +277,14 @@ def require_same_run(
 ) -> None:
     """Raise UserError with the differences if two run identities differ.
 
-    Extensions are not compared, because --extend_to and the checkpoint determine them.
+    The identity of a run contains the settings that must not change on a resume. The extensions of the run (by
+    --extend_to) are not compared, because --extend_to and the checkpoint determine them.
 
     Args:
         saved: the identity in the checkpoint or in environment.json.
         asked: the identity of the requested run.
         where: the path to name in the message.
-        allow_change: log a warning instead if all differences are in CHANGEABLE.
+        allow_change: log a warning instead of raising UserError if all differing settings are in CHANGEABLE.
     """
     asked = json.loads(json.dumps(asked))
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]

@@ -1,4 +1,4 @@
-"""Sample text during training. Print it and write it to samples.jsonl and wandb."""
+"""Sample text during training, print it, and log it to samples.jsonl and wandb."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +22,9 @@ class TextSampler(TrainerCallback):
     it. Sampling does not change the random state of the training.
 
     Args:
-        run: the record of the run, whose samples.jsonl gets the text.
+        run: reads and writes the run directory. Each text is appended to samples.jsonl there.
         tokenizer: the tokenizer of the prepared folder.
-        due: returns whether to sample after the validation at a step.
+        due: returns whether a text is sampled after the validation at the given step.
         report: sends the text of a sample to the tracking services.
     """
 
@@ -67,7 +67,7 @@ class TextSampler(TrainerCallback):
 class _RequireFinite(LogitsProcessor):
     """Raises FloatingPointError if the logits are not finite.
 
-    Otherwise the sampler would fail a device assertion on a GPU, after which CUDA cannot be used.
+    Without this check, sampling would fail a device assertion on a GPU. The process could not use CUDA after that.
     """
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -37,8 +37,10 @@ class CheckpointSaver:
         run: the run directory.
         accelerator: the accelerator of the Trainer.
         args: the training arguments, which determine the checkpoints to keep.
-        expected: estimated bytes of the first checkpoint. Later saves use the size of the newest checkpoint.
-        alive: called after each part of a save, so that a long save does not look like a hang.
+        expected: estimated size of the first checkpoint in bytes. A later checkpoint is expected to be as large as the
+            newest complete checkpoint.
+        alive: called after the files are written and after the checkpoint is renamed, so that a long save is not
+            mistaken for a hang.
     """
 
     def __init__(
@@ -64,8 +66,8 @@ class CheckpointSaver:
         Args:
             step: the current optimizer step.
             write: writes the files of the checkpoint into `staging`/checkpoint-`step`.
-            facts: returns further entries of the manifest. Called on all ranks.
-            stops: the reason if the run stops before its last step, otherwise None.
+            facts: returns the entries of the manifest other than the list of files. Called on all ranks.
+            stops: the reason if the run stops after this save and before its last step, otherwise None.
 
         Raises RunFailed if the disk becomes full while writing. Also raises RunFailed if the disk has too little space
         for the third save in a row, or for the save with which the run stops.
@@ -122,9 +124,9 @@ class CheckpointSaver:
         return False
 
     def _free_space(self) -> float:
-        """Delete old checkpoints if there is too little space for the next one.
+        """Delete old checkpoints if the disk has too little space for the next one.
 
-        Returns the megabytes that are still missing, or 0 or less if there is enough space.
+        Returns the megabytes that are still missing. If there is enough space, the result is 0 or negative.
         """
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
@@ -138,14 +140,14 @@ class CheckpointSaver:
 
 @contextlib.contextmanager
 def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
-    """Raise RunFailed with a short message if the disk becomes full.
+    """Raise RunFailed with a short message if the `with` block fills the disk.
 
-    The staging folder is deleted first. Other exceptions from the `with` block are not changed.
+    Before RunFailed is raised, the staging folder is deleted. Other exceptions from the `with` block are not changed.
 
     Args:
-        run: the run directory.
-        name: the name of the folder being saved.
-        staging: the staging folder.
+        run: the run directory, for the message.
+        name: the name of the checkpoint or of the final model, for the message.
+        staging: the folder into which the `with` block writes.
     """
     try:
         yield

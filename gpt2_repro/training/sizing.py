@@ -1,6 +1,6 @@
-"""Derive the sizes of model, batch and run that are 0 in a recipe.
+"""Derive the sizes of the model, the batch and the run that are 0 in a recipe.
 
-An example of such a recipe is recipes/own_text.yaml. The sizes depend on the length of the text and on the machine.
+For example, recipes/own_text.yaml sets them to 0. The sizes depend on the length of the text and on the machine.
 """
 
 import dataclasses
@@ -35,19 +35,20 @@ FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 def follow_data(
     recipe: TrainingRecipe, data: PreparedData | None = None, *, on_gpu: bool | None = None
 ) -> TrainingRecipe:
-    """Return the recipe with a value for each size that is 0 in it.
+    """Return a copy of the recipe in which each size that was 0 has a value.
 
-    Its section `data:` is replaced with that of the prepared folder. A size that is 0 is read from recipe.yaml in the
-    run directory if the run has started. Otherwise it is derived and logged. `epochs` is converted to `total_tokens`.
+    The section `data:` is replaced with the settings of the prepared folder. If the run has started, a size that is 0
+    is read from recipe.yaml in the run directory. Otherwise the size is derived and logged. `epochs` is converted to
+    `total_tokens`.
 
     Args:
-        recipe: the recipe, whose sizes may be 0.
-        data: the prepared folder. None opens the folder of the recipe. If that folder is missing or does not fit, a
-            recipe without zeros is returned unchanged.
+        recipe: the recipe, in which sizes may be 0.
+        data: the prepared folder. None: open the folder that the recipe names. If that folder is missing or does not
+            fit, a recipe without zeros is returned unchanged.
         on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
 
-    Raises UserError if a size must be derived and no prepared folder fits, and if both epochs and total_tokens or
-    max_steps are passed.
+    Raises UserError if a size must be derived and no prepared folder fits, or if epochs is passed together with
+    total_tokens or max_steps.
     """
     training, typed = recipe.training, recipe.typed
     if "epochs" in typed and (other := typed & {"total_tokens", "max_steps"}):

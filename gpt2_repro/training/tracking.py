@@ -55,7 +55,7 @@ def prepare_wandb(report_to: list[str], run: Path) -> None:
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "20")
     if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _key_in_netrc()):
         os.environ["WANDB_MODE"] = "offline"
-        logger.info("wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload it later.", run)
+        logger.info("wandb has no API key and records offline in %s/wandb. Run `wandb sync` to upload the run.", run)
 
 
 def _key_in_netrc() -> bool:
@@ -79,8 +79,8 @@ class Guarded(TrainerCallback):
         """Call `call` and log a warning if it raises an exception.
 
         Args:
-            what: the name of the call for the log.
-            call: a call of the callback.
+            what: the name of the callback's method, for the log message.
+            call: a function without arguments that calls this method.
         """
         if self.failures >= FAILURES_ALLOWED:
             return
@@ -106,9 +106,9 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
 class WandbPage(TrainerCallback):
-    """Shows text samples and an axis of trained tokens in wandb.
+    """Shows text samples in wandb, and plots all curves over the trained tokens.
 
-    The horizontal axis of all curves is the number of target tokens. transformers (5.23) uses the step.
+    The horizontal axis of all curves is the number of target tokens. In transformers (5.23) it is the step.
     """
 
     def __init__(self, wandb: Any) -> None:
@@ -131,7 +131,10 @@ class WandbPage(TrainerCallback):
 
 
 def guard_reporting(trainer: Trainer) -> None:
-    """Wrap Trainer's reporting callbacks in Guarded, and add a WandbPage for wandb."""
+    """Wrap Trainer's reporting callbacks in Guarded, and add a WandbPage for wandb.
+
+    Guarded catches the exceptions of a callback. WandbPage shows text samples in wandb.
+    """
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":

@@ -2,7 +2,7 @@
 
 It differs from transformers' Trainer (5.23) in these places:
 
-- Schedule: the first step has a learning rate above 0, as in llm.c (optimization.py). In HF's warm-up it is 0.
+- Schedule: the first step has a learning rate above 0, as in llm.c (optimization.py). Trainer's warm-up begins at 0.
 - Targets per step: known without counting if all rows are full. Trainer counts them in each step and gathers the
   counts of all processes.
 - Order of rows: depends on the seed only, and every step is complete. RandomSampler leaves a short last step in each
@@ -57,9 +57,9 @@ class PretrainingTrainer(Trainer):
 
     Args:
         inputs: rows, tokenizer and HellaSwag.
-        run: the record of the run, which receives metrics and checkpoints.
-        environment: the content of environment.json, including the batch plan and the identity of the run. The facts
-            about the engine are added when the engine is built.
+        run: reads and writes the run directory, to which metrics and checkpoints are written.
+        environment: the content of environment.json, including the batch plan and the settings that must not change on
+            a resume. The properties of the engine are added when the engine is built.
         kwargs: further arguments of Trainer.
     """
 
@@ -112,7 +112,7 @@ class PretrainingTrainer(Trainer):
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:
-        """Add facts about the engine, by name, to environment.json."""
+        """Add `facts`, which are names and values about the engine, to environment.json."""
         self.environment = dataclasses.replace(self.environment, engine={**self.environment.engine, **facts})
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)
@@ -163,7 +163,7 @@ class PretrainingTrainer(Trainer):
         """Return the loss of one micro-batch, scaled for the step.
 
         The value is world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks). Its mean
-        over ranks, summed over micro-batches, is the mean loss per target. Trainer multiplies by the world size.
+        over ranks, summed over micro-batches, is the mean loss per target. Trainer applies the factor "world size".
         """
         loss = super().compute_loss(*args, **kwargs)
         self.guard.see_loss(loss)
@@ -182,9 +182,9 @@ class PretrainingTrainer(Trainer):
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
-        """Return this rank's micro-batches of one step, and the targets of the step.
+        """Return this rank's micro-batches of one step, and the number of targets.
 
-        The targets are counted over all ranks.
+        The number is the sum of the targets of the step over all ranks.
         """
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # without the count of targets, which may wait for the device
@@ -198,7 +198,7 @@ class PretrainingTrainer(Trainer):
         return batches, targets
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens, speed, MFU and cost to the logged values, write and report them."""
+        """Add tokens, speed, MFU and cost to `logs`, then write and report `logs`."""
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
@@ -265,7 +265,7 @@ class PretrainingTrainer(Trainer):
         }
 
     def record(self, state: str, **values: Any) -> None:
-        """Write the state, step, losses and further values to run_status.json, on rank 0."""
+        """Write `state`, step, losses and `values` to run_status.json. Rank 0 only."""
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}

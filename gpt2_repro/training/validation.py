@@ -1,4 +1,4 @@
-"""Exact validation: ranks split the rows, and sum losses and token counts."""
+"""Compute exact validation losses over rows that are split between the ranks."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ class Validation:
     HellaSwag is scored at the interval --hellaswag_steps, not in every validation.
 
     Args:
-        inputs: the validation rows and HellaSwag.
+        inputs: contains the rows of the validation sets and the HellaSwag items.
         args: the training arguments.
         plan: the batch plan of the run.
         when: decides when HellaSwag is due, and interrupts a validation after a signal.
@@ -128,7 +128,7 @@ def validation_batches(
 
     Args:
         rows: a map-style dataset. Indexing it with a list of numbers returns `{"input_ids": [ids, …]}`.
-        process: the rank of this process. It gets the rows whose number is `process` modulo `processes`.
+        process: the rank of this process. It gets the rows whose number modulo `processes` equals `process`.
         processes: the number of processes.
         size: rows per batch.
         fixed_length: pad every batch to `size` rows with this many positions, so that a compiled model sees one shape.

@@ -26,9 +26,9 @@ NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
 class StopSignals:
     """Signal handlers that record the first signal instead of ending the process.
 
-    A second signal is ignored, because one stop can cause two: the launcher forwards its signal, and the terminal or a
-    `kill` of the process group sends another one. A Ctrl-C more than a second after the first signal ends the process
-    at once.
+    A second signal is ignored, because one request to stop can send two signals: the launcher forwards its signal, and
+    the terminal or a `kill` of the process group sends another signal. A Ctrl-C more than a second after the first
+    signal ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StopSignals:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Install the handlers. Call it in the main thread only.
+        """Install the signal handlers. Call this method in the main thread only.
 
         Signals that are ignored, such as SIGHUP under nohup, stay ignored.
         """
@@ -58,7 +58,7 @@ class StepControl(DefaultFlowCallback):
     """Decides after each step whether to log, save, validate or stop.
 
     All ranks make the same decision. transformers' DefaultFlowCallback decides by the step intervals in the arguments.
-    This class adds save_minutes, stop_at_step, budgets and signals.
+    This class also applies save_minutes, stop_at_step, the budgets max_hours and max_usd, and signals.
 
     Args:
         args: the training arguments.
@@ -94,10 +94,10 @@ class StepControl(DefaultFlowCallback):
             control.should_evaluate = args.eval_strategy != "no"
 
     def stop(self, wish: int, control: Any) -> None:
-        """Stop the run with a checkpoint.
+        """Save a checkpoint and stop the run.
 
         Args:
-            wish: the request that the ranks have agreed on, such as MAX_HOURS or SIGNAL plus a number.
+            wish: the reason to stop, equal on all ranks: MAX_HOURS, MAX_USD, or SIGNAL plus the number of a signal.
             control: the control object of Trainer.
         """
         budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
@@ -107,13 +107,13 @@ class StepControl(DefaultFlowCallback):
         logger.info("Saving a checkpoint and stopping. Reason: %s", self.reason)
 
     def is_over(self, step: int) -> bool:
-        """Return whether `step` is the last step of this attempt."""
+        """Return whether this process stops training after `step`."""
         return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """Return the signal that any rank has received, as a request to pass to `stop`.
+        """Return the signal that a rank has received, as a number for `stop`.
 
-        A collective. Without a signal, the result is NOTHING.
+        A collective. The result is SIGNAL plus the highest number of a received signal, or NOTHING without a signal.
         """
         return ranks.largest(self._signal())
 
@@ -128,8 +128,8 @@ class StepControl(DefaultFlowCallback):
     def _due(self, step: int, every: int) -> bool:
         """Return whether HellaSwag or a text sample is due at the validation at `step`.
 
-        With an interval of `every` steps it is due before the first step, after the last step, and at the first
-        validation at or after each multiple of `every`. 0: never.
+        HellaSwag or the sample is due before the first step, after the last step, and at the first validation at or
+        after each multiple of `every` steps. If `every` is 0, it is never due.
         """
         if not every:
             return False
@@ -154,7 +154,7 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
     """Return whether a run that starts at `step` validates before it trains.
 
     A new run validates if eval_on_start is true. A resumed run validates if a validation was due at the step of its
-    checkpoint, but its result is not in the checkpoint.
+    checkpoint, but the checkpoint does not contain the result of this validation.
 
     Args:
         args: the training arguments.
@@ -176,19 +176,19 @@ class Watchdog(TrainerCallback):
     can block.
 
     Args:
-        seconds: the limit, which must be longer than compiling and saving take. 0: never.
+        seconds: the longest time without progress. It must be longer than compiling or saving takes. 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def arm(self, *args: Any, **kwargs: Any) -> None:
-        """Restart the timer."""
+        """Restart the timer, because the process has made progress."""
         if self.seconds:
             faulthandler.dump_traceback_later(self.seconds, exit=True)
 
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_evaluate = on_save = arm
 
     def disarm(self) -> None:
-        """Stop the timer."""
+        """Stop the timer that would end this process."""
         faulthandler.cancel_dump_traceback_later()

@@ -32,7 +32,7 @@ def plan_run(
         num_processes: the world size.
         epoch_targets: number of targets in all training rows, or None if the data is not prepared.
 
-    Raises UserError if the tokens per step cannot be divided into micro-batches or into batches by length, and if the
+    Raises UserError if the tokens per step cannot be divided into micro-batches or into batches by length, or if the
     sampling strategy does not fit the packing or torch_compile.
     """
     check_strategy(training, data)
@@ -107,5 +107,8 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
 
 def _times(steps: int, every: int) -> int:
-    """Return how often an event happens at step 0, every `every` steps and at the end."""
+    """Return how often an event happens in a run of `steps` optimizer steps.
+
+    The event happens at step 0, every `every` steps, and after the last step. If `every` is 0, it never happens.
+    """
     return 1 + -(-steps // every) if every else 0

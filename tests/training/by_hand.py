@@ -1,4 +1,4 @@
-"""Compute reference losses with stock transformers, row by row, summed in fp64."""
+"""Compute reference losses with transformers alone, row by row, summed in fp64."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_
 
 
 def rows_of(folder: Path, split: str) -> list[Tensor]:
-    """Return the rows of a split of a prepared folder, which may differ in length."""
+    """Return the rows of a split of a prepared folder. Rows may differ in length."""
     return [torch.tensor(row) for row in load_from_disk(str(folder / split))["input_ids"][:]]
 
 
@@ -31,6 +31,9 @@ def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300, begin: int =
     """Return the summed negative log-likelihood of a row, without vocabulary padding.
 
     Args:
+        model: a model, whose vocabulary may be padded.
+        row: the token ids of the row.
+        vocabulary: the size of the vocabulary without padding.
         begin: the position id of the first token of the row.
     """
     positions = torch.arange(begin, begin + len(row) - 1)[None]

@@ -48,7 +48,7 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the tiny recipe with packing wrap.
+    """Return the tiny recipe with the option `packing: wrap`.
 
     Each row contains text of one document and has 8 to 32 targets.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints are written, verified, deleted by step, and found by name."""
+"""Checkpoints are written, verified, found by name, and deleted in order of step."""
 
 import json
 import math

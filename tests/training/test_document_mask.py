@@ -17,7 +17,7 @@ from tests.training.by_hand import nll, rows_of, targets_of
 def naive_loss(run: Path, data: Path) -> float:
     """Return the mean validation loss of `final/`.
 
-    Each document gets a separate forward pass, with the position ids that it has in its row.
+    Each document gets a separate forward pass, with the position ids that its tokens have in the row.
     """
     model = AutoModelForCausalLM.from_pretrained(run / "final").eval()
     separator = AutoTokenizer.from_pretrained(data / "tokenizer").eos_token_id

@@ -48,7 +48,7 @@ def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.
 def steps(recipe: Path) -> list[list[torch.Tensor]]:
     """Return the rows that each step of two epochs must contain.
 
-    They are computed by a simple reference.
+    The rows are computed by a simple reference implementation.
     """
     rows, found = rows_of(recipe.with_name("data"), "train"), []
     for epoch in (0, 1):

@@ -1,4 +1,4 @@
-"""Progress lines, loss verdicts and the compilation report are correct."""
+"""Progress lines, comparisons of losses and the compilation report are correct."""
 
 import json
 import shutil

@@ -139,9 +139,9 @@ def test_interrupted_validation_is_repeated() -> None:
 
 
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind of progress, such as a step or a save, restarts the timer.
+    """Every kind of progress, such as a step or a save, restarts the watchdog's timer.
 
-    A process that hangs is tested in tests/faults/test_hangs.py.
+    The test that a hanging process is ended is in tests/faults/test_hangs.py.
     """
     calls: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
