@@ -28,7 +28,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt", default="", help="Text to continue. (default: start a new document)")
     parser.add_argument("--max_new_tokens", type=int, default=100, help="Tokens to generate. (default: %(default)s)")
     parser.add_argument("--num_samples", type=int, default=1, help="Number of samples. (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy decoding. (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 for greedy decoding. (default: %(default)s)")
     parser.add_argument("--top_k", type=int, default=50, help="Sample from the top k tokens. (default: %(default)s)")
     top_p = "Sample from the most likely tokens with this total probability. (default: %(default)s)"
     parser.add_argument("--top_p", type=float, default=1.0, help=top_p)
