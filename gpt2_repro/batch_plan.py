@@ -1,4 +1,4 @@
-"""Compute micro-batches, gradient accumulation and steps. Does not import torch."""
+"""Divide optimizer steps into micro-batches for all processes, without torch."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,10 @@ class TokenCount(int):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """How each optimizer step is divided into processes and micro-batches."""
+    """The number of optimizer steps, and the division of each step.
+
+    In a step, each process does `gradient_accumulation_steps` forward passes on `micro_batch_size` rows each.
+    """
 
     tokens_per_step: int
     sequence_length: int
@@ -41,12 +44,15 @@ class BatchPlan:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows per optimizer step; with `by_length`, the smallest possible number."""
+        """Number of rows per optimizer step.
+
+        With `by_length`, rows have different lengths, and this is the smallest possible number.
+        """
         return self.tokens_per_step // self.sequence_length
 
     @property
     def total_tokens(self) -> int:
-        """Target tokens of the complete run."""
+        """Number of target tokens in the complete run."""
         return self.max_steps * self.tokens_per_step
 
     @property
@@ -63,10 +69,10 @@ class BatchPlan:
 def plan_batches(
     tokens_per_step: int, sequence_length: int, *, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Return the batch plan with the derived gradient accumulation.
+    """Return the batch plan, and compute its gradient accumulation from the arguments.
 
-    Raises UserError if `tokens_per_step` is not a multiple of the tokens that all processes take in one forward pass.
-    The message contains the nearest valid choices.
+    Raises UserError if `tokens_per_step` is not a multiple of the tokens in one forward pass on all processes, which
+    are micro_batch_size * sequence_length * num_processes. The message contains the nearest valid values.
     """
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
@@ -88,6 +94,11 @@ def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest:
     A batch is the input of one forward pass. Rows are sorted by length, longest first, and fill each batch up to
     C = rows * longest positions.
 
+    Args:
+        tokens_per_step: targets per optimizer step.
+        rows: number of rows of the maximum length that fit into a batch.
+        longest, shortest: the largest and smallest number of targets in a row.
+
     Proof: A step has S <= tokens_per_step + longest - 1 targets. Batch j starts with a row of L_j targets and takes
     n_j = floor(C / L_j) rows. As C / L_j >= rows, rounding down keeps more than rows / (rows + 1) of C. So
     n_j * L_j > F = C * rows / (rows + 1). Each row of batch j is at least as long as the first row of batch j + 1, so
@@ -106,7 +117,7 @@ def plan_by_length(
 
     Each row has `shortest` to `longest` targets.
 
-    Raises UserError if a step could have fewer rows than forward passes. The message contains valid choices.
+    Raises UserError if a step could have fewer rows than forward passes. The message contains valid values.
     """
 
     def accumulation(tokens: int, rows: int) -> int:
@@ -141,8 +152,8 @@ def extend_plan(
         extensions: the extensions stored in the checkpoint that the run resumes from.
         step: the step of that checkpoint, or 0 without a checkpoint.
 
-    Raises UserError if there is no checkpoint to extend, if `extend_to` has fewer tokens than the run already plans,
-    or if a run that was extended is resumed without `extend_to`.
+    Raises UserError if there is no checkpoint to extend, if `extend_to` is less than the number of tokens that the
+    run already plans, or if a run that was extended is resumed without `extend_to`.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:
@@ -153,6 +164,6 @@ def extend_plan(
         raise UserError("--extend_to needs a run with a checkpoint. Pass --total_tokens for a new run.")
     steps = extend_to // plan.tokens_per_step
     if steps < end:
-        raise UserError(f"--extend_to {extend_to} is too small: the run has {end * plan.tokens_per_step} tokens.")
+        raise UserError(f"--extend_to {extend_to} is less than the {end * plan.tokens_per_step} tokens of the run.")
     further = [[step, steps]] if steps > end else []
     return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

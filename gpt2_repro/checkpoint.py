@@ -26,9 +26,10 @@ class Checkpoint:
     Args:
         name: the name in tables, such as `final (runs/demo)`. For weights outside a run, the folder or Hub id.
         source: the folder or Hub id that `from_pretrained` takes for the model and the tokenizer.
-        form: "training" (checkpoint-N) or "final" in a run directory, otherwise "folder" or "hub".
+        form: "training" for a checkpoint-N and "final" for a final/ in a run directory. Otherwise "folder" or "hub".
         run: the run directory that contains the checkpoint, or None.
-        record: the training record, or None if the folder has no intact manifest written by train.py.
+        record: the training that led to the weights, as stored in the folder's manifest.json. None if train.py did not
+            write this file, or if it is damaged.
     """
 
     name: str
@@ -39,14 +40,17 @@ class Checkpoint:
 
     @property
     def tokens_trained(self) -> int | None:
-        """Targets trained up to this checkpoint; None if unknown."""
+        """Number of target tokens trained on before this checkpoint; None if unknown."""
         return self.record.tokens if self.record else None
 
     def window(self, num_positions: int) -> int:
         """Return the context length in tokens that the model was trained with.
 
-        This is the sequence length of the training run. It is at most `num_positions`, the number of positions of the
-        model, which is also the result for a model without a run.
+        The result is the sequence length of the training run, but at most `num_positions`. For a model without a run
+        directory, the result is `num_positions`.
+
+        Args:
+            num_positions: maximum number of positions of the model.
         """
         length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length") if self.run else None
         return min(num_positions, int(length or num_positions))
@@ -55,8 +59,8 @@ class Checkpoint:
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     """Return the checkpoint for a folder, a run directory or a Hub id.
 
-    For a run directory, the result is its `final/`. If `final/` is missing and `unfinished` is set, the result is the
-    newest complete checkpoint of the run, and its name is logged.
+    For a run directory, the result is the checkpoint in `final/`. If `final/` is missing and `unfinished` is set, the
+    newest complete checkpoint of the run is returned, and the name of this checkpoint is logged.
 
     Raises UserError for a folder without a model and for a path that does not exist.
     """
@@ -80,7 +84,9 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return each checkpoint-N of a run in order of its step, followed by `final/`.
+    """Return all checkpoints of a run: each checkpoint-N by step, then `final/`.
+
+    `name` is the path of the run directory. A checkpoint-N without a manifest is omitted.
 
     Raises UserError if the run has no checkpoint.
     """

@@ -38,9 +38,10 @@ DIAGNOSIS_TABLES = {
 
 
 class Cell(NamedTuple):
-    """A table cell: its text and its kind.
+    """A table cell: its text, and its kind, which determines the formatting.
 
-    The kind is "number", "better", "worse", "even" (for all other verdicts), or "" for plain text.
+    The kind of a score is "number". The kind of a difference is its verdict if this is "better" or "worse", and "even"
+    for all other verdicts. The kind of plain text is "".
     """
 
     text: str
@@ -54,7 +55,10 @@ class Table(NamedTuple):
     rows: list[list[Cell]]
 
     def markdown(self) -> str:
-        """Return the table as Markdown, right-aligned from the first numeric column on."""
+        """Return the table as Markdown.
+
+        The first column with numbers and all columns to the right of it are right-aligned.
+        """
         first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
         rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
         texts = [[cell.text for cell in row] for row in self.rows]
@@ -63,7 +67,10 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The value of a metric for one model, and its standard error over the documents."""
+    """The value of a metric for one model, and the standard error of this value.
+
+    The standard error is computed over the documents of the task.
+    """
 
     value: float | None
     stderr: float | None = None
@@ -82,7 +89,10 @@ class Difference:
 
     @property
     def kind(self) -> str:
-        """The kind of the table cell that shows this difference."""
+        """The kind of the table cell that shows this difference.
+
+        It is the verdict if this is "better" or "worse", "even" for other verdicts, and "" without a verdict.
+        """
         return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
 
@@ -112,9 +122,10 @@ class TaskDetails:
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one task: values and differences by model name.
+    """One metric of one task: each model's value and its difference from the baseline.
 
-    `higher_is_better` is None if lm-eval does not define it, which is the case for some groups of tasks.
+    The keys of `values` and `difference` are model names. `higher_is_better` is None if lm-eval does not define it for
+    the task. This is the case for some groups of tasks.
     """
 
     task: str
@@ -129,19 +140,26 @@ class ComparisonRow:
         return self.metric + ARROWS[self.higher_is_better]
 
     def score(self, model: str) -> str:
-        """Return a model's value ± its standard error, or "-" without a value."""
+        """Return a model's value as text, such as `0.2945 ± 0.0046`.
+
+        The number after ± is the standard error, which is omitted if unknown. The text is "-" if the model has no
+        value for this metric.
+        """
         score = self.values.get(model, Score(None))
         return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
 
     def change(self, model: str) -> Cell:
-        """Return a model's difference from the baseline and the verdict, as a table cell."""
+        """Return a table cell with a model's difference from the baseline and the verdict."""
         if (difference := self.difference.get(model)) is None:
             return Cell("-")
         shown = self._with_stderr(difference.value, difference.stderr, sign="+")
         return Cell(f"{shown} {difference.verdict or ''}".rstrip(), difference.kind)
 
     def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
-        """Format a number. The largest value of the row determines the number of decimals."""
+        """Return `value` as text, followed by ± and `stderr` unless `stderr` is None.
+
+        The largest value in this row of the table determines the number of decimals.
+        """
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
         decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
         error = "" if stderr is None else f" ± {stderr:,.{decimals}f}"
@@ -155,8 +173,9 @@ class Comparison:
     The settings are the same for all models.
 
     Args:
-        tasks: the tasks of the rows, including subtasks and groups.
-        limit: the number of documents per task in a smoke test, which has no verdicts. None if all were scored.
+        tasks: names of the tasks in the rows, including subtasks and groups of tasks.
+        limit: the number of documents per task in a smoke test, which has no verdicts. None if all documents were
+            scored.
         baseline: the name of the baseline model, or None.
     """
 
@@ -191,8 +210,8 @@ class Comparison:
     def table(self, names: Mapping[str, str] | None = None) -> Table:
         """Return the scores and differences as a table.
 
-        The terminal, the Markdown file, the report and the model card show it. With more than MOST_COLUMNS models, the
-        table has one row per model.
+        The terminal, the Markdown file, the report and the model card show this table. A table of more than
+        MOST_COLUMNS models has one row per model.
 
         Args:
             names: the column heading of each model to show, by model name. None shows all models under their names.
@@ -224,7 +243,7 @@ class Comparison:
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
-    """Return the tables of a diagnosis.json, by title."""
+    """Return the tables for the content of a diagnosis.json, by title."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
     return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}

@@ -1,4 +1,4 @@
-"""Show where the loss of a run differs from a baseline, and name likely causes.
+"""Show where a run and a baseline have different losses, and name likely causes.
 
 python -m gpt2_repro.diagnose runs/gpt2_124m                                 compared with openai-community/gpt2
 python -m gpt2_repro.diagnose runs/a --baseline runs/b --local_data tasks/   compared with another run, offline
@@ -85,11 +85,11 @@ def main(argv: list[str]) -> None:
 def _parse(argv: list[str]) -> Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="Run directory (uses its final/), checkpoint-N/, final/ or Hub id.")
-    parser.add_argument("--baseline", help="Model with the same tokenizer. (default: the recipe's baseline)")
-    parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared folder. (default: the run's)")
+    parser.add_argument("--baseline", help="Baseline model with the same tokenizer. (default: the recipe's baseline)")
+    parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared data. (default: the run's data)")
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
     parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Tokens per text. (default: %(default)s)")
-    parser.add_argument("--max_length", type=int, default=1024, help="Tokens of context. (default: %(default)s)")
+    parser.add_argument("--max_length", type=int, default=1024, help="Context in tokens. (default: %(default)s)")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Results. (default: RUN/evaluation/diagnosis)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
     options = parser.parse(argv)
@@ -118,17 +118,17 @@ def _baseline(passed: str | None, run: Path | None) -> str:
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
-    """Return the texts to score, and how often each token id occurs [vocabulary].
+    """Return the texts to score, and the number of occurrences of each token id.
 
-    The token ids are counted in the training rows of the prepared folder. Without a prepared folder, the counts are
-    None.
+    The token ids are counted in the training rows of the prepared folder `folder`. The counts have the shape
+    [vocabulary]. Without a prepared folder, the counts are None.
     """
     domains: list[Domain] = []
     counts = None
     if folder:
         domains, counts = _read_prepared(folder, tokenizer, options.tokens)
     else:
-        logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score its validation text.")
+        logger.warning("No prepared folder found. Pass --dataset_dir DIR to also score validation text.")
     local = find_local_files(options.local_data, TASKS) if options.local_data else {}
     for task in TASKS:
         try:
@@ -136,9 +136,9 @@ def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tupl
         except UserError as error:
             if task in local:
                 raise
-            logger.warning("A text was skipped: %s (Pass --local_data DIR to read it from a file.)", error)
+            logger.warning("A text was skipped: %s (Pass --local_data DIR to read the text from a file.)", error)
     if not any(len(ids) > 1 for domain in domains for ids in domain.documents):
-        raise UserError("No text to score. Pass --dataset_dir with a prepared folder, or --local_data.")
+        raise UserError("No text to score. Pass --dataset_dir PREPARED_FOLDER or --local_data FOLDER.")
     return domains, counts
 
 
@@ -164,7 +164,7 @@ def _spread(rows: Any, tokens: int) -> list[texts.Ids]:
 
 
 def diagnosis_markdown(diagnosis: Mapping[str, Any]) -> str:
-    """Return the text of diagnosis.md: the conclusion, the tables and notes."""
+    """Return the text of diagnosis.md: conclusion, tables and measurement conditions."""
     name, baseline = (model["name"] for model in diagnosis["models"])
     parts = [f"# {name} compared with {baseline}", diagnosis["conclusion"]]
     for title, table in diagnosis_tables(diagnosis).items():

@@ -42,14 +42,17 @@ class Deviation:
     group: Group
 
     def as_text(self) -> dict[str, str]:
-        """Return the field with its section, and both values as text."""
+        """Return the name of the field, its value in the run, and its value in the recipe.
+
+        All three are text. The name contains the section, such as `training.seed`.
+        """
         return {"field": f"{self.section}.{self.key}", "run": _shown(self.run), "recipe": _shown(self.recipe)}
 
 
 def diff_recipe(run: TrainingRecipe, other: str) -> None:
     """Print every difference between a run and the recipe `other`.
 
-    This needs no data, GPU or launcher.
+    The comparison needs no data, GPU or launcher.
 
     Raises UserError if `other` is not a recipe.
     """
@@ -64,7 +67,10 @@ def diff_recipe(run: TrainingRecipe, other: str) -> None:
 
 
 def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
-    """Return every field that differs, including defaults, in order of sections."""
+    """Return every field whose value differs between a run and a recipe.
+
+    Fields that keep their default in the run or in the recipe are compared, too. The result is ordered by section.
+    """
     found = []
     for section in run.sections:
         ours, theirs = _values(run, section), _values(recipe, section)
@@ -77,7 +83,7 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     """Return a run's deviations from the default recipe, for its environment.json.
 
     `deviations` lists the fields that change the training. `reference` names the published loss curve that the run
-    should follow. It is None if a difference changes the validation loss.
+    should follow. `reference` is None if a difference changes the validation loss.
     """
     found = deviations(run, load_recipe([str(DEFAULT_RECIPE)]))
     moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE

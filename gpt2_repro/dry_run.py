@@ -16,8 +16,8 @@ from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
 def dry_run(recipe: TrainingRecipe) -> None:
     """Print the resolved recipe, and the sizes and steps derived from it.
 
-    This needs no GPU and no launcher. It needs prepared data only if the name of the tokenizer does not give the
-    size of its vocabulary.
+    No GPU and no launcher are needed. Prepared data is needed only if the size of the vocabulary is not known from the
+    name of the tokenizer.
 
     Raises UserError if the sampling strategy does not fit the data.
     """

@@ -1,8 +1,8 @@
 """Export a checkpoint to another format, and read the export back to verify it.
 
-python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       a plain Hugging Face folder
-python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       the Hub (set HF_TOKEN)
-python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               for train_gpt2cu -e of llm.c
+python -m gpt2_repro.export runs/gpt2_124m/checkpoint-18000 exports/step-18000       create a Hugging Face folder
+python -m gpt2_repro.export runs/gpt2_124m --push_to_hub somebody/gpt2-fineweb       upload to the Hub (set HF_TOKEN)
+python -m gpt2_repro.export runs/gpt2_124m gpt2_124M.bin --format llmc               file for llm.c's train_gpt2cu -e
 """
 
 import argparse
@@ -67,11 +67,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.export", description=__doc__)
     parser.add_argument("checkpoint", help="Run directory, final/, checkpoint-N/ or Hub id.")
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="Folder (or llm.c file) to create.")
-    formats = "(default: llmc for a name that ends in .bin, otherwise hf)"
+    formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
     dtypes = ("float32", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, default="float32", help="Type of weights. (default: %(default)s)")
-    parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the folder to this Hub repository.")
+    parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
@@ -83,18 +83,19 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.push_to_hub is not None and (args.format != "hf" or args.push_to_hub.count("/") != 1):
         raise UserError("--push_to_hub needs a repository ORG/NAME and --format hf.")
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
-        raise UserError("Set HF_TOKEN to a token with write access to upload to the Hub.")
+        raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():
         raise UserError(f"{args.out} already exists. Delete it, or pass another OUT.")
     return args
 
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the run's evaluation results, and the name of this checkpoint in them.
+    """Return the run's evaluation results, and the checkpoint's name in these results.
 
-    Both are None if comparison.json is missing or damaged, or has no results of these weights.
+    The result is (None, None) if comparison.json is missing or damaged, or has no results for these weights.
 
     Args:
+        checkpoint: the checkpoint to export.
         revision: the fingerprint of the weights and the tokenizer.
     """
     try:
@@ -121,7 +122,7 @@ def require_same(written: Any, again: Any) -> None:
         expected, found = (model.float()(input_ids=ids).logits for model in (written, again))
         same = torch.equal(expected, found)
     if not same:
-        raise RunFailed("The exported model has other logits than the checkpoint. It was not saved. Please report it.")
+        raise RunFailed("The export was not saved: its logits differ from the checkpoint's. Please report this error.")
 
 
 def push(folder: Path, repository: str, *, private: bool) -> None:

@@ -39,7 +39,7 @@ def sync(path: Path) -> None:
 def expand(path: str) -> str:
     """Replace `~` and environment variables in a path.
 
-    The shell does not replace them inside quotes, and a recipe is not read by the shell.
+    This is needed for paths in quotes and in recipes, because the shell does not replace anything there.
     """
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
 
@@ -109,7 +109,8 @@ def sha256_of(path: Path) -> str:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a text file.
 
-    If the file does not end with a line break, because a full disk cut off its last line, a line break is added first.
+    If the file does not end with a line break, a line break is added before `line`. This happens after a full disk cut
+    off the last line.
     """
     with path.open("a+b") as file:
         if size := file.seek(0, os.SEEK_END):
@@ -119,10 +120,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def remove_folder(folder: Path, marker: str) -> None:
-    """Delete a folder. The file `marker` in the folder is deleted last.
+    """Delete a folder. The file named `marker` in the folder is deleted last.
 
-    If the process is killed before the end, the remaining folder still contains the marker, which identifies it as a
-    folder of this project.
+    The marker shows that this project created the folder. If the process is killed before all files are deleted, the
+    folder still contains the marker and can be deleted later.
     """
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
@@ -136,7 +137,7 @@ def remove_folder(folder: Path, marker: str) -> None:
 def readable(folder: Path) -> None:
     """Give the .safetensors files in a folder the default permissions of new files.
 
-    The safetensors library makes its files readable only by their owner.
+    This is needed because the safetensors library creates files that other users cannot read.
     """
     mask = os.umask(0)
     os.umask(mask)

@@ -9,7 +9,7 @@ def size(count: float) -> str:
 
 
 def tokens(count: float) -> str:
-    """Return a token count as text: `9.89B`, or all digits below 100 million."""
+    """Return a token count as text: `9.89B`, or `1,234,567` if below 100 million."""
     return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count:,.0f}"
 
 

@@ -49,7 +49,7 @@ class Accelerator:
 
 
 def peak_flops(name: str) -> float | None:
-    """Return the dense bf16 FLOP/s of a GPU by its name, or None if unknown.
+    """Return the dense bf16 FLOP/s of the GPU called `name`, or None if unknown.
 
     MIG slices and variants of the GPUs in the table, such as laptop GPUs, are unknown.
     """
@@ -97,7 +97,7 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
     driver = None if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else nvidia_driver()
     if driver is not None:
         cuda = torch.version.cuda
-        fix = "Update the driver, install torch for an older CUDA" if cuda else "Install torch with CUDA"
+        fix = "Update the driver, install torch for an older CUDA version" if cuda else "Install torch with CUDA"
         told = f"torch {torch.__version__} (CUDA {cuda}) cannot use the NVIDIA device with driver {driver}."
         raise UserError(f"{told} {fix}, or pass {cpu_option}.")
     if not accept_any_hardware:
@@ -117,6 +117,11 @@ def check_processes(num_processes: int) -> None:
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
     """Return whether to multiply in bf16, and the reason.
 
+    Args:
+        asked: whether the recipe sets bf16.
+        use_cpu: whether the run computes on the CPU.
+        accept_any_hardware: use fp32 on a GPU that cannot multiply in bf16.
+
     Raises UserError if the GPU cannot multiply in bf16, unless `accept_any_hardware` is set.
     """
     import torch
@@ -135,10 +140,14 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
 
 
 def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bool) -> bool:
-    """Return whether to use torch.compile. If not requested (None), use it on GPUs.
+    """Return whether to use torch.compile.
 
-    Raises UserError if torch.compile cannot work on this machine. If it was not requested and `accept_any_hardware` is
-    set, training runs without it instead.
+    Args:
+        asked: the value of torch_compile in the recipe. None uses torch.compile on GPUs, but not on the CPU.
+        use_cpu: whether the run computes on the CPU.
+        accept_any_hardware: if `asked` is None, train without torch.compile if it cannot work.
+
+    Raises UserError if torch.compile should be used but cannot work on this machine.
     """
     if asked is False or (asked is None and use_cpu):
         return False

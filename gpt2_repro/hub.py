@@ -1,6 +1,6 @@
 """Check whether the Hugging Face Hub is reachable.
 
-If the Hub is not reachable, its libraries would retry for minutes without this check.
+Without this check, the libraries of the Hub would retry for minutes if the Hub is not reachable.
 """
 
 import functools

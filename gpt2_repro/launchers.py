@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[1]
 
 
 class CheckpointForm(NamedTuple):
-    """A checkpoint format: a description, and the file name that identifies it.
+    """A checkpoint format: a description and a file name.
 
-    The file name has no extension. It is "" for checkpoints without DeepSpeed or FSDP2.
+    A file with this name exists only in checkpoints of this format. The name is given without extension. It is "" for
+    checkpoints without DeepSpeed or FSDP2.
     """
 
     words: str
@@ -35,12 +36,12 @@ class Launcher(NamedTuple):
 
     Args:
         name: the name of the file without .yaml.
-        form: the format of its checkpoints. A run can resume with every launcher of the same format.
-        deepspeed_json: the file in ds_configs/, or "" without DeepSpeed.
+        form: the format of the checkpoints. A run can be resumed with every launcher that has the same format.
+        deepspeed_json: the name of the DeepSpeed config in ds_configs/, or "" without DeepSpeed.
         torch_compile: whether the loss can be compiled. Sharded weights prevent this, because they are gathered and
             freed inside the loss.
         muon: whether the optimizer gets complete weight matrices, which Muon needs.
-        torchrun_on_cpu: whether torchrun starts the CPU processes. accelerate needs mpirun for them.
+        torchrun_on_cpu: whether torchrun starts the CPU processes, because accelerate launch would need mpirun.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Launcher(NamedTuple):
         return f"accelerate_configs/{self.name}.yaml"
 
     def command(self, num_processes: int, *, use_cpu: bool = False) -> list[str]:
-        """Return the command that starts processes on this machine, without the script."""
+        """Return the launcher's command line up to, but without, the training script."""
         if use_cpu and self.torchrun_on_cpu:
             return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
         config = ["--config_file", str(ROOT / self.config), "--num_processes", str(num_processes)]
@@ -79,7 +80,7 @@ LAUNCHERS = {
 
 
 def recommended_launcher(*, muon: bool = False) -> Launcher:
-    """Return the first launcher in the table, or the first one that supports Muon."""
+    """Return the first launcher, or with `muon` the first launcher that supports Muon."""
     return next(launcher for launcher in LAUNCHERS.values() if launcher.muon or not muon)
 
 

@@ -70,7 +70,10 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
 
 def _judge(about: str, rule: Callable[[], str]) -> Finding:
-    """Return the result of a rule of train.py, or its error, as a finding."""
+    """Return a finding with the text that `rule` returns, or with its UserError.
+
+    `about` is the name of the check.
+    """
     try:
         return Finding("✓", about, rule())
     except UserError as error:
@@ -78,7 +81,7 @@ def _judge(about: str, rule: Callable[[], str]) -> Finding:
 
 
 def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
-    """Check that the tokens of a step divide evenly over the GPUs."""
+    """Check that the tokens of a step can be divided evenly over `cards` GPUs."""
 
     def divides() -> str:
         plan = plan_run(recipe.training, recipe.data, num_processes=cards)
@@ -146,7 +149,7 @@ def estimate_memory(recipe: TrainingRecipe, work: Workload, cards: int) -> memor
 
 
 def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, cards: int) -> Finding:
-    """Check whether the micro-batch fits on a GPU. If not, suggest the largest one."""
+    """Check whether the micro-batch fits on a GPU. If not, suggest other options."""
     training, length = recipe.training, recipe.data.sequence_length
     estimate = estimate_memory(recipe, work, cards)
     asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
@@ -165,7 +168,8 @@ def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
     """Return the training speed of this CPU in tokens per second.
 
     The speed is the median of several forward and backward passes without optimizer steps. To save time, only the
-    first blocks of a large model are built, and its rows are shorter. The result is scaled by FLOPs.
+    first blocks of a large model are built, and its rows are shorter. The speed of the complete model is computed from
+    this measurement and the FLOPs per token.
     """
     import torch
     from transformers.utils import logging
@@ -203,7 +207,7 @@ def check_time(minutes: float, tokens_per_second: float) -> Finding:
 
 
 def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int) -> Finding:
-    """Train on the prepared data to find the largest micro-batch that fits."""
+    """Train on the prepared data to find the largest micro-batch that fits in memory."""
     data, training = recipe.data, recipe.training
     if not Path(data.dataset_dir, MANIFEST).is_file():
         return Finding("!", "memory", f"not tested, because the data in {data.dataset_dir} is not prepared yet")
@@ -244,7 +248,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
 def check_data(recipe: TrainingRecipe) -> Finding:
     """Check that the prepared folder fits the recipe.
 
-    A folder that is not prepared yet is only a warning.
+    If the folder is not prepared yet, the finding is only a warning.
     """
     folder = recipe.data.dataset_dir
     if not Path(folder, MANIFEST).is_file():

@@ -63,7 +63,7 @@ class Shard:
 class Manifest:
     """The content of manifest.json. docs/data.md describes every field.
 
-    Fields that were added later have a default, so that older folders can be read.
+    Fields that were added in later versions have a default, so that manifests of earlier versions can be read.
     """
 
     request: dict[str, Any]  # the recipe's section `data:` without dataset_dir

@@ -37,7 +37,7 @@ def model_card(
 
     Args:
         name: the title of the card. The code example in the card loads the model by this name.
-        record: the record of the training that produced the weights.
+        record: the training that led to the weights, as stored in the manifest of the checkpoint.
         comparison: the evaluation results. Results of a smoke test are omitted.
         column: the name of this model in `comparison`.
     """
@@ -137,7 +137,7 @@ def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column
 def _shorten_files(value: Any) -> Any:
     """Return a source's description with at most three file names per list.
 
-    This also applies to the sources of a mixture.
+    In a mixture, the list of each source is shortened.
     """
     if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
         names = [Path(file["path"]).name for file in files]

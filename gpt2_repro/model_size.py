@@ -1,4 +1,4 @@
-"""Compute parameters, FLOPs per token and checkpoint size without torch."""
+"""Compute parameter counts, FLOPs per token and checkpoint sizes without torch."""
 
 from typing import NamedTuple
 
@@ -67,6 +67,7 @@ def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
     """Return the size of a `checkpoint-N` in bytes.
 
     A checkpoint contains the fp32 master weights, the Adam moments m and v in fp32, and two copies of the model. The
-    training engine writes one copy. The other copy is in safetensors format.
+    training engine writes one copy. The other copy is in safetensors format. The copies are in bf16 if `bf16` is set,
+    and otherwise in fp32.
     """
     return parameters * (12 + 2 * (2 if bf16 else 4))

@@ -2,8 +2,8 @@
 
 A recipe is one YAML file with the sections data, model, training and evaluation. Each section is a dataclass next to
 the code that it configures. The keys of the file are converted to options and placed before the options of the command
-line. This way both get the same validation, and the command line overrides the file. The `refused` attribute of a
-dataclass maps each field that cannot be set to the reason.
+line. This way the file and the command line get the same validation, and the command line overrides the file. For the
+fields that users cannot set, the attribute `refused` of a dataclass gives the reasons.
 """
 
 import argparse
@@ -74,9 +74,10 @@ class Recipe(Generic[D, M, T, E]):
         return " ".join([self.path.stem, *typed])
 
     def to_yaml(self) -> str:
-        """Return the resolved recipe as YAML that the same commands can read.
+        """Return the resolved recipe as YAML text, which is a valid recipe.
 
-        It contains all fields that a section declares itself, and the inherited fields that differ from their default.
+        The text contains all fields that the dataclass of a section declares. Fields that this class inherits are only
+        included if their value differs from their default.
         """
         shown: dict[str, dict[str, Any]] = {}
         for name, section in self.sections.items():
@@ -103,12 +104,12 @@ class _Parser(OneLineErrors, HfArgumentParser):
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys. PyYAML would use the last one."""
+    """A YAML loader that refuses a repeated key. PyYAML would use the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         if repeated := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.YAMLError(f"the key {repeated!r} occurs twice. Remove one.")
+            raise yaml.YAMLError(f"the key {repeated!r} occurs twice. Remove one occurrence.")
         return super().construct_mapping(node, deep)
 
 
@@ -187,7 +188,7 @@ def parse_recipe(
         description: the text that --help shows, usually the docstring of the command.
         prog: the name of the command, if it is not the name of its file.
         options: further options of this command by name, with the keyword arguments of `add_argument`.
-        groups: the options that --help lists, by title. `--help all` lists all options.
+        groups: the names of the options that --help lists, by the title of the group. `--help all` lists all options.
 
     Raises UserError for a missing recipe, and for unknown or refused sections, keys, options and choices.
     """
@@ -252,7 +253,7 @@ def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type, se
         if key not in valid:
             for owner, other in sections.items():
                 if key in {field.name for field in dataclasses.fields(other)}:
-                    raise UserError(f"{path}: {key} is a key of the section {owner}, not of {section}. Move it.")
+                    raise UserError(f"{path}: {key} is a key of the section {owner}, not of {section}. Move the key.")
             raise UserError(f"{path}: {section} has no key {str(key)!r}. {did_you_mean(str(key), valid)}")
 
 
@@ -344,7 +345,7 @@ def _print_help(parser: _Parser, groups: Mapping[str, Sequence[str]] | None) -> 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """A help formatter that shows each option once, with its default.
 
-    The name is shown with underscores.
+    Option names are shown with underscores (--max_steps), not with hyphens.
     """
 
     def _format_action_invocation(self, action: argparse.Action) -> str:

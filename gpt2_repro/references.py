@@ -29,7 +29,7 @@ class Baseline:
     Args:
         hellaswag: HellaSwag accuracy.
         gpt3_hellaswag: HellaSwag accuracy of the GPT-3 model with the same size.
-        losses: validation losses in nats per token, by the text of the validation shard.
+        losses: losses in nats per token on llm.c's validation shard of each text, by text: "fineweb" or "fineweb-edu".
     """
 
     name: str
@@ -44,7 +44,10 @@ GPT2 = BASELINES[0]
 
 
 def baseline_of(parameters: float | None) -> Baseline:
-    """Return the GPT-2 of the nearest size, or the smallest if the size is unknown."""
+    """Return the GPT-2 model with the nearest number of parameters.
+
+    If `parameters` is None, the result is the smallest model.
+    """
     return min(BASELINES, key=lambda its: abs(its.parameters - (parameters or 0)))
 
 
@@ -54,7 +57,7 @@ def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: objec
     The result is None if no loss was published for this split.
 
     Args:
-        request: the request in the manifest of the folder.
+        request: the section `data` of the recipe that the folder was prepared with.
         tokens: the number of targets that each validation of the run scores.
     """
     shard = SHARDS.get(str(request.get("source")))
@@ -73,9 +76,10 @@ BELOW = "Usual causes: validation documents in the training rows, other validati
 
 
 def band(step: int) -> tuple[float, float] | None:
-    """Return the lowest and highest expected validation loss after `step`, in nats.
+    """Return the lowest and highest expected validation loss after `step`.
 
-    The range is based on three published runs of llm.c. The result is None before step 250 and after step 19,500.
+    The unit is nats per token. The range is based on three published runs of llm.c. The result is None before step 250
+    and after step 19,500.
     """
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None
@@ -87,7 +91,7 @@ def band(step: int) -> tuple[float, float] | None:
 
 
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
-    """Return whether a validation loss is inside, above or below the expected band.
+    """Return whether a validation loss is inside, above or below the expected range.
 
     NaN counts as above. The result is None if `band` has no range for this step.
     """

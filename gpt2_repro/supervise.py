@@ -44,20 +44,17 @@ def main(argv: list[str]) -> None:
     Raises UserError if there is no command, and RunFailed if the run failed or crashed too often.
     """
     parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
-    parser.add_argument(
-        "--attempts", type=positive_count, default=3, help="Maximum crashes without a new checkpoint. (default: 3)"
-    )
-    parser.add_argument(
-        "--wait", type=positive_number, default=10.0, help="First delay in seconds. Doubles each time. (default: 10)"
-    )
-    parser.add_argument(
-        "--grace", type=positive_number, default=60.0, help="Seconds until remaining workers are killed. (default: 60)"
-    )
+    attempts = "Give up after this number of crashes in a row without a newer checkpoint. (default: 3)"
+    parser.add_argument("--attempts", type=positive_count, default=3, help=attempts)
+    wait = "Seconds from a crash to the restart. Doubled after each crash without a newer checkpoint. (default: 10)"
+    parser.add_argument("--wait", type=positive_number, default=10.0, help=wait)
+    grace = "Seconds from the end of the command until its remaining workers are killed. (default: 60)"
+    parser.add_argument("--grace", type=positive_number, default=60.0, help=grace)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="The training command, after --")
     args = parser.parse(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UserError("No command given. Pass one: python -m gpt2_repro.supervise -- accelerate launch … train.py")
+        raise UserError("No command given. Example: python -m gpt2_repro.supervise -- accelerate launch … train.py")
     # The run writes notes for this process here. If this process is killed, this small folder remains.
     with tempfile.TemporaryDirectory(prefix="supervise-") as notes:
         Supervisor(command, Path(notes), args).run()
@@ -127,7 +124,7 @@ class Supervisor:
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
-        """Return whether the command has ended for good. Raises RunFailed if it failed."""
+        """Return whether the command needs no restart. Raises RunFailed if it failed."""
         state, reason = status.state, status.reason
         if state == "diverged":
             raise RunFailed(f"The run is not restarted: {reason}")
@@ -146,8 +143,8 @@ class Supervisor:
     def _forward(self, errors: BinaryIO) -> None:
         """Print the text that the command wrote to stderr since the last call.
 
-        After a mistake of the user, the text is dropped, because it is the traceback of the launcher. After a signal,
-        it is kept, and printed only if the run fails.
+        If the command ended because of a mistake of the user, the text is not printed, because it is the traceback of
+        the launcher. After a signal, the text is stored, and is printed only if the run fails.
         """
         text = errors.read().decode(errors="replace")
         if self.signalled:

@@ -1,6 +1,7 @@
-"""Send notes from a training command to the supervisor that restarts it.
+"""Send short texts from a training command to the supervisor that restarts it.
 
-Each note is a file in a folder. The environment variable GPT2_REPRO_SUPERVISED contains the path of the folder.
+Each text ("note") is a file in one folder. The environment variable GPT2_REPRO_SUPERVISED contains the path of this
+folder.
 """
 
 import os
@@ -14,16 +15,22 @@ RUN, WENT_BACK, MISTAKE, SINCE = "run", "went_back", "mistake", "since"
 
 
 def note(name: str, text: str) -> None:
-    """Write a note for the supervisor, if a supervisor started this command.
+    """Write the file `name` for the supervisor, if a supervisor started this command.
 
-    Nothing is written if the folder is missing, because its supervisor may have been killed.
+    Nothing is written if the supervisor's folder is missing, because the supervisor may have been killed.
     """
     if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
         Path(folder, name).write_text(text)
 
 
 def noted(name: str, folder: str | Path | None = None) -> str | None:
-    """Return the note that this attempt or an earlier attempt wrote, or None."""
+    """Return the text of the file `name` for the supervisor, or None if it is missing.
+
+    This attempt or an earlier attempt of the training command may have written the file.
+
+    Args:
+        folder: the supervisor's folder. By default, it is the folder in GPT2_REPRO_SUPERVISED.
+    """
     folder = folder or os.environ.get(FOLDER)
     path = Path(folder, name) if folder else None
     return path.read_text() if path is not None and path.is_file() else None

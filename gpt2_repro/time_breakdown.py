@@ -24,13 +24,14 @@ STEPS = ("training", "data")  # the parts that contain the time of optimizer ste
 
 
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
-    """Return the name, time and share of each part that is not empty, as table rows.
+    """Return table rows with the name, time and share of each part of a run.
 
-    The last row is the total. The table is empty if no time has passed.
+    Parts without time are omitted. The last row is the total. The table is empty if no time has passed.
 
     Args:
-        parts: seconds by the keys of PARTS.
-        usd_per_hour: price of the complete machine, 0 or None if unknown. A known price adds the cost in dollars.
+        parts: seconds of each part of the run, by the keys of PARTS ("startup", "training" and so on).
+        usd_per_hour: price of the complete machine, 0 or None if unknown. With a price, each row also contains
+            the cost in dollars.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()} | {"total": total}
@@ -41,6 +42,6 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
 
 
 def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
-    """Return the time breakdown as lines of text."""
+    """Return one line of text with the time of each part of a run, and the total."""
     rows = breakdown(parts, usd_per_hour=usd_per_hour)
     return [f"{row[0]:<22} {row[1]:>11} {row[2]:>7}" + "".join(f" {usd:>9}" for usd in row[3:]) for row in rows]

@@ -21,7 +21,8 @@ def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = N
     `kind` is a dataclass, or a list or mapping of dataclasses. Keys without a field are ignored.
 
     Args:
-        tolerant: skip fields and items of a wrong type. Otherwise the types of plain values are not checked.
+        tolerant: skip fields and items of a wrong type. If false, the types of numbers, strings and bools are not
+            checked.
         default: an instance of `kind` with values for the fields that `value` does not contain.
 
     Raises TypeError or AttributeError if `value` has another type or lacks a required field.

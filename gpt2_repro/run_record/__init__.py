@@ -34,8 +34,9 @@ class RunRecord:
     Reading never fails on damaged files. Only rank 0 writes. `lock` prevents two jobs from writing at the same time.
 
     Attributes:
-        measured: function that returns the seconds of this process by the keys of `time_breakdown.PARTS`. The trainer
-            sets another function.
+        measured: function that returns how many seconds this process spent on each part of the run. The keys are the
+            keys of `time_breakdown.PARTS`. By default, all seconds count as "startup". The trainer sets another
+            function.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -50,12 +51,12 @@ class RunRecord:
     # Reading
 
     def recipe_text(self) -> str:
-        """Return the resolved recipe as YAML text, or "" if the file is missing."""
+        """Return the text of recipe.yaml, or "" if the file is missing."""
         path = self.path / layout.RECIPE
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     def recipe(self) -> dict[str, Any]:
-        """Return the sections of the resolved recipe, or {} if it is missing or damaged."""
+        """Return the sections in recipe.yaml, or {} if the file is missing or damaged."""
         try:
             sections = yaml.safe_load(self.recipe_text())
         except (yaml.YAMLError, ValueError, RecursionError):
@@ -71,9 +72,9 @@ class RunRecord:
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
-        """Return the validation losses by name, or {} without a validation.
+        """Return the validation losses by name, or {} if none are recorded.
 
-        They are from the validation at `step`, or from the last one if `step` is None.
+        The losses are from the validation at `step`. If `step` is None, they are from the last validation.
         """
         losses: dict[str, float] = {}
         for event in events.read(self.metrics)[0]:
@@ -95,7 +96,8 @@ class RunRecord:
     def is_finished(self, steps: int) -> bool:
         """Return whether the run is complete and was planned for this number of steps.
 
-        `final/` must have all its files. For an extended run, the number of steps of its first plan is accepted, too.
+        `final/` must have all its files. If the run was extended with --extend_to, `steps` can also be the number
+        of steps before the first extension.
         """
         if self.status().state != "complete" or self.final_defect() is not None:
             return False
@@ -105,8 +107,9 @@ class RunRecord:
     def check_owner(self) -> None:
         """Raise UserError if the run directory cannot be used.
 
-        It must not be inside a run directory or a prepared folder. It must be empty, apart from hidden files, or
-        contain an intact file of a run. One intact file is enough, because a power cut may have emptied the others.
+        The directory must not be inside another run directory or a prepared folder. It must be empty, apart from
+        hidden files, or contain an intact file of a run. One intact file is enough, because a power cut may have
+        emptied all other files.
         """
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
@@ -121,7 +124,10 @@ class RunRecord:
             )
 
     def damaged(self) -> Path | None:
-        """Return the first unreadable file of recipe, environment and status, or None."""
+        """Return the first damaged file, or None if no file is damaged.
+
+        The files recipe.yaml, environment.json and run_status.json are checked.
+        """
         parsers: dict[str, Callable[[str], Any]]
         parsers = {layout.RECIPE: yaml.safe_load, layout.ENVIRONMENT: json.loads, layout.STATUS: json.loads}
         for path in [self.path / name for name in parsers if (self.path / name).is_file()]:
@@ -150,7 +156,7 @@ class RunRecord:
         except OSError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
-            raise UserError(f"{self.path} is in use by {holder}. End it or pass another --output_dir.") from None
+            raise UserError(f"{self.path} is in use by {holder}. End that job or pass another --output_dir.") from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
@@ -168,9 +174,9 @@ class RunRecord:
         write_whole(self.path / layout.ENVIRONMENT, json.dumps(environment.to_json(), indent=2) + "\n")
 
     def write_status(self, state: str, **values: Any) -> None:
-        """Write run_status.json with the state and further fields of RunStatus.
+        """Write run_status.json with `state` and the fields of RunStatus in `values`.
 
-        Values of earlier calls are kept. If the disk is full, only a warning is logged.
+        Fields that are not passed keep their values from earlier calls. If the disk is full, only a warning is logged.
         """
         parts = self.time_breakdown()
         written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts, "updated": now()}
@@ -182,16 +188,19 @@ class RunRecord:
             logger.warning("Could not update %s (%s). The run continues.", path, error.strerror)
 
     def is_stale(self) -> bool:
-        """Return whether the status was last written more than FRESH seconds ago."""
+        """Return whether run_status.json was last written more than FRESH seconds ago."""
         return time.monotonic() - self._written > FRESH
 
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
-        """Delete the events after `step`, and the validation at `step` if it is repeated."""
+        """Delete the logged events after `step`, so that the run can continue from `step`.
+
+        With `validates_again`, the validation at `step` is deleted, too, because it will be repeated.
+        """
         for path in (self.metrics, self.samples):
             events.rewind(path, step, validates_again=validates_again)
 
     def sync(self) -> None:
-        """Wait until all events are on disk."""
+        """Wait until metrics.jsonl and samples.jsonl are on disk."""
         for path in (self.metrics, self.samples):
             if path.is_file():
                 sync(path)
@@ -199,14 +208,17 @@ class RunRecord:
     # Time
 
     def seconds(self) -> float:
-        """Return the seconds of all attempts, each from the start of its process.
+        """Return the time of all attempts of this run in seconds.
 
-        On a rented machine, all of this time has to be paid for.
+        The time of an attempt begins with the start of its process, because this time costs money on a rented machine.
         """
         return sum(self._earlier.values()) + process_seconds()
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return the seconds of all attempts by the keys of `time_breakdown.PARTS`."""
+        """Return how many seconds all attempts spent on each part of the run.
+
+        The keys are the keys of `time_breakdown.PARTS`, such as "startup" and "training".
+        """
         measured = self.measured()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
@@ -215,7 +227,7 @@ class RunRecord:
 
         Args:
             step: the step at which this attempt starts.
-            at_checkpoint: the time breakdown when the checkpoint of this step was saved, or {} at step 0.
+            at_checkpoint: the result of `time_breakdown` when the checkpoint of this step was saved, or {} at step 0.
         """
         if (self.status().step or 0) > step:
             for name in STEPS:

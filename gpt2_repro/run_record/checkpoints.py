@@ -24,12 +24,12 @@ SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a proces
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
     """Write the manifest of a staging folder after all other files are on disk.
 
-    The manifest does not contain the model card of final/, because the card is written later.
+    The manifest does not list the model card of final/, because the card is written later.
 
     Args:
         files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder. All
             other files are read and hashed here.
-        facts: further entries of the manifest.
+        facts: additional entries of the manifest, such as the number of tokens trained.
     """
     files = dict(files)
     for path in sorted(folder.rglob("*")):
@@ -74,7 +74,7 @@ def sweep(run: Path) -> None:
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
     """Return why a checkpoint or final/ is not complete, or None if it is complete.
 
-    With `read_files`, the hashes of all files are compared, too.
+    The sizes of the files are compared with the manifest. With `read_files`, their hashes are compared, too.
     """
     manifest = read_manifest(checkpoint)
     if not manifest:
@@ -97,9 +97,10 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint, and why newer ones were skipped.
+    """Return the newest complete checkpoint, and why newer checkpoints were skipped.
 
-    The hashes of its files are checked. The reasons are one line per skipped checkpoint.
+    The hashes of all files are checked. If no checkpoint is complete, the first result is None. The second result has
+    one line of text per skipped checkpoint.
     """
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
@@ -111,7 +112,7 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def named(run: Path, name: str) -> Path:
-    """Return the checkpoint of a run that has this name or path.
+    """Return the run's checkpoint with this name (checkpoint-N) or path.
 
     Raises UserError if the run has no such checkpoint, or if it is not complete.
     """
@@ -131,7 +132,7 @@ def named(run: Path, name: str) -> Path:
 def set_aside(run: Path, *, after: int) -> list[Path]:
     """Rename the checkpoints after the step `after` to abandoned-checkpoint-N.
 
-    Later searches for the newest checkpoint then ignore them. Returns the new paths.
+    Folders with this name are ignored when the newest checkpoint is searched. Returns the new paths.
     """
     aside = []
     for path in checkpoints(run):
@@ -146,8 +147,8 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged.
 
-    The manifest contains the files, tokens, losses and settings. It also contains a hash of itself, which shows
-    whether it is damaged.
+    The manifest contains the sizes and hashes of the files, the number of tokens trained, the losses and the settings
+    of the run. The manifest also contains a hash of its other entries, which shows whether the manifest is damaged.
     """
     manifest = read_object(checkpoint / MANIFEST)
     return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
@@ -160,9 +161,10 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 
 
 def training_record(checkpoint: Path) -> TrainingRecord | None:
-    """Return the training record of a `final/` or `checkpoint-N`.
+    """Return how the weights in a `final/` or `checkpoint-N` were trained.
 
-    The result is None if the folder has no intact manifest written by train.py.
+    The result comes from the manifest.json in the folder. For a `checkpoint-N`, most values come from the
+    run's environment.json. The result is None if train.py did not write the manifest, or if the manifest is damaged.
     """
     manifest = read_manifest(checkpoint)
     if not manifest:
@@ -186,7 +188,7 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
 
     Args:
         keep: the number of newest checkpoints to keep. 0 keeps all.
-        keep_every: also keep the checkpoints whose step is a multiple of this number. 0 keeps no additional ones.
+        keep_every: also keep the checkpoints whose step is a multiple of this number. 0 adds no checkpoints.
         keep_best: also keep the checkpoint with the lowest validation loss. Only checkpoints that were saved right
             after a validation are compared.
     """

@@ -1,4 +1,9 @@
-"""Define the content of environment.json, and the training record of a checkpoint."""
+"""Define dataclasses for environment.json and for the training of a checkpoint.
+
+`Environment` is the content of environment.json. `TrainingRecord` describes the training that led to a checkpoint. The
+values are read from the manifest.json of the checkpoint. For a checkpoint-N, most values of the environment are read
+from environment.json.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -57,12 +62,13 @@ class Environment:
 class TrainingRecord:
     """The training that led to the weights in a checkpoint-N or final/.
 
-    This record can differ from the other files of the run, which describe a later state after --extend_to or
-    --resume_from.
+    The values are read from the manifest.json of the checkpoint. For a checkpoint-N, `environment` is read from
+    environment.json, except for `run_identity`. The values can differ from the other files of the run, because these
+    files describe a later state after --extend_to or --resume_from.
 
     Args:
         losses: validation losses at this step in nats per token, by name.
-        sha256: the hash that identifies the record.
+        sha256: the hash of the manifest, which identifies the checkpoint.
     """
 
     step: int = 0

@@ -1,6 +1,6 @@
 """Append, read and delete the events of a run.
 
-An event is a logged step, a validation or a sample. It is stored as one line of JSON.
+An event is a logged step, a validation or a generated text. Each event is stored as one line of JSON.
 """
 
 import json
@@ -52,7 +52,7 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
-    """Return each non-empty line with its object, or with None if it is damaged.
+    """Return each non-empty line with its JSON object, or None for a damaged line.
 
     Only "\\n" ends a line.
     """

@@ -29,7 +29,8 @@ class RunStatus:
         seconds: time of all attempts.
         time_breakdown: seconds of all attempts by the keys of `time_breakdown.PARTS`.
         updated: UTC time of the last write in ISO format.
-        losses: losses of the last validation in nats per token, by name: eval_loss, eval_<set>_loss.
+        losses: losses of the last validation in nats per token, by name: eval_loss, and eval_<name>_loss for
+            each additional validation set.
         save_seconds: duration of the last save of a checkpoint.
     """
 
@@ -52,10 +53,10 @@ class RunStatus:
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
-    """Return the seconds of earlier attempts by the keys of `time_breakdown.PARTS`.
+    """Return how many seconds earlier attempts spent on each part of the run.
 
-    Seconds that belong to no part are counted as redone. The time since the last status update is counted as idle if
-    the supervisor was already running then.
+    The keys are the keys of `time_breakdown.PARTS`. Seconds without a recorded part are counted as "redone". The time
+    since the last status update is counted as "idle" if the supervisor was already running at that update.
     """
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
