@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Print the command that trains GPT-2 124M in a job of the Hugging Face Hub. With --yes, run it, which costs money.
+# Print the command that trains GPT-2 124M in a job of the Hugging Face Hub.
+# With --yes, also start this job, which costs money.
 #   bash cloud/hf_jobs.sh USER/BUCKET GIT_ADDRESS [--yes]
 #
 # The data and the run directory are in a bucket. The job ends after 4 hours. The options are those of November 2026.

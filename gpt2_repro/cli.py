@@ -65,9 +65,9 @@ def _check_launcher_variables() -> None:
 def run(main: Callable[[list[str]], None]) -> None:
     """Call `main` with the command line, and convert errors to exit codes.
 
-    A UserError is printed as one line on stderr with exit code 2. A RunFailed is printed in the same way with exit
-    code 1. Under a launcher only local rank 0 prints. Each rank writes the line to $TORCHELASTIC_ERROR_FILE, and the
-    launcher prints it last, after its own traceback.
+    The message of a UserError or RunFailed is printed on stderr as one line. The exit code is 2 for a UserError and 1
+    for a RunFailed. Under a launcher, only local rank 0 prints. Each rank also writes the message to the file
+    $TORCHELASTIC_ERROR_FILE. The launcher prints the message from this file after the launcher's traceback.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
         # Importing torch takes seconds. transformers can list its arguments without torch, after a warning.
@@ -129,8 +129,8 @@ class Progress(tqdm):
     """A progress bar, or one line every LINE_SECONDS if stderr is not a terminal.
 
     Args:
-        iterable, options: arguments of tqdm.
-        hidden: show nothing.
+        iterable, desc, options: arguments of tqdm.
+        hidden: if true, no progress is shown.
     """
 
     total: float | None
@@ -174,7 +174,7 @@ class _LogHandler(logging.StreamHandler):
 
 
 def _disable_bars() -> None:
-    """Disable all libraries' progress bars: a log file would keep every update."""
+    """Disable the progress bars of all libraries, which would fill a log file."""
     begin = tqdm.__init__
 
     def disabled(self: Any, *args: Any, **options: Any) -> None:
@@ -274,7 +274,10 @@ def _kind(action: argparse.Action) -> tuple[str, str]:
 
 
 def _example(action: argparse.Action) -> str:
-    """Return an option with a valid value: its default, or an example for its type."""
+    """Return an option with a valid value as text, such as `--seed 42`.
+
+    The value is the default of the option. Without a default, it is an example for the type of the option.
+    """
     values = action.default if isinstance(action.default, list) else [action.default]
     if action.choices is not None:
         values = [next(iter(action.choices))]

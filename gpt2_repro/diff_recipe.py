@@ -57,7 +57,7 @@ def diff_recipe(run: TrainingRecipe, other: str) -> None:
     Raises UserError if `other` is not a recipe.
     """
     found = deviations(run, load_recipe([other]))
-    print(f"{run.title} compared with {other}: {len(found)} differences")
+    print(f"fields of {run.title} that differ from {other}: {len(found)}")
     for group, heading in HEADINGS.items():
         rows = [deviation.as_text() for deviation in found if deviation.group == group]
         if rows:

@@ -16,14 +16,14 @@ class UserError(Exception):
 
 
 class RunFailed(Exception):
-    """A failed run whose one-line message is clearer than a traceback.
+    """The failure of a run, with a one-line message instead of a traceback.
 
     Entry points print the message on one line and exit with code 1.
     """
 
 
 class Diverged(RunFailed):
-    """A failed run that would fail again in the same way if it were restarted."""
+    """The failure of a run that would fail again in the same way after a restart."""
 
 
 def in_a_line(error: object) -> str:

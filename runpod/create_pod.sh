@@ -11,14 +11,14 @@
 #   --volume_gb N       instead of --volume: rent a community machine with a disk of N GB. The disk is kept when the
 #                       pod is stopped. It is LOST when the pod is terminated
 #   --hours H           stop the pod H hours after each start (its deadline). At most 720
-#   --allow_long        accept more than 720 hours
+#   --allow_long        accept a value above 720 for --hours
 #   --auto_run COMMAND  run this command when the pod is set up. The volume must contain the repository
 #   --image IMAGE       container image (default: runpod/pytorch:1.0.7-cu1281-torch291-ubuntu2404)
 #   --name NAME         name of the pod (default: gpt2)
 #   --yes               rent the pod now. This costs money
 #
 # HF_TOKEN and WANDB_API_KEY are taken from the RunPod secrets with these names. If the volume does not contain the
-# repository at /workspace/gpt2 yet, the start command of the pod stops it at the deadline.
+# repository at /workspace/gpt2 yet, the start command of the pod stops the pod at the deadline.
 set -euo pipefail
 # shellcheck source=runpod/pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/pod.sh"
@@ -114,7 +114,7 @@ command+=(--env "$settings}" --docker-args "bash -c '$start'")
 } >&2
 show_command "${command[@]}"
 if ((yes)); then
-  needs runpodctl "the installation in https://github.com/runpod/runpodctl"
+  needs runpodctl "Install it as described in https://github.com/runpod/runpodctl"
   "${command[@]}"
 else
   echo "Nothing was rented. Pass --yes to rent this pod." >&2

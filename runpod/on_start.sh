@@ -59,7 +59,7 @@ start() {
   if ! { set_up && write_settings >"$settings" && . "$settings"; }; then
     say "THE ENVIRONMENT COULD NOT BE INSTALLED: see the errors above. The pod is running and costs money."
     [[ -n ${AUTO_RUN:-} ]] || return
-    say "AUTO_RUN cannot start: the pod will be stopped in ${START_GRACE:-15} minutes (to keep it, run: kill -KILL $$)"
+    say "AUTO_RUN cannot start: the pod stops in ${START_GRACE:-15} minutes (to keep the pod, run: kill -KILL $$)"
     rest "$(seconds "${START_GRACE:-15}" 60)"
     bash "$repository/runpod/stop_pod.sh"
     return

@@ -11,7 +11,7 @@ usage() { # print the comment at the top of the script as help text
     [[ $line == "!"* ]] || echo "${line# }"
   done <"$0"
 }
-needs() { command -v "$1" >/dev/null || mistake "$1 is not installed. Run: $2."; }
+needs() { command -v "$1" >/dev/null || mistake "$1 is not installed. $2."; }
 mistake() { echo "error: $1 See bash $0 --help." >&2; exit 2; }
 
 for word in "$@"; do

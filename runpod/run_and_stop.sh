@@ -9,7 +9,7 @@
 #                      --sync the run stays on the volume
 #   --no_evaluation    do not run evaluate.sh
 #   --grace MINUTES    minutes to wait before stopping the pod after a failure or an early end (default: 15)
-#   --keep             never stop the machine. For machines that are not RunPod pods; without --hours
+#   --keep             never stop the machine. For machines that are not RunPod pods. Do not pass --hours
 #
 # Ctrl-C or SIGTERM ends the training with a complete checkpoint. The script then continues as after a failure.
 # Closing the terminal has no effect. All output is written to $WORKSPACE/logs/run-<UTC time>.log (or to /tmp), which
@@ -41,7 +41,7 @@ fi
 (($#)) || mistake "The training command is missing. Pass it last: -- accelerate launch … train.py."
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-{ exec 9>>"$run_lock"; } 2>/dev/null || say "could not write $run_lock, so another run_and_stop.sh would not be refused"
+{ exec 9>>"$run_lock"; } 2>/dev/null || say "could not write $run_lock: a second run_and_stop.sh could start"
 held=0
 flock -n -E 75 9 2>/dev/null || held=$?
 ((held != 75)) || mistake "Another run_and_stop.sh is running on this pod. End it first."
@@ -83,7 +83,7 @@ main() { # a function is read completely before it runs: the file may change dur
     if ((complete && evaluates)); then
       bash evaluate.sh "$run" || { code=$?; say "the evaluation failed with exit code $code"; }
     fi
-    "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "the report failed: continuing without it"
+    "${PYTHON:-python}" -m gpt2_repro.report "$run" || say "the report failed: continuing without a report"
     folder=$run
     cp "$log" "$run/console.log"
   else
@@ -96,7 +96,7 @@ main() { # a function is read completely before it runs: the file may change dur
       bash runpod/sync.sh "$folder" "$target" && copied=1 && break
     done
     if ((!copied)); then
-      say "THE COPY FAILED: $folder is not completely in $target"
+      say "THE COPY FAILED: $folder was not copied completely to $target"
       ((code)) || code=1
     fi
   fi
@@ -105,7 +105,7 @@ main() { # a function is read completely before it runs: the file may change dur
   fi
   ((stops)) || exit "$code"
   if ((code || !complete)); then
-    say "the pod will be stopped in $grace minutes (to keep it until the deadline, run: kill -KILL $$)"
+    say "the pod will be stopped in $grace minutes (to keep the pod until the deadline, run: kill -KILL $$)"
     rest "$(seconds "$grace" 60)" 9>&-
   fi
   if ((safe)); then stop_pod; else stop_pod stop; fi # terminating the pod would delete a run that was not copied

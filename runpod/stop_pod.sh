@@ -7,7 +7,7 @@
 # interfaces change (REST v1 was removed in November 2026), so four interfaces are tried in turn. The attempts are
 # repeated until the pod ends, which also ends this script. No interface needs Python.
 # Environment variables:
-#   STOP_WAIT      seconds to wait after a request was accepted (default: 120)
+#   STOP_WAIT      seconds from an accepted request until the next interface is tried (default: 120)
 #   STOP_ROUNDS    number of rounds of attempts before the script fails (default: 0, it never fails)
 
 # shellcheck disable=SC2329  # the functions by_* are called by name
@@ -47,7 +47,7 @@ stop_pod() {
     return 2
   done
   if [[ -z ${RUNPOD_POD_ID:-} ]]; then
-    echo "error: RUNPOD_POD_ID is not set, so this machine is not a RunPod pod. Stop it at its provider." >&2
+    echo "error: RUNPOD_POD_ID is not set, so this is not a RunPod pod. Stop the machine on its provider's page." >&2
     return 2
   fi
   for ((round = 1; ; round++)); do
@@ -63,7 +63,7 @@ stop_pod() {
       done
     done
     pause=$((round < 10 ? 60 * round : 600))
-    say "error: POD $RUNPOD_POD_ID IS STILL RUNNING AND COSTS MONEY. End it at https://console.runpod.io/pods." \
+    say "error: POD $RUNPOD_POD_ID IS STILL RUNNING AND COSTS MONEY. End the pod at https://console.runpod.io/pods." \
       "The next attempt is in $pause s."
     ((round == ${STOP_ROUNDS:-0})) && return 1
     rest "$((pause * wait / 120))"

@@ -14,7 +14,7 @@ for word in "$@"; do
   [[ $word != -* || $word == --check ]] || mistake "Unknown option $word."
 done
 [[ $# != 1 || $run != --check ]] || mistake "--check needs a target such as hf://buckets/USER/BUCKET."
-[[ $# == 2 && -n $run && -n $target ]] || mistake "Pass a run and a target: runs/gpt2_124m hf://buckets/USER/BUCKET."
+[[ $# == 2 && -n $run && -n $target ]] || mistake "Pass a run directory and a target: RUN hf://buckets/USER/BUCKET."
 if [[ $target == hf://* ]]; then
   [[ $target =~ ^hf://buckets/([^/]+/[^/]+)(/|$) ]] || mistake "$target is not a bucket. Use hf://buckets/USER/BUCKET."
   bucket=${BASH_REMATCH[1]}
@@ -22,10 +22,10 @@ fi
 if [[ $target =~ ^[a-z0-9]+:// && -z ${bucket:-} ]]; then
   mistake "Unknown target $target. Use hf://buckets/USER/BUCKET, a folder, or HOST:FOLDER for rsync."
 fi
-[[ -n ${bucket:-} ]] || needs rsync "apt-get install rsync"
+[[ -n ${bucket:-} ]] || needs rsync "Run: apt-get install rsync"
 if [[ $run == --check ]]; then
   if [[ -n ${bucket:-} ]]; then
-    hf buckets info "$bucket" >/dev/null || mistake "Cannot reach $bucket. Run hf buckets create $bucket."
+    hf buckets info "$bucket" >/dev/null || mistake "Cannot reach $bucket. To create it: hf buckets create $bucket."
   else
     rsync --archive --dry-run "$(dirname "${BASH_SOURCE[0]}")" "$target" >/dev/null || mistake "Cannot reach $target with rsync."
   fi
@@ -60,7 +60,7 @@ else
   left=$(grep -c '^[<>]' <<<"$plan" || true)
 fi
 if ((left)); then
-  echo "error: $left files of $run are missing or different in $copy. Run the same command again to copy them." >&2
+  echo "error: files of $run that are missing or different in $copy: $left. Run the same command again." >&2
   exit 1
 fi
-say "copied $run to $copy; all files are equal"
+say "copied $run to $copy; all copied files equal the originals"

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {"metavar": "H100", "help": "Plan for this card (part of its name); do not check this machine."},
+    "gpu": {"metavar": "H100", "help": "Plan for GPUs with this text in their name, not for this machine."},
     "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {"type": positive_number, "help": "Measured speed of all GPUs. (default: published speed)"},
-    "dist": {"action": "store_true", "help": "Time and verify an all-reduce over all GPUs; fails after 30 s."},
-    "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Takes minutes per attempt."},
+    "tokens_per_second": {"type": positive_number, "help": "Measured total speed of all GPUs. (default: published)"},
+    "dist": {"action": "store_true", "help": "Time and verify all-reduces over all GPUs. They must end within 30 s."},
+    "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from this file."},
     "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
     "json": {"action": "store_true", "help": "Print the results as one JSON object."},
@@ -45,7 +45,7 @@ HELP = {
 
 
 def main(argv: list[str]) -> None:
-    """Check the machine, estimate the cost of the run, and print both."""
+    """Print the results of all checks, and the estimated time and cost of the run."""
     packages = environment.check_python(Path(__file__).parents[2] / "requirements.txt")
     if any(finding.words.startswith("is not installed") for finding in packages):
         _print(packages)
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
     recipe = follow_data(recipe, on_gpu=True if options.gpu else None)
     machine_only = [word for word in ("dist", "memory", "topology", "volume_gb") if getattr(options, word)]
     if options.gpu is not None and machine_only:
-        raise UserError(f"--{machine_only[0]} checks this machine, but --gpu plans for another. Remove one option.")
+        raise UserError(f"--{machine_only[0]} checks this machine; --gpu plans for another machine. Pass only one.")
     findings, planned = _look(recipe, packages)
     if options.json:
         print(json.dumps({"findings": [finding._asdict() for finding in findings], **planned}, indent=2, default=str))
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
 
 
 def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
-    """Return the findings and the cost plan, for this machine or the card of --gpu."""
+    """Return the results of all checks and the plan, for this machine or for --gpu."""
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
     from gpt2_repro.training.workload import workload_of
@@ -121,17 +121,17 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
-    """Return a note if a card name is ambiguous.
+    """Return a note if several cards have `name` in their names.
 
-    Raises UserError for an unknown card without a measured speed.
+    Raises UserError if the card is unknown and --tokens_per_second was not passed.
     """
     from gpt2_repro.preflight.cost import card_table, cards_named
 
     meant = [card.card for card in cards_named(name)]
     if not meant and not typed_speed:
         known = ", ".join(card.card for card in card_table())
-        raise UserError(f"Unknown card {name!r}. Pass its speed with --tokens_per_second, or use one of {known}.")
-    return [Finding("!", "card", f"{name} can be {' or '.join(meant)}. The first is used")] if meant[1:] else []
+        raise UserError(f"Unknown card {name!r}. Pass --tokens_per_second, or pass --gpu with one of: {known}.")
+    return [Finding("!", "card", f"{name} can be {' or '.join(meant)}. The first card is used")] if meant[1:] else []
 
 
 if __name__ == "__main__":

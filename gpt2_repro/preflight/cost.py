@@ -59,24 +59,24 @@ class Card(NamedTuple):
 
 @functools.cache
 def price_table() -> tuple[Price, ...]:
-    """Return all rows of gpu_prices.yaml. The first row of a card is used."""
+    """Return all rows of gpu_prices.yaml. `price_of` uses the first row of a card."""
     return tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
 @functools.cache
 def card_table() -> tuple[Card, ...]:
-    """Return all rows of cards.yaml. The first row that matches a name is used."""
+    """Return all rows of cards.yaml. `card_of` uses the first row that matches a name."""
     return tuple(Card(**row) for row in _rows("cards.yaml"))
 
 
 def price_of(name: str) -> Price | None:
-    """Return the price of a card, given its driver name or table name, or None."""
+    """Return the list price of a card by its name (see `cards_named`), or None."""
     card = card_of(name)
     return next((row for row in price_table() if card and row.card == card.card), None)
 
 
 def card_of(name: str) -> Card | None:
-    """Return a card, given its driver name or table name, or None if unknown."""
+    """Return the first card that matches a name (see `cards_named`), or None."""
     return next(iter(cards_named(name)), None)
 
 
@@ -150,7 +150,7 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
     Args:
         tokens_per_second: training speed of all GPUs together. Validation is three times as fast, because a forward
             pass takes a third of the time of a training pass.
-        basis: origin of that speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
+        basis: origin of the speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
             CPU, which is not rented).
 
     Returns:
@@ -178,7 +178,8 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
 def ranking() -> list[dict[str, Any]]:
     """Return the cost of training GPT-2 124M on 10B tokens for each list price.
 
-    Only the training steps are counted, without start-up, validation, saving and evaluation. The cheapest comes first.
+    Only the training steps are counted, without start-up, validation, saving and evaluation. The list starts with the
+    lowest cost.
     """
     offers = []
     for price in price_table():

@@ -59,8 +59,8 @@ def _check_package(needed: "Requirement") -> Finding:
         return Finding("✓", needed.name, installed)
     least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
     if not least.contains(installed, prereleases=True):
-        return Finding("✗", needed.name, f"{installed}, needs {needed.specifier}: run pip install -r requirements.txt")
-    return Finding("!", needed.name, f"{installed}, tested with {str(needed.specifier).removeprefix('==')}")
+        return Finding("✗", needed.name, f"{installed} is not {needed.specifier}. Run pip install -r requirements.txt")
+    return Finding("!", needed.name, f"{installed}, but the tests used {str(needed.specifier).removeprefix('==')}")
 
 
 def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
@@ -85,12 +85,13 @@ class Need(NamedTuple):
 
 
 def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> list[Finding]:
-    """Check that each file system has enough free space for its folders.
+    """Check that each file system has enough free space for the folders on it.
 
     Args:
-        needs: the folders and the bytes they need. The folder of the data comes first.
-        volume_bytes: rented size of the volume with the data, or None to use the reported free space. A network volume
-            needs this size, because it reports the free space of the complete storage cluster.
+        needs: the folders and the bytes that the run will write to each folder. The folder of the data comes first.
+        volume_bytes: rented size of the volume with the data, or None to use the free space that the file system
+            reports. Pass the size of a network volume, because its file system reports the free space of the complete
+            storage cluster.
     """
     places: dict[int, list[Need]] = {}
     for need in needs:

@@ -1,7 +1,8 @@
 """Check the links between GPUs.
 
 The first check reads the output of `nvidia-smi topo -m`. The second check times and verifies an all-reduce over
-all processes. `python -m gpt2_repro.preflight --dist` starts it with this command, with a time limit of 30 seconds:
+all processes. `python -m gpt2_repro.preflight --dist` runs the second check by this command, with a time limit of
+30 seconds:
 
     torchrun --nproc_per_node 8 -m gpt2_repro.preflight.links 30
 """
@@ -48,7 +49,7 @@ def parse_topology(text: str) -> Links:
         cells = dict(zip(columns, rows.get(one, []), strict=False))
         distance = re.sub(r"\d+$", "", cells.get(other, "missing"))
         if distance not in (*DISTANCES, "X"):
-            raise UserError(f"Link of {one} and {other}: {distance}. Valid: {', '.join(DISTANCES)}. Pass all lines.")
+            raise UserError(f"{one} and {other}: {distance} is not one of {', '.join(DISTANCES)}. Pass all lines.")
         links[one, other] = distance
     return links
 
@@ -57,7 +58,7 @@ def advice(links: Links) -> tuple[bool, str]:
     """Return whether the GPU links are good, and a sentence with advice for NCCL."""
     found = [name for name in DISTANCES if name in links.values()]
     if not found:
-        return True, "only one GPU"
+        return True, "this machine has only one GPU"
     gpus = dict.fromkeys(one for one, _ in links)
     all_of_them = f"{len(gpus)} GPUs connected by {' and '.join(found)}"
     if "SYS" not in found:
@@ -78,7 +79,8 @@ def measure(seconds: float) -> None:
     """Time and verify an all-reduce on this process; rank 0 prints the speed in GB/s.
 
     The summed numbers depend on the rank and the position, and each result is compared with the expected sum. The
-    process exits with code 3 and an error line if a sum is wrong or if the sums take longer than `seconds`.
+    process exits with code 3 and an error line if a sum is wrong, or if the sums are not complete `seconds` after all
+    processes have connected.
     """
     import torch
     import torch.distributed as dist
@@ -107,7 +109,7 @@ def measure(seconds: float) -> None:
             torch.cuda.synchronize()
         fastest = min(fastest, time.perf_counter() - began)
         if wrong := int((numbers != expected).sum()):
-            _fail(f"rank {rank} has {wrong:,} wrong numbers: the GPU links corrupt data")
+            _fail(f"wrong sums on rank {rank}: {wrong:,}. The GPU links corrupt data")
     dist.barrier()
     if rank == 0:
         moved = 2 * (processes - 1) / processes * NUMBERS * 4  # bytes per process in a ring all-reduce
@@ -119,7 +121,7 @@ def measure(seconds: float) -> None:
 def _fail(reason: str) -> None:
     """Print an error line and exit immediately with code 3.
 
-    A normal exit would wait for the hanging collective.
+    The exit is immediate, because a normal exit would wait for an all-reduce that hangs.
     """
     os.write(1, f"error: {reason}\n".encode())  # a single write: all processes share the output
     os._exit(3)
@@ -128,23 +130,24 @@ def _fail(reason: str) -> None:
 def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     """Run the all-reduce check on `processes` processes.
 
-    If it fails on GPUs, it is repeated with NCCL_P2P_DISABLE=1 to find the cause.
+    If the check fails on GPUs, it is repeated with NCCL_P2P_DISABLE=1 to find out whether peer-to-peer transfers are
+    the cause.
 
     Args:
-        seconds: time limit of the all-reduces, without the start of the processes.
+        seconds: time limit of all sums, counted from the time when all processes have connected.
     """
     about = f"sum over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:
-        return Finding("✓", about, f"{speed}, all results correct")
+        return Finding("✓", about, f"{speed}, and all sums were correct")
     fix = "look at `nvidia-smi topo -m` and `dmesg`, or rent another machine"
     if shutil.which("nvidia-smi") and _attempt(processes, seconds, **WITHOUT_P2P)[0]:
-        fix = "it works without peer-to-peer transfers, but slower: set NCCL_P2P_DISABLE=1 for the run"
+        fix = "set NCCL_P2P_DISABLE=1 for the run. The sums are then correct, but slower"
     return Finding("✗", about, f"{trouble}; {fix}")
 
 
 def _attempt(processes: int, seconds: float, **variables: str) -> tuple[str, str]:
-    """Run the all-reduce once and return (speed, error), one of them an empty string."""
+    """Run the all-reduce check once; return (speed, "") or ("", error message)."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     limit = STARTING + seconds
     code, said = run_to_end([*launcher, *WORKER, str(seconds)], seconds=limit, **variables)

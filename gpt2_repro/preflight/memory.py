@@ -45,8 +45,8 @@ class MemoryEstimate(NamedTuple):
     Args:
         ranks: number of processes that the optimizer state is divided over.
         chunk: number of tokens whose logits are in memory at the same time.
-        saved: bytes saved for the backward pass, per token, block and unit of width. They are SAVED_BYTES in bf16, and
-            twice as many in fp32.
+        saved: bytes saved for the backward pass, per token, block and unit of width. The number of bytes is that in
+            SAVED_BYTES for bf16, and twice that for fp32.
     """
 
     parameters: int
@@ -59,7 +59,7 @@ class MemoryEstimate(NamedTuple):
     saved: int
 
     def bytes_of(self, trial: MemoryTrial) -> float:
-        """Return the memory in bytes that a training step with this setting needs."""
+        """Return the GPU memory in bytes of a training step with the setting `trial`."""
         tokens = trial.micro_batch * self.sequence_length
         # 8 bytes: weight and gradient in bf16 plus the fp32 gradient sum, or weight and gradient in fp32.
         # 12 bytes, divided over the ranks: fp32 master weight and the two Adam moments.
@@ -72,11 +72,11 @@ class MemoryEstimate(NamedTuple):
         return states + activations + logits + CONTEXT_BYTES
 
     def fits(self, trial: MemoryTrial, memory_bytes: float) -> bool:
-        """Return whether a memory setting fits in `memory_bytes` of GPU memory."""
+        """Return whether the memory setting `trial` fits in `memory_bytes` of GPU memory."""
         return self.bytes_of(trial) <= USABLE * memory_bytes
 
     def largest(self, most: MemoryTrial, rows: int, memory_bytes: float) -> MemoryTrial | None:
-        """Return the setting with the largest micro-batch that fits, or None.
+        """Return the memory setting with the largest micro-batch that fits, or None.
 
         Activation checkpointing is added only if no micro-batch fits without it.
 
@@ -94,6 +94,8 @@ class Outcome(NamedTuple):
     """The result of trying a memory setting.
 
     Args:
+        trial: the memory setting that was tried.
+        result: "fits", "out of memory" or "failed" (another error).
         said: the error message if the result is "failed".
     """
 
@@ -105,15 +107,15 @@ class Outcome(NamedTuple):
 def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
     """Try micro-batches until the largest one that fits is found. Return all outcomes.
 
-    The search starts at `start`. If that fits, the micro-batch is doubled up to `most`. Otherwise it is halved. If not
-    even one row fits, the search starts again with activation checkpointing, which reduces the speed by a third. The
-    search stops at an error that is not about memory.
+    The search starts at the micro-batch `start`. If this micro-batch fits in GPU memory, it is doubled up to `most`.
+    Otherwise it is halved. If not even one row fits, the search starts again with activation checkpointing, which
+    reduces the speed by a third. The search stops at an error that is not about memory.
 
     Args:
         start: micro-batch of the first attempt.
         most: largest micro-batch.
         rows: rows per process and optimizer step. The micro-batch must divide them.
-        attempt: function that tries one setting.
+        attempt: function that tries one memory setting.
     """
     ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
     while ladder[-1] > 1:
@@ -135,17 +137,19 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
 def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
     """Return the memory setting with the largest micro-batch that fits, or None.
 
-    `outcomes` are those of `find_largest`, so the last setting that fits is the best one.
+    `outcomes` is the result of `find_largest`, so the last setting that fits has the largest micro-batch.
     """
     return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
 
 
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
-    """Try a memory setting: run `command` with its options in a new process.
+    """Run a training command with a memory setting, and return whether it fits.
 
-    The process is new for each setting, because a process frees all its memory when it ends.
+    The command runs in a new process for each memory setting, because a process frees all its memory when it ends.
 
     Args:
+        command: the training command without the options of the memory setting.
+        trial: the memory setting. Its command-line options are appended to `command`.
         seconds: time limit. A command that takes longer counts as failed.
     """
     code, said = run_to_end([*command, *trial.options], seconds=seconds)

@@ -17,8 +17,8 @@ import psutil
 def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> tuple[int | None, str]:
     """Run a command and return its exit code and output.
 
-    The exit code is None if the command took longer than `seconds`. At the end all processes that the command started
-    are killed, even if this process is interrupted.
+    The exit code is None if the command took longer than `seconds`. All processes that the command started are killed
+    before this function returns, even if this process is interrupted.
 
     Args:
         variables: additional environment variables.

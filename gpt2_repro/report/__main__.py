@@ -21,12 +21,12 @@ from gpt2_repro.report.tables import why_not_comparable
 
 
 def main(argv: list[str]) -> None:
-    """Read the runs, write the HTML page and print a summary of each run."""
+    """Write the HTML page and print a summary of each run, or run only --check."""
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="Run directory, the --output_dir of train.py."
     )
-    where = "Write only this HTML file. (default: RUN/report.html, or ./report.html for several runs, and PNG figures)"
+    where = "Write this HTML file and no PNG figures. (default: RUN/report.html or, for several runs, ./report.html)"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     parser.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
     options = parser.parse(argv)

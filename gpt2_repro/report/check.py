@@ -17,11 +17,11 @@ from gpt2_repro.typed_json import is_number
 
 
 SILENT_SECONDS = 900  # a running run without a status update for this long counts as hung or killed
-RECENT = 20  # number of training events used for the speed and the waiting time
+RECENT = 20  # number of newest training events used for the speed and the waiting time
 MUCH_WAITING = 0.05  # share of the training time spent waiting for rows
 RISES = 3  # consecutive validations, each with a higher loss than the previous one
 ABOVE_BEST = 0.5  # nats by which the smoothed training loss may exceed its lowest value
-STEPS = 100  # time constant of the smoothing, in optimizer steps
+STEPS = 100  # time constant for smoothing the training loss, in optimizer steps
 
 
 class Sign(NamedTuple):
@@ -59,27 +59,27 @@ def _files(run: Run) -> list[Sign]:
         found.append(Sign("!", f"{FINAL}/ is missing or not complete"))
     logged = max((row["step"] for row in (*run.training, *run.validation) if is_number(row.get("step"))), default=0)
     if run.status.state == "complete" and run.training and logged < 0.9 * (run.status.step or 0):
-        found.append(Sign("✗", f"{METRICS} ends at step {logged:,.0f}, so losses are missing"))
+        found.append(Sign("✗", f"{METRICS} ends at step {logged:,.0f}, before the run ended: losses are missing"))
     if run.broken_lines:
-        found.append(Sign("✗", f"{run.broken_lines} damaged lines in {METRICS}, so losses may be missing"))
+        found.append(Sign("✗", f"damaged lines in {METRICS}: {run.broken_lines}. Losses may be missing"))
     return found
 
 
 def _losses(run: Run) -> list[Sign]:
     found = []
     if steps := run.non_finite_steps:
-        found.append(Sign("✗", f"the training loss was not finite at {len(steps)} steps, last at step {steps[-1]:,}"))
+        found.append(Sign("✗", f"steps with a non-finite training loss: {len(steps)}, last step {steps[-1]:,}"))
     validation = [row["eval_loss"] for row in run.validation if isinstance(row.get("eval_loss"), int | float)]
     training = [row for row in run.training if is_number(row["loss"])]
     trends = (rising_validation(validation), risen_training_loss(training))
     found += [Sign("✗", trend) for trend in trends if trend]
     if skipped := values(run.training, "updates_skipped"):
-        found.append(Sign("!", f"at least {skipped[-1]:,.0f} optimizer updates were skipped"))
+        found.append(Sign("!", f"skipped optimizer updates: at least {skipped[-1]:,.0f}"))
     return found
 
 
 def _reference(run: Run) -> list[Sign]:
-    """Compare the newest validation loss with the published range at its step."""
+    """Compare the newest validation loss with published losses at the same step."""
     measured = [row for row in run.validation if run.environment.reference and is_number(row.get("eval_loss"))]
     judged = [(int(row["step"]), row["eval_loss"]) for row in measured if band(int(row["step"]))]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
@@ -92,12 +92,12 @@ def _speed(run: Run) -> list[Sign]:
     said = f"{statistics.median(speeds):,.0f} tokens/s"
     if waits and (wait := statistics.median(waits)) > MUCH_WAITING:
         fix = "increase --dataloader_num_workers or use a faster disk"
-        return [Sign("!", f"{said}, {wait:.0%} of the time spent waiting for rows: {fix}")]
+        return [Sign("!", f"{said}, {wait:.0%} of the time was spent waiting for rows: {fix}")]
     return [Sign("✓", said)]
 
 
 def rising_validation(losses: Sequence[float]) -> str | None:
-    """Return a message if the validation loss rose RISES times in a row, else None."""
+    """Return a message if each of the last RISES losses is higher than the one before."""
     last = losses[-RISES - 1 :]
     if len(last) <= RISES or not all(later > earlier for earlier, later in itertools.pairwise(last)):
         return None
@@ -107,7 +107,8 @@ def rising_validation(losses: Sequence[float]) -> str | None:
 def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
     """Return a message if the smoothed training loss is far above its lowest value.
 
-    The limit is ABOVE_BEST nats. The result is None if the loss stays within it.
+    The result is None if the difference is at most ABOVE_BEST nats. The smoothing has a time constant of STEPS
+    optimizer steps.
 
     Args:
         rows: training events with a finite `loss`, ordered by step.
@@ -121,4 +122,4 @@ def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
         best = min(best, smoothed)
     if smoothed - best <= ABOVE_BEST:
         return None
-    return f"the training loss, smoothed over {STEPS} steps, is {smoothed:.4f}; its lowest value was {best:.4f}"
+    return f"the training loss, smoothed over {STEPS} steps, is {smoothed:.4f}; the lowest was {best:.4f}"

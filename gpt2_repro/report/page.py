@@ -28,7 +28,8 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
     """Write the HTML page of the runs to `output`.
 
     Args:
-        folder: write the figures as PNG files to this folder too. With several runs, each run gets a subfolder.
+        folder: folder to which the figures are also written as PNG files, with a subfolder for each run if there are
+            several runs. None writes no PNG files.
     """
     labels, several = label_runs(runs), len(runs) > 1
     figures = [run_figures(run) for run in runs]
@@ -77,26 +78,26 @@ def _write(path: Path, content: bytes) -> None:
     try:
         write_whole(path, content)
     except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror}. Pass another file with -o report.html.") from None
+        raise UserError(f"Cannot write {path}: {error.strerror}. Pass another path, such as -o report.html.") from None
 
 
 def summary(run: Run, page: Path) -> list[str]:
     """Return the summary of a run as lines for the terminal.
 
-    It contains the state, key numbers, main scores, missing parts and newest sample of the run, and the path of its
-    HTML page.
+    The lines contain the state, key numbers, main scores and newest sample of the run, a sentence for each part of
+    the report without data, and the path `page` of the HTML file.
     """
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:
-        lines.append(f"  the training loss was not finite at {len(run.non_finite_steps)} steps")
+        lines.append(f"  steps with a non-finite training loss: {len(run.non_finite_steps)}")
     for label, text, notes in tables.key_numbers(run):
         if label not in ON_THE_PAGE:
             lines.append(f"  {label:<28} {text:>11}  {', '.join(note.text for note in notes)}".rstrip())
     if run.comparison and run.comparison.rows:
         lines += ["", *(f"  {line}" for line in tables.aligned(tables.evaluation_table(run, brief=True))), ""]
     if limit := run.comparison and run.comparison.limit:
-        lines.append(f"  Only the first {limit} examples per task were scored. Published scores are not comparable.")
+        lines.append(f"  Only the first {limit} examples per task were scored. Published scores cannot be compared.")
     lines += [f"  {sentence}" for sentence in run.missing().values()]
     if run.samples:
         newest = max(run.samples, key=lambda sample: sample["step"])

@@ -55,7 +55,7 @@ class Picture(NamedTuple):
 def run_figures(run: Run) -> dict[str, Picture]:
     """Return the figures of one run, by file name without extension.
 
-    Figures without logged data are omitted.
+    A figure is omitted if the run has not logged the numbers for it.
     """
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
@@ -79,7 +79,11 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Pic
 
 
 def render(draw: Callable[[Figure], str]) -> Picture:
-    """Call `draw`, which draws a figure and returns its caption, and return both."""
+    """Return a figure as a PNG image with its caption.
+
+    Args:
+        draw: function that draws on an empty figure and returns the caption.
+    """
     with matplotlib.rc_context(STYLE):
         figure, buffer = Figure(facecolor="white"), io.BytesIO()
         caption = draw(figure)
@@ -92,7 +96,7 @@ def render(draw: Callable[[Figure], str]) -> Picture:
 
 
 def legend(axes: Axes, columns: int = 2) -> None:
-    """Draw the legend of the axes above them."""
+    """Draw the legend of a plot above the plot area."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
 
 
@@ -107,13 +111,17 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> str:
-    """Exclude the steep first part of long curves from the frame of the axes.
+    """Limit the y-axis so that the steep first part of long curves is not shown.
 
-    Otherwise the rest of a curve would look like a flat line. The frame stays unchanged if all curves have fewer than
-    20 points, or if the values after the first 5 % of the tokens span at least a third of the complete range.
+    Otherwise the rest of each curve would look like a flat line. The y-axis stays unchanged if all curves have fewer
+    than 20 points, or if the values after the first 5 % of the tokens span at least a third of the range of all
+    values.
+
+    Args:
+        curves: the token counts and the values of each curve.
 
     Returns:
-        A sentence for the caption, or an empty string if nothing was excluded.
+        A sentence for the caption, or an empty string if the y-axis was not changed.
     """
     later = [y for xs, ys in curves for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
     every = [y for _, ys in curves for y in ys]
@@ -125,12 +133,17 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
 
 
 def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> list[str]:
-    """Label the token axis, the references and the ends of the curves.
+    """Label the token axis, the reference lines and the last value of each curve.
 
-    The references are drawn as dashed horizontal lines. All labels are placed at the right edge.
+    The labels of the lines and curves are placed at the right edge.
+
+    Args:
+        ends: the last value of each curve, with the label and the colour.
+        references: values by name. Each value is drawn as a dashed horizontal line.
+        number: format of the reference values.
 
     Returns:
-        The names of the references inside the frame.
+        The names of the reference lines that are inside the limits of the y-axis.
     """
     axes.set_xlabel("tokens trained")
     axes.xaxis.set_major_formatter(_thousands())
@@ -157,7 +170,7 @@ def _thousands() -> EngFormatter:
 
 
 def _plot(axes: Axes, run: Run, key: str, colour: str) -> list[float]:
-    """Draw a thin curve of one key of the training events, and return its values."""
+    """Draw a thin curve of the logged training values of `key`; return these values."""
     tokens, values = points(run.training, key)
     # With fewer than 10 points a line is hard to see, so markers are added.
     axes.plot(tokens, values, color=colour, linewidth=0.8, marker="." if len(tokens) < 10 else "")
@@ -192,7 +205,7 @@ def _draw_loss(figure: Figure, run: Run) -> str:
 
 
 def _explain(axes: Axes, run: Run, shown: Sequence[str]) -> str:
-    """Return the caption for the reference lines in a figure of losses."""
+    """Return the caption for the reference lines `shown` in a figure of losses."""
     counting = [name for name in shown if name in run.reference_losses]
     caption = f" Dashed, {' and '.join(counting)}: n-gram models built from the training split." if counting else ""
     for name in baseline_losses(run).keys() & {*shown}:
@@ -205,9 +218,10 @@ def _explain(axes: Axes, run: Run, shown: Sequence[str]) -> str:
 
 
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
-    """Return (tokens, lowest loss, highest loss) of the published runs per validation.
+    """Return the range of the published runs' losses at each validation of a run.
 
-    The result is empty if the run's recipe does not follow the published runs.
+    Each item is (tokens, lowest loss, highest loss). The result is empty if the run does not use the recipe of the
+    published runs.
     """
     rows = [row for row in run.validation if run.environment.reference and is_number(row.get("tokens"))]
     return [(row["tokens"], *limits) for row in rows if (limits := band(int(row["step"])))]
@@ -250,7 +264,7 @@ def _draw_reference(figure: Figure, run: Run) -> str:
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[str], key: str) -> list[End]:
-    """Draw one curve per run, and return the end of each curve."""
+    """Draw one curve per run; return each curve's last value, label and colour."""
     ends = []
     for number, rows in enumerate(curves):
         tokens, values = points(rows, key)

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def hellaswag(self) -> list[Row]:
-        """The validation rows that contain a HellaSwag accuracy."""
+        """The validation results that include a HellaSwag accuracy."""
         return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]
 
     @property
@@ -65,7 +65,7 @@ class Run:
     def further_sets(self) -> list[str]:
         """The names of all validation sets except the main one.
 
-        They are taken from the keys `eval_<set>_loss` of the validation rows.
+        The names are taken from the keys `eval_<set>_loss` of the validation results.
         """
         keys = dict.fromkeys(key for row in self.validation for key in row)
         return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
@@ -120,14 +120,14 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def values(rows: Sequence[Row], key: str) -> list[float]:
-    """Return the finite values of `key` in the rows, in order."""
+    """Return the finite values of `key` in a list of logged events, in order."""
     return [row[key] for row in rows if is_number(row.get(key))]
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """Return the token counts and the values of `key`, as two lists of equal length.
 
-    Rows in which one of the two numbers is missing or not finite are skipped.
+    A logged event in which one of the two numbers is missing or not finite is skipped.
     """
     placed = [row for row in rows if is_number(row.get("tokens")) and is_number(row.get(key))]
     return values(placed, "tokens"), values(placed, key)
@@ -150,7 +150,7 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
 def _samples(rows: Iterable[Row]) -> list[Row]:
     """Return one sample per step and prompt; a later sample replaces an earlier one.
 
-    Rows without a step or a text are skipped.
+    Samples without a step or a text are skipped.
     """
     texts: dict[tuple[float, str], Row] = {}
     for row in rows:
@@ -162,9 +162,9 @@ def _samples(rows: Iterable[Row]) -> list[Row]:
 
 
 def _last_per_step(rows: Iterable[Row]) -> list[Row]:
-    """Return one row per step, ordered by step.
+    """Merge the logged events of each step into one, and return them ordered by step.
 
-    A resumed run logs some steps twice. Later values replace earlier ones.
+    A resumed run logs some steps twice. For these steps, later values replace earlier values.
     """
     merged: dict[int, Row] = {}
     for row in rows:

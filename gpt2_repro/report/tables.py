@@ -21,7 +21,7 @@ OWN_TEXT = "validation text"  # label of the main validation set in a diagnosis
 
 
 class KeyNumber(NamedTuple):
-    """A label, a formatted number, and notes that compare it with other numbers."""
+    """A formatted number with a label, and notes that compare the number with others."""
 
     label: str
     text: str
@@ -31,7 +31,7 @@ class KeyNumber(NamedTuple):
 def progress(run: Run) -> str:
     """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`.
 
-    The time left is estimated from the median speed. It is only shown while the run is running.
+    The time left is estimated from the median speed. The time is shown only while the run is running.
     """
     step, tokens = run.status.step, run.status.tokens
     if step is None:
@@ -72,7 +72,7 @@ def key_numbers(run: Run) -> list[KeyNumber]:
 
 
 def _against(loss: float, references: Mapping[str, float]) -> list[Cell]:
-    """Return one note per reference loss: better or worse, and by how many nats."""
+    """Return one note per reference loss, such as `bigram 4.601: better by 0.478`."""
     kinds = {name: "worse" if loss > reference else "better" for name, reference in references.items()}
     return [
         Cell(f"{name} {references[name]:.3f}: {kind} by {abs(loss - references[name]):.3f}", kind)
@@ -88,9 +88,9 @@ def _median(run: Run, key: str) -> float | None:
 def baseline_losses(run: Run) -> dict[str, float]:
     """Return the baseline's loss on the run's validation set, by the baseline's name.
 
-    If the run has a diagnosis, the result is the run's last validation loss minus the difference between the two
-    models, which the diagnosis measured on the same tokens of the validation set. Otherwise it is the published loss.
-    The result is empty if there is no diagnosis and no published loss.
+    diagnosis.json contains the loss difference between the run and a baseline on the same tokens of the validation
+    set. If this difference was measured, the result is the run's last validation loss minus the difference. Otherwise
+    the result is the published loss of the baseline, or empty if no loss was published.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:
@@ -105,12 +105,12 @@ def baseline_losses(run: Run) -> dict[str, float]:
 
 
 def _baseline(run: Run) -> Baseline:
-    """Return the GPT-2 model whose size is closest to the run's active parameters."""
+    """Return the GPT-2 model closest in size to the run's number of active parameters."""
     return baseline_of(run.environment.active_parameters or run.environment.parameters)
 
 
 def hellaswag_lines(run: Run) -> dict[str, float]:
-    """Return the HellaSwag accuracies of the GPT-2 and GPT-3 of the nearest size.
+    """Return HellaSwag accuracies of the GPT-2 and GPT-3 models closest in size.
 
     The result is empty unless the run scored the complete HellaSwag validation split.
     """
@@ -126,10 +126,10 @@ def why_not_comparable(runs: Sequence[Run]) -> list[str]:
     reasons = []
     if len({one["tokenizer_sha256"] for one in data if one.get("tokenizer_sha256")}) > 1:
         reasons.append(
-            "The runs use different tokenizers. Only bits per byte can be compared. Run evaluate.sh with all runs."
+            "The runs use different tokenizers. Run evaluate.sh with all runs and compare only their bits per byte."
         )
     elif len({digest for one in data if (digest := mapping(one.get("sha256")).get("validation"))}) > 1:
-        reasons.append("The runs validate on different rows. Task scores can be compared, but losses cannot.")
+        reasons.append("The runs use different validation sets. Task scores can be compared, but losses cannot.")
     if len({items for run in runs for items in values(run.hellaswag[-1:], "hellaswag_items")}) > 1:
         reasons.append("The runs were scored on different HellaSwag items. Their accuracies cannot be compared.")
     return reasons
@@ -174,7 +174,7 @@ def sample_text(sample: Row) -> str:
 
 
 def diagnosis_tables(run: Run) -> dict[str, Table]:
-    """Return the tables of the diagnosis, by title.
+    """Return the tables of diagnosis.json, by title.
 
     Raises UserError if diagnosis.json is damaged.
     """
@@ -190,7 +190,7 @@ def validation_table(run: Run) -> Table:
 
 
 def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ()) -> Table:
-    """Return a table with one row per record and one column per key.
+    """Return a table with one row per item of `records` and one column per key.
 
     Args:
         name: header of the first column, which contains the keys of `records`.
@@ -202,7 +202,7 @@ def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ())
 
 
 def time_table(run: Run) -> Table:
-    """Return the time breakdown with times, shares and, if a price is known, costs."""
+    """Return a table of the time, share and cost (if the price is known) per activity."""
     price = run.environment.usd_per_hour
     rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
     headers = ["activity", "time", "share", *(["cost"] if price else [])]

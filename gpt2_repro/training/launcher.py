@@ -4,7 +4,7 @@ accelerate 1.15 and deepspeed 0.19.8 silently ignore most mistakes in these file
 
 - An unknown top-level key of a DeepSpeed JSON has no effect.
 - A DeepSpeed JSON without `gradient_clipping` clips at 1.0, and the value of the recipe is ignored.
-- `accelerate launch --cpu` drops DeepSpeed.
+- `accelerate launch --cpu` trains without DeepSpeed.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 LAUNCHER_DIED = signal.SIGUSR2
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 OWNED_BY_THE_RECIPE = {
-    "gradient_clipping": "Remove it and pass --max_grad_norm after train.py.",
-    "gradient_accumulation_steps": "Remove it. It is derived from tokens_per_step.",
+    "gradient_clipping": "Remove gradient_clipping and pass --max_grad_norm after train.py.",
+    "gradient_accumulation_steps": "Remove this setting. The value is derived from tokens_per_step.",
 }
 REFUSED = {
     "optimizer": "the recipe sets the optimizer",
     "scheduler": "the recipe sets the learning-rate schedule",
-    "fp16": "it needs loss scaling, and recipes support bf16 and fp32 only",
+    "fp16": "fp16 needs loss scaling, and recipes support bf16 and fp32 only",
     "amp": "the recipe sets the precision (bf16)",
     "checkpoint": "train.py writes checkpoints and converts them if necessary",
 }
@@ -50,8 +50,8 @@ BLOCKS = {
 def end_with_launcher() -> None:
     """Make this process stop when its launcher dies. Linux only.
 
-    The kernel sends the signal LAUNCHER_DIED. On other systems, the processes of a killed launcher continue to train
-    until they are ended by hand.
+    When the launcher dies, the kernel sends the signal LAUNCHER_DIED to this process. On other systems, the processes
+    of a killed launcher continue to train until they are ended by hand.
     """
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
@@ -64,16 +64,16 @@ def end_with_launcher() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make orphaned descendants children of this process. Linux only.
+    """Make this process the parent of its orphaned descendants. Linux only.
 
-    This process can then wait for them.
+    This process can then wait until these descendants end.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def check_launcher() -> None:
-    """Raise UserError if settings of accelerate launch are ignored or not allowed."""
+    """Raise UserError if accelerate launch has ignored or forbidden settings."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` disables DeepSpeed. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
@@ -104,7 +104,7 @@ def check_deepspeed_json(path: Path) -> None:
         raise UserError(f"{path} is not valid JSON ({error}). Correct the file.") from None
     for key, value in config.items():
         if key in REFUSED:
-            raise UserError(f"{path}: {key} cannot be set: {REFUSED[key]}. Remove it.")
+            raise UserError(f"{path}: {key} cannot be set, because {REFUSED[key]}. Remove the key.")
         if key not in KEYS:
             raise UserError(f"{path} has the key {key!r}, which DeepSpeed ignores. {did_you_mean(key, KEYS)}")
         for inner in value if key in BLOCKS and isinstance(value, dict) else ():
@@ -116,7 +116,7 @@ def check_deepspeed_json(path: Path) -> None:
         if value != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
     if bf16.get(MASTERS):
-        raise UserError(f"{path}: {MASTERS} turns off the fp32 master weights. Remove it.")
+        raise UserError(f"{path}: {MASTERS} turns off the fp32 master weights. Remove the key.")
 
 
 # Required values of the block fsdp_config, by names without `fsdp_`, each with its reason. "none": not set.
@@ -141,5 +141,5 @@ def check_fsdp() -> None:
     for name, (needed, why) in FSDP.items():
         value = os.environ.get(f"FSDP_{name.upper()}", "none")
         if value != needed:
-            fix = "Remove it" if needed == "none" else f"Set fsdp_{name}: {needed}"
+            fix = "Remove this setting" if needed == "none" else f"Set fsdp_{name}: {needed}"
             raise UserError(f"The config of accelerate launch sets fsdp_{name} to {value}. {fix}, because {why}.")

@@ -1,4 +1,4 @@
-"""Preflight checks the packages, limits and disks of a machine."""
+"""Preflight checks a machine's packages, shared memory, open-file limit and disks."""
 
 import shutil
 from pathlib import Path

@@ -86,14 +86,14 @@ def test_every_number_is_compared(monkeypatch, capsys: pytest.CaptureFixture[str
     monkeypatch.setattr(dist, "all_reduce", lambda numbers: numbers[5].add_(1))
     monkeypatch.setattr(links, "_fail", print)
     links.measure(60)
-    assert "rank 0 has 1 wrong numbers" in capsys.readouterr().out
+    assert "wrong sums on rank 0: 1." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("code", "said", "words"),
     [
         (None, "", "150 s"),
-        (3, "0.3 GB/s\nerror: rank 1 has 7 wrong numbers: x\n====\n", "rank 1"),
+        (3, "0.3 GB/s\nerror: wrong sums on rank 1: 7. x\n====\n", "rank 1"),
         (1, "Traceback\nRuntimeError: invalid device ordinal\n====\nRoot Cause:\n", "RuntimeError: invalid device"),
         (1, "[rank1]: torch.OutOfMemoryError: CUDA\ntraceback : To enable traceback see\n", "[rank1]: torch.OutOf"),
         (1, "step 1\nstep 2\n----\n", "step 2"),
@@ -106,7 +106,8 @@ def test_what_processes_say_is_judged(
 ) -> None:
     """A failed all-reduce is reported with its error, and with a fix if one is known.
 
-    `works_without_p2p` is None on a machine without a GPU.
+    `works_without_p2p` is the simulated result of a second attempt without peer-to-peer transfers. The value is None
+    on a machine without a GPU, where the test expects no second attempt.
     """
 
     def run(command, seconds, **variables) -> tuple[int | None, str]:

@@ -18,7 +18,7 @@ from tests.sections import parse_for_training
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the speed of the CPU with only one pass, which saves time."""
+    """Measure the CPU speed with only one forward and backward pass, to save time."""
     monkeypatch.setattr(machine, "CPU_SECONDS", 0.0)
 
 

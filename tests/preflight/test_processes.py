@@ -1,4 +1,4 @@
-"""No process of a preflight command is left running. The micro-batch search works."""
+"""Preflight ends all processes that it starts, and finds the largest micro-batch."""
 
 import os
 import signal
@@ -30,7 +30,8 @@ run_to_end([sys.executable, "-c", *sys.argv[1:]], seconds=600)
 def has_ended(pid: int) -> bool:
     """Return whether a process has ended.
 
-    A zombie counts as ended, because an orphan remains a zombie if an earlier test made pytest adopt orphans.
+    A zombie counts as ended: if an earlier test made pytest adopt orphaned processes, they remain zombies after
+    they end.
     """
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

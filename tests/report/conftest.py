@@ -18,7 +18,7 @@ def change(path: Path, **values: object) -> None:
 
 
 def add(run: Path, file: str = "metrics.jsonl", **event: object) -> None:
-    """Append an event to a JSON-lines file in a run directory."""
+    """Append the event with these keys to a JSON-lines file in a run directory."""
     with (run / file).open("a") as lines:
         lines.write(json.dumps(event) + "\n")
 

@@ -19,9 +19,9 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def execute(name: str, parameters: str) -> tuple[str, list[str]]:
-    """Run a notebook with other parameters; return its text output and output types.
+    """Run a notebook; return its text output and the media types of its outputs.
 
-    The notebook runs in the folder notebooks/.
+    The code `parameters` replaces the notebook's cell with the tag "parameters". The notebook runs in notebooks/.
     """
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]

@@ -1,4 +1,4 @@
-"""Simulate a RunPod pod, so that its scripts run without costs and network.
+"""Simulate a RunPod pod, so that the scripts run without costs and network.
 
 Stub programs replace the commands that would cost money or use a network. They record their arguments.
 """
@@ -110,7 +110,7 @@ class Pod:
         return [int(word) if word.isdecimal() else word for word in words]
 
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
-        """Start a script of runpod/. Variables with the value None are removed."""
+        """Start a script of runpod/ with `variables` set. None unsets a variable."""
         environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = ["bash", str(ROOT / "runpod" / script), *map(str, words)]

@@ -41,7 +41,7 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
 
 
 def stage(pod, name: str, **variables: str) -> int:
-    """Run a stage of cloud/skypilot.yaml and return its exit code.
+    """Run the stage "prepare" or "train" of cloud/skypilot.yaml; return its exit code.
 
     A local folder replaces the bucket.
     """

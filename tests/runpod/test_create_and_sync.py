@@ -61,8 +61,8 @@ def test_the_whole_cost_is_shown(pod) -> None:
 def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
     """The pod's start command runs on_start.sh, or stops the pod at the deadline.
 
-    It stops the pod if the volume does not contain the repository and therefore not on_start.sh. The test replaces the
-    paths in the command by paths in a temporary folder.
+    The command stops the pod at the deadline if the volume does not contain the repository, because on_start.sh is
+    then missing. The test replaces the paths in the command by paths in a temporary folder.
     """
     text = options(pod, "--gpu", "A40", "--hours", 1.5, "--volume", "v")["--docker-args"]
     assert text.count("'") == 2  # RunPod splits the text like a shell
@@ -84,7 +84,7 @@ def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
 def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
     """sync.sh accepts a copy in a bucket only if the hashes of all files match.
 
-    A file server simulates the Hub. It returns the list of the bucket's files at the path of the API.
+    A file server simulates the Hub: a request to the path of the Hub's API returns the list of files in the bucket.
     """
     run, weights = pod.folder / "run", pod.folder / "run" / "final" / "model.safetensors"
     listed = pod.folder / "hub" / "api" / "buckets" / "me" / "mine" / "tree" / "copies" / "run"
@@ -106,17 +106,18 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
         weights.write_text("weightz")  # other contents of the same size
         (run / "samples.jsonl").touch()
         code, said = pod.run(*command, **variables)
-        assert code == 1 and "2 files of" in said
+        assert code == 1 and "run: 2. Run" in said
         hub.shutdown()
 
 
 @pytest.mark.parametrize(("differs", "code"), [("", 0), ("<f.st...... metrics.jsonl", 1)])
 @pytest.mark.parametrize("target", ["me@host:backup/", "me@host:"])
 def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: str, code: int) -> None:
-    """sync.sh accepts a copy with rsync only if a comparison finds no difference.
+    """sync.sh accepts a copy made by rsync only if all files are equal.
 
-    rsync appends the name of the run directory to the target. The target `me@host:` is the home directory. sync.sh
-    must not change it to `me@host:/run`, which is in the root directory.
+    sync.sh calls rsync twice: to copy the run directory `run`, and to list the different files (`differs`). The target
+    must be passed unchanged, because rsync itself appends `run`. For example, `me@host:` is the home directory, but
+    `me@host:/run` would be in the root directory.
     """
     run = pod.folder / "run"
     run.mkdir()

@@ -19,7 +19,7 @@ def deadlines(pod, purpose: str = "") -> list[int]:
 def test_it_returns_at_once_and_stops_the_pod_later(pod, variables: dict[str, str], calls: list[str]) -> None:
     """deadline.sh returns at once, and its timer stops the pod later.
 
-    The timer works even if the repository is deleted.
+    The timer works even if the repository is deleted after deadline.sh has returned.
     """
     scripts = shutil.copytree(ROOT / "runpod", pod.folder / "gone")
     code, said = pod.run(scripts / "deadline.sh", 4, **variables)

@@ -114,7 +114,8 @@ def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
 def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]) -> None:
     """After a failure or an early end, the script waits before it stops the pod.
 
-    If the script is killed during this time, the pod continues. The next run can start, because the lock is released.
+    If the script is killed during this time, the pod keeps running, and another run_and_stop.sh can start because the
+    lock is released.
     """
     words = ("--hours", 1, "--grace", 0.5, *TRAIN)
     for number in (1, 2):
@@ -131,9 +132,10 @@ def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]
 
 @pytest.mark.parametrize("words", [("--hours", 1), ("--keep",)])
 def test_before_the_deadline_the_training_is_told_to_end(pod, words: tuple[object, ...]) -> None:
-    """The training gets SIGTERM before the deadline of the run.
+    """The training gets SIGTERM before the deadline.
 
-    A run with --keep has no deadline. It gets SIGTERM before the deadline that was set when the pod was started.
+    run_and_stop.sh --hours sets a deadline. With --keep, the script sets none, and the training gets SIGTERM before
+    the deadline that was set when the pod was started.
     """
     process = start_training(pod, *words, "--grace", 0)
     if words == ("--keep",):
