@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
 
 
 def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:
-    """Append the baseline to `models` and return its column of the table.
+    """Append the baseline to `models`, and return the baseline's table column.
 
     A baseline that is already one of the models is not appended again. Return None if `name` is "none", or if the
     baseline cannot be loaded but has published scores.
@@ -96,7 +96,7 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
         models.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))
     except UserError as error:
         if name in NUMBERS and not Path(name).exists():
-            logger.warning("%s Continuing with this model's published scores, if any, without verdicts.", error)
+            logger.warning("%s Continuing with the baseline's published scores, if any, without verdicts.", error)
             return None
         raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
     return models[-1].column

@@ -20,13 +20,13 @@ class EvaluationArguments:
 
     tasks: list[str] = HfArg(
         default_factory=lambda: ["lambada_openai", "hellaswag", "wikitext"],
-        help="lm-eval tasks. last_word and document_perplexity use the run's validation documents.",
+        help="lm-eval tasks to score. last_word and document_perplexity use the run's validation documents.",
     )
     baseline: str = HfArg(
         default="openai-community/gpt2",
         help="Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
     )
-    max_length: int = HfArg(default=1024, help="Window in tokens, or less if a model was trained on shorter rows.")
+    max_length: int = HfArg(default=1024, help="Window in tokens. Reduced if a model was trained on shorter rows.")
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
@@ -49,18 +49,18 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
             f"{field.metadata['help']} (default: {shown})",
         )
         recipe.add_argument(f"--{field.name}", type=kind, nargs=nargs, help=text)
-    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of jsonl task data, to run offline.")
+    parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder with jsonl task data, for offline use.")
     parser.add_argument("--all_checkpoints", action="store_true", help="Score all complete checkpoints of a run.")
-    parser.add_argument("--no_cache", action="store_true", help="Do not use scores in .cache/evaluation.")
+    parser.add_argument("--no_cache", action="store_true", help="Do not read or write scores in .cache/evaluation.")
     parser.add_argument(
         "--limit", type=positive_count, metavar="N", help="Smoke test: score only N documents per task."
     )
     parser.add_argument(
-        "--output_dir", type=Path, metavar="DIR", help="Result folder. Default: RUN/evaluation or evaluations/NAME."
+        "--output_dir", type=Path, metavar="DIR", help="Results folder. Default: RUN/evaluation or evaluations/NAME."
     )
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
     parser.add_argument(
-        "--batch_size", type=positive_count, metavar="N", help="Rows per forward pass. Default: GPU 32, CPU 4."
+        "--batch_size", type=positive_count, metavar="N", help="Rows per forward pass. Default: 32 on GPU, 4 on CPU."
     )
     options = parser.parse(argv)
     if not options.checkpoints:
@@ -76,7 +76,7 @@ def arguments_of_run(run: Path | None) -> EvaluationArguments:
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
-    """Return the recipe section `evaluation:` with the passed options applied."""
+    """Return the recipe section `evaluation:` with the values of passed options."""
     names = [field.name for field in dataclasses.fields(EvaluationArguments)]
     passed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     arguments = dataclasses.replace(section, **passed)

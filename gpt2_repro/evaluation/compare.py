@@ -1,7 +1,7 @@
 """Compare the scores of models with each other and with published scores.
 
-If the baseline is scored here, its published scores are used to find errors in the setup. If the baseline cannot be
-loaded, its published scores are shown instead.
+If this evaluation scores the baseline, the published scores of the baseline are used to find errors in the setup. If
+the baseline cannot be loaded, its published scores are shown instead.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ def compare(
 ) -> Comparison:
     """Return the scores of all models and their differences from the baseline.
 
-    A difference has a paired standard error if both models were scored here on the same documents. If `settings.limit`
-    limits the number of documents, no verdicts are given.
+    A difference has a paired standard error if this evaluation scored both models on the same documents. If
+    `settings.limit` limits the number of documents, no verdicts are given.
 
     Args:
         scored: models with their scores. The tasks and metrics of the first model become the rows of the table.
@@ -84,7 +84,7 @@ def _difference(ours: Found | None, theirs: Found | None) -> Difference | None:
 
 @dataclasses.dataclass(frozen=True)
 class PublishedNumber:
-    """A published score, its source, and how much a score measured here may differ."""
+    """A published score, its source, and how much a measured score may differ from it."""
 
     task: str
     metric: str
@@ -119,8 +119,9 @@ NUMBERS = {
 def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> list[PublishedNumber]:
     """Return the published scores of a model that can be compared with `scores`.
 
-    A published score can be compared if the task was scored on all its documents, and with the same window. The scores
-    of LAMBADA and HellaSwag apply to any window of at least 256 tokens, because all their texts are shorter.
+    A published score can be compared if the task was scored on all its documents, and with the window of the published
+    score. The published scores of LAMBADA and HellaSwag hold for any window of at least 256 tokens, because all texts
+    of these tasks are shorter.
 
     Args:
         model: a Hub id.
@@ -135,7 +136,8 @@ def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> 
 def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> list[str]:
     """Return one line for each measured score that deviates from the published score.
 
-    Such a deviation shows that the setup is broken.
+    A score deviates if the difference is larger than `PublishedNumber.tolerance`. A deviation shows that the setup is
+    broken.
     """
     measured = {(task.task, metric.name): metric.value for task in scores for metric in task.metrics}
     lines = []
@@ -150,8 +152,8 @@ def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> li
 def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
     """Return the published scores of a model as a baseline, or None.
 
-    Only tasks that `scored` contains with all their documents are used. Return None if no score is published for these
-    tasks and this window.
+    Only tasks of `scored` that were scored on all their documents are used. Return None if no score is published
+    for these tasks and this window.
     """
     if model not in NUMBERS:
         return None

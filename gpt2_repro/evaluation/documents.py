@@ -1,8 +1,8 @@
 """Select documents, and cut passages as in LAMBADA, for the project's own tasks.
 
 A model must predict the last word of a passage. In LAMBADA 84 % of the last words occur earlier in the passage, so a
-model can find them in the context. Here all last words occur earlier. If several words near the end of a passage could
-be the last word, the longest is used, because the first would mostly be "the".
+model can find them in the context. In the passages of this module all last words occur earlier. If several words near
+the end of a passage could be the last word, the longest of them is used, because the first is mostly "the".
 """
 
 import string
@@ -51,7 +51,7 @@ def read_documents(path: Path, column: str = "text") -> list[str]:
 
 
 def documents_to_score(documents: Sequence[str]) -> list[str]:
-    """Return evenly spread documents with a total of about MAX_BYTES of text."""
+    """Return documents, spread evenly, with about MAX_BYTES (1.3 MB) of text in total."""
     num_bytes = sum(len(document.encode()) for document in documents)
     return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
 

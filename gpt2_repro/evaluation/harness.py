@@ -31,9 +31,9 @@ SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rando
 
 
 def choose_device(name: str | None) -> str:
-    """Return the device to use: the named one, otherwise "cuda" or "cpu".
+    """Return the device to use: `name` if given, otherwise "cuda" or "cpu".
 
-    Raises UserError if the named device does not work.
+    Raises UserError if the device `name` does not work.
     """
     import torch
 
@@ -61,8 +61,8 @@ def evaluate_model(
     Returns lm-eval's results as plain JSON values, and the scored samples of each task.
 
     Args:
-        task_folder: the folder with task files from `write_task_files`, or None. They replace lm-eval's tasks of the
-            same names.
+        task_folder: the folder with task files from `write_task_files`, or None. Task files replace lm-eval's tasks
+            of the same names.
         accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns results.
             The other ranks return empty dictionaries.
 
@@ -118,15 +118,15 @@ def _missing_data_as_user_error() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, DatasetsError) as error:
-        raise UserError(f"Cannot load task data ({in_a_line(error)}). Pass --local_data DIR with the files.") from None
+        raise UserError(f"Cannot load task data ({in_a_line(error)}). Pass a data folder as --local_data.") from None
 
 
 @functools.cache
 def _scorer_class() -> Any:
     """Return a subclass of lm-eval's HFLM that draws a single progress bar.
 
-    If complete documents are scored, the bar counts the windows of all documents. HFLM (lm_eval 0.4.13) draws a new
-    bar for each batch of them.
+    If complete documents are scored, the bar counts the windows of all documents. HFLM (lm_eval 0.4.13) would draw a
+    new bar for each batch of windows.
     """
     from lm_eval.models.huggingface import HFLM
 
@@ -164,7 +164,7 @@ def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
 def launch_command(job: Path, num_processes: int) -> list[str]:
     """Return the command that runs this module's `main` in several processes.
 
-    Every launcher setting comes from this project. The user's own accelerate configuration is not used.
+    This project sets all options of accelerate launch. The user's accelerate configuration is not used.
     """
     launcher = [*LAUNCHERS["ddp"].command(num_processes), "--main_process_port", "0"]
     return [*launcher, "-m", "gpt2_repro.evaluation.harness", str(job)]
@@ -191,7 +191,7 @@ def evaluate_launched(
         code = subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode
         answer = job.with_name(ANSWER)
         if code or not answer.is_file():
-            raise RunFailed(f"Scoring {task} failed with exit code {code}: see above. Run the same command again.")
+            raise RunFailed(f"Scoring {task} failed with exit code {code}. Fix the error above, then run again.")
         return pickle.loads(answer.read_bytes())
 
 
@@ -199,7 +199,7 @@ def main(job: Path) -> None:
     """Score this process's share of the documents of a task.
 
     `job` is the file that `evaluate_launched` wrote. Rank 0 collects the results of all processes and writes them to a
-    file next to it.
+    file next to `job`.
     """
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 HUB_ID = "Rowan/hellaswag"
 ENDINGS = 4
 LABELS = [*range(ENDINGS), *map(str, range(ENDINGS))]  # numbers in some copies of the data, strings in others
-SKIP = "or pass --hellaswag_steps 0 to skip HellaSwag"
+SKIP = "or pass --hellaswag_steps 0 to train without HellaSwag"
 
 
 class Item(NamedTuple):
@@ -54,7 +54,7 @@ def read_items(source: str) -> list[Item]:
     elif Path(source).is_file():
         rows = (row for _, row in read_json_lines(Path(source)))
     else:
-        raise UserError(f"--hellaswag_data {source} is not a local file. Pass a HellaSwag file, a Hub id, {SKIP}.")
+        raise UserError(f"--hellaswag_data {source} is not a local file. Pass a local file or a Hub id, {SKIP}.")
     items = [_item(row, f"{source}, item {number}") for number, row in enumerate(rows, start=1)]
     if not items:
         raise UserError(f"{source} contains no items. Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")
@@ -86,8 +86,8 @@ def _item(row: Any, where: str) -> Item:
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
     """Group rows of similar length into batches, and return their row numbers.
 
-    The longest rows come first. A batch has at most `positions` token positions, including padding. A row that is
-    longer than this forms a separate batch.
+    The longest rows come first. A batch has at most `positions` token positions, including padding. A row
+    longer than `positions` forms a separate batch.
 
     Args:
         lengths: the number of token positions of each row.
@@ -123,7 +123,7 @@ class HellaSwag:
             self.rows.append((ids, min(len(ending), len(ids) - 1)))
 
     def batches(self, positions: int) -> list[list[int]]:
-        """Return the row numbers of batches with at most `positions` token positions.
+        """Return batches of row numbers, with at most `positions` token positions each.
 
         See `batches_by_length`.
         """
@@ -168,9 +168,10 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids and labels [rows, T] of some rows, and the row index of each target.
+        """Return ids and labels [rows, T], and the row index of each target.
 
-        Padding is on the right, so no position of a row attends to it.
+        `numbers` are the indexes of the rows to return. Padding is on the right, so no position of a row attends to
+        padding.
         """
         rows = [self.rows[number] for number in numbers]
         ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
@@ -196,7 +197,11 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     try:
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
-        raise UserError(f"The tokenizer fails on HellaSwag ({error}). Pass --hellaswag_steps 0 to skip it.") from None
+        raise UserError(
+            f"The tokenizer fails on HellaSwag ({error}). Pass --hellaswag_steps 0 to train without HellaSwag."
+        ) from None
     if not all(encoded):
-        raise UserError("The tokenizer returns no tokens for a HellaSwag text. Pass --hellaswag_steps 0 to skip it.")
+        raise UserError(
+            "The tokenizer gives no tokens for a HellaSwag text. Pass --hellaswag_steps 0 to train without HellaSwag."
+        )
     return encoded

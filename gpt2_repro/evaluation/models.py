@@ -1,6 +1,6 @@
-"""Load each model of a comparison once, to find its size, window and revision.
+"""Find the size, window and revision of each model of a comparison.
 
-The weights are not kept. A model is loaded again when it is scored.
+Each model is loaded once for this, and its weights are not kept. The model is loaded again when it is scored.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """Description of an inspected model, and the function that loads it for scoring.
+    """The size, window and revision of a model, and the function that loads it.
 
     Args:
         column: the model's column in the comparison table.
@@ -46,13 +46,13 @@ class LoadedModel:
     def trained_window(self) -> int:
         """The longest sequence in tokens that the model was trained on.
 
-        This is its number of positions, or the sequence length of its run if that is shorter.
+        This is the number of positions of the model, or the sequence length of its training run if that is shorter.
         """
         return self.checkpoint.window(self.positions)
 
 
 def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
-    """Load a model to inspect it, and return a description without its weights.
+    """Load a model, and return its size, window and revision without the weights.
 
     Raises UserError if the model cannot be loaded, or if the size of its vocabulary does not match its tokenizer.
     """
@@ -84,14 +84,14 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
     This is `requested`, or less if a model was trained on shorter sequences only.
 
     Args:
-        explicit: whether the user passed `requested` as an option. If all models have enough positions, the value is
-            then used even if a model was trained on shorter sequences.
+        explicit: whether the user passed `requested` as an option. If so, and if all models have enough positions,
+            `requested` is used even if a model was trained on shorter sequences.
     """
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)
     if explicit and window < requested <= min(model.positions for model in models):
-        logger.warning("Window: %d tokens. Positions of %s after %d are untrained.", requested, shortest.name, window)
+        logger.warning("Window: %d tokens. In %s, positions after %d are untrained.", requested, shortest.name, window)
         return requested
     if window < requested:
-        logger.warning("Window: %d tokens, not %d: %s was not trained on more.", window, requested, shortest.name)
+        logger.warning("Window: %d tokens, not %d: %s was trained with this window.", window, requested, shortest.name)
     return window

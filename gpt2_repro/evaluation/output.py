@@ -25,8 +25,8 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
     """Return the default output folder of an evaluation.
 
-    This is RUN/evaluation in the run of the first checkpoint, or evaluations/NAME if this checkpoint is not in a run.
-    The results of a smoke test are in the subfolder smoke_test.
+    This is RUN/evaluation if the checkpoint `first` belongs to a run, otherwise evaluations/NAME. The default for a
+    smoke test is the subfolder smoke_test of this folder.
     """
     folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
@@ -40,7 +40,7 @@ def file_name(name: str) -> str:
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Return the command line, the time and the versions of libraries.
 
-    `command` is the part of the command line before `argv`.
+    `command` is the start of the command line ("bash evaluate.sh"), and `argv` contains the arguments after it.
     """
     versions = {library: version(library) for library in LIBRARIES}
     return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
@@ -83,7 +83,7 @@ def write_results(folder: Path, name: str, data: str, table: str) -> str:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Return the comparison as Markdown: warnings, table, and notes on the settings."""
+    """Return the comparison as Markdown: warnings, table, and a list of the settings."""
     warnings, table = [f"**{warning}**" for warning in comparison.warnings], comparison.table().markdown()
     notes = "\n".join(f"- {note}" for note in _notes(comparison))
     if comparison.limit is None:

@@ -49,7 +49,7 @@ def score_models(
         local: the local data file of each task that does not read from the Hub.
         cached: whether to read and write the cache.
 
-    Returns each model's column of the table and its scores.
+    Returns a list with the table column and the scores of each model.
     """
     scored = []
     with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
@@ -96,7 +96,8 @@ def _evaluate(
 def count_processes(settings: EvaluationSettings) -> int:
     """Return the number of processes that score a task.
 
-    This is one per GPU if the device is "cuda", otherwise one.
+    This is one process per GPU if the device is "cuda", otherwise one process. With `settings.limit`, there are not
+    more processes than documents.
     """
     import torch
 
@@ -107,7 +108,7 @@ def count_processes(settings: EvaluationSettings) -> int:
 def _cache_key(settings: EvaluationSettings, revision: str | None, task: str, definition: str) -> dict[str, Any]:
     """Return the cache key of a task's scores: everything that the scores depend on.
 
-    `definition` is a hash of the task's definition and data. It distinguishes tasks of the same name.
+    `definition` is a hash of the task's definition and data. This hash distinguishes tasks of the same name.
     """
     of_model = {"model": revision, "task": task, "definition": definition}
     return dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | of_model

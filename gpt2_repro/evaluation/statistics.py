@@ -39,7 +39,7 @@ def aggregate(aggregation: str, values: Values) -> float:
 def paired(
     metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None
 ) -> Difference:
-    """Return the difference between two models' scores, with its error and verdict.
+    """Return the difference of two models' scores, its standard error and a verdict.
 
     `ours` and `theirs` hold the values of the same documents in the same order.
 
@@ -100,8 +100,9 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
     """Return lm-eval's bootstrapped standard error of a perplexity, computed faster.
 
-    lm-eval takes minutes. This function takes seconds and uses the same random numbers: in lm_eval/api/metrics.py
-    (0.4.13) chunk i draws 1,000 times from random.Random(i), and NumPy's RandomState([i]) gives the same numbers.
+    lm-eval's function takes minutes. This function takes seconds and uses the same random numbers. In
+    lm_eval/api/metrics.py (0.4.13), chunk i contains 1,000 resamples drawn with random.Random(i). NumPy's
+    RandomState([i]) gives the same numbers.
     """
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
@@ -119,7 +120,7 @@ def _mean_stderr(values: Values) -> float:
 
 
 def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
-    """Return RESAMPLES bootstrapped scores of each model.
+    """Return 10,000 (RESAMPLES) bootstrapped scores of each model.
 
     All models use the same resampled documents, so that their scores stay paired.
     """

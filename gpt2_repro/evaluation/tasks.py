@@ -1,7 +1,7 @@
 """Write lm-eval task files: stock tasks with local data, and the project's tasks.
 
-A task file includes one of lm-eval's stock tasks and replaces its data by a local jsonl file, so that no network is
-needed. `lm_eval run --include_path <folder>` reads the same files.
+A task file includes one of lm-eval's stock tasks and replaces the data of this stock task by a local jsonl file, so
+that no network is needed. `lm_eval run --include_path <folder>` reads the same files.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class LocalTask:
     Args:
         stock: the path of the stock task in lm_eval/tasks, which this task includes.
         split: the name of the split to score.
-        files: file names in --local_data. The first file that exists is used.
+        files: possible names of the data file in --local_data. The first file that exists is used.
         changes: keys of the stock task to replace, with the new values.
     """
 
@@ -79,7 +79,7 @@ def with_completion(tasks: Iterable[str]) -> list[str]:
 def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
     """Return the data file of each task that has one in the folder `local_data`.
 
-    Raises UserError if `local_data` is not a folder, or has no file for any task.
+    Raises UserError if `local_data` is not a folder, or has no data file for any of the tasks.
     """
     if not local_data.is_dir():
         raise UserError(f"--local_data {local_data} is not a folder. Pass a folder with task data as jsonl files.")
@@ -93,9 +93,9 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
-    """Return the data folder of a run if a task needs its validation documents.
+    """Return the prepared folder of a run if a task needs validation documents.
 
-    Return None if no task needs them, or if they are missing.
+    Return None if no task needs validation documents, or if the folder contains no validation documents.
     """
     name = (
         RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run and OWN_TASKS.keys() & set(tasks) else None
@@ -110,7 +110,7 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
     """
     for task in tasks:
         if task in OWN_TASKS and task not in local:
-            fix = "Pass --local_data DIR: a folder that prepare_data.py --validation_text wrote."
+            fix = "Pass --local_data DIR, where DIR is a folder that prepare_data.py --validation_text wrote."
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in stock_task_names():
             fix = "Pass paths of checkpoints before --tasks." if Path(task).exists() else ""
@@ -123,8 +123,8 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
 def stock_task_names() -> set[str]:
     """Return the names of all tasks, groups and tags of lm-evaluation-harness.
 
-    A text search in its task files takes a second. Its own TaskManager parses all files as YAML, which takes ten
-    seconds.
+    This function searches the text of lm-evaluation-harness's task files, which takes a second. TaskManager of
+    lm-evaluation-harness parses all files as YAML, which takes ten seconds.
     """
     pattern = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in _stock_folder().rglob("*.yaml")]
@@ -134,9 +134,9 @@ def stock_task_names() -> set[str]:
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
     """Write a task file, and a copy of local data, for each task of LOCAL_TASKS.
 
-    lm-eval reads both files minutes later. The original data may have changed by then, so the hash is that of the
-    copy. The name of the copy depends on its content, because `datasets` caches by path and mtime, and `cp -p` and
-    `rsync -t` keep the mtime.
+    lm-eval reads the task file and the copy minutes later. The original data may have changed by then, so the returned
+    hash is computed from the copy. The name of the copy depends on its content, because `datasets` caches by path and
+    mtime, and `cp -p` and `rsync -t` keep the mtime.
 
     Args:
         local: the data files found by `find_local_files`. All other tasks read from the Hub.
@@ -172,9 +172,9 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _own_data(task: str, source: Path) -> bytes:
-    """Return the data of a task in OWN_TASKS, made from the documents of a file.
+    """Return the data of one of the project's tasks, made from a file of documents.
 
-    The data is text in JSON Lines format.
+    `task` is a key of OWN_TASKS. The data is text in JSON Lines format.
     """
     documents = read_documents(source)
     words = task == "last_word"

@@ -48,25 +48,25 @@ class ModelArguments:
     model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="Architecture, as in transformers.")
     config_overrides: Overrides = HfArg(
         default=Overrides(""),
-        help="Further configuration keys: a mapping in a recipe, JSON or key=value,… on the command line.",
+        help="Other keys of the model's configuration: a mapping (recipe), JSON or key=value,… (command line).",
     )
-    n_layer: int = HfArg(default=12, help="Transformer blocks. 0: chosen automatically for the text and the machine.")
-    n_head: int = HfArg(default=12, help="Attention heads per block. 0: chosen automatically, like n_layer.")
-    n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: chosen automatically, like n_layer.")
+    n_layer: int = HfArg(default=12, help="Number of transformer blocks. 0: chosen to suit the text and the machine.")
+    n_head: int = HfArg(default=12, help="Attention heads per block. 0: chosen to suit the text and the machine.")
+    n_embd: int = HfArg(default=768, help="Width of the residual stream. 0: chosen to suit the text and the machine.")
     dropout: float = HfArg(
         default=0.0, help="Dropout of embeddings, attention and residuals. The default in transformers is 0.1."
     )
     pad_vocab_to_multiple_of: int = HfArg(
-        default=128, help="Pad the vocabulary for training: 50,257 ids become 50,304."
+        default=128, help="Pad the vocabulary to a multiple of this number. With 128, 50,257 ids become 50,304."
     )
     attn_implementation: Literal["auto", "flash_attention_2", "causal_sdpa", "eager"] = HfArg(
         default="auto", help="auto: flash_attention_2 if flash-attn works, otherwise causal_sdpa (SDPA without mask)."
     )
     document_mask: bool = HfArg(
         default=False,
-        help="No attention between documents of a row. Positions are not reset. Slower without flash-attn.",
+        help="No attention between documents of a row. Positions are counted per row. Slower without flash-attn.",
     )
-    init_from: str = HfArg(default="", help="Take weights and shape from a folder or Hub id. Empty: random weights.")
+    init_from: str = HfArg(default="", help="Folder or Hub id to take weights and shape from. Empty: random weights.")
 
     def __post_init__(self) -> None:
         if min(self.n_layer, self.n_head, self.n_embd) < 0 or self.pad_vocab_to_multiple_of < 1:
@@ -82,14 +82,14 @@ class ModelArguments:
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
     """Raise UserError if the model's shape or the document mask is invalid.
 
-    A document mask needs rows with several documents and separators between them.
+    A document mask needs rows that contain several documents and a separator between them.
     """
     if model.n_head and model.n_embd % model.n_head:
         heads = max(n for n in range(1, model.n_head) if model.n_embd % n == 0)
         fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
         raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}. {fix}")
     if model.document_mask and packing == "wrap":
-        raise UserError("--document_mask is useless with --packing wrap: each row has only one document. Remove it.")
+        raise UserError("Remove --document_mask. It is useless with --packing wrap, as rows have one document each.")
     if model.document_mask and separator == "none":
         raise UserError("--document_mask needs rows with separators. Prepare the data with --separator before.")
 
@@ -97,8 +97,8 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
     """Return the recipe section `model:` with the shape of its `init_from` checkpoint.
 
-    Layers, heads and width are taken from the checkpoint, except for fields that the user set (`stated`). A checkpoint
-    that cannot be read is reported later, when its weights are loaded.
+    Layers, heads and width are taken from the checkpoint, except for fields that the user set (`stated`). If the
+    checkpoint cannot be read, the error is raised later, when its weights are loaded.
     """
     if not model.init_from:
         return model
@@ -114,7 +114,7 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
 def _read_config(name: str) -> dict[str, Any]:
     """Return the content of config.json of a checkpoint, a run directory or a Hub id.
 
-    Return {} if it cannot be read.
+    Return {} if the file cannot be read.
     """
     from transformers import PretrainedConfig
 

@@ -28,11 +28,11 @@ def build_model(
 
     Args:
         tokenizer: the tokenizer of the prepared data. The checkpoint `init_from` must have the same tokenizer.
-        init_from: a folder or Hub id whose weights are copied. If empty, weights are random (torch's global seed).
-        documents: the rule that finds the documents of a row. The loss then allows no attention between documents.
+        init_from: a folder or Hub id whose weights are copied. If empty, weights are random, from torch's global seed.
+        documents: the rule that finds the documents of a row. If given, there is no attention between documents.
         compiled: whether to compile the loss.
 
-    Raises UserError if `init_from` cannot be loaded or differs from the model or the data.
+    Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data.
     """
     model = stock_model(config, attention=attention)
     if init_from:
@@ -60,7 +60,7 @@ def choose_attention(
     obstacle = _flash_obstacle(cuda=cuda, bf16=bf16, document_mask=document_mask)
     if one_row_compiled and not obstacle and not document_mask:
         # _is_packed_sequence in transformers 5.23. Position ids are not read if the lengths of documents are passed.
-        obstacle = "with one row per pass, transformers reads the position ids, which cannot be compiled"
+        obstacle = "with one row per pass, transformers reads the position ids, and reading them cannot be compiled"
     if requested == "flash_attention_2":
         if obstacle:
             raise UserError(f"flash_attention_2 cannot be used: {obstacle}. Pass --attn_implementation auto.")
@@ -91,9 +91,9 @@ def _flash_obstacle(*, cuda: bool, bf16: bool, document_mask: bool) -> str | Non
 def attention_difference(one: str, other: str, *, device: str, document_mask: bool = False) -> float:
     """Return the largest difference between two attention implementations in bf16.
 
-    Outputs and gradients are compared, relative to the largest value. The result is infinite if a value is NaN. With
-    `document_mask`, attention stays inside documents of 37 ids. This function sets torch's global seed, so it must be
-    called before the seed of a run is set.
+    Outputs and gradients are compared, relative to the largest absolute value of `other`. The result is infinite if a
+    value is NaN. With `document_mask`, attention stays inside documents of 37 ids. Call this function before the seed
+    of a run is set, because it sets torch's global seed.
     """
     none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **none)

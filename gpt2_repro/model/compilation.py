@@ -26,7 +26,7 @@ FLASH = re.compile("_flash_attn_(varlen_)?forward")
 
 
 class Graph(NamedTuple):
-    """Description of a compiled graph of the loss: its attention calls and logits."""
+    """Number of attention calls in a compiled graph, and whether it outputs logits."""
 
     training: bool
     causal: int  # attention calls in which the kernel applies the causal mask
@@ -40,8 +40,8 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
     The complete loss must compile to a single graph. A graph break raises an error. Compiled code is cached in
     $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` in the working directory.
 
-    Returns the list of compiled graphs, which is empty at first. A graph is added when a forward pass first needs it.
-    `model.compiled_graphs` is the same list.
+    Returns the list of compiled graphs, which is empty at first. A graph is added when a forward pass needs
+    this graph for the first time. `model.compiled_graphs` is the same list.
     """
     # Importing transformers sets this variable to torch's default in /tmp. That value is replaced, too.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
@@ -65,9 +65,9 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
 
 
 def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
-    """Count the attention calls of a torch.compile graph, and look for logits.
+    """Count a graph's attention calls, and find out whether it outputs logits.
 
-    `graph` is the graph before lowering. Logits are outputs of width `vocab_size`.
+    `graph` is a graph of torch.compile before lowering. Outputs of width `vocab_size` are logits.
     """
     attentions = [node for node in _calls(graph) if "scaled_dot_product_attention" in str(node.target)]
     # flash-attn takes no mask. The same graph contains its backward operation, which FLASH does not match.

@@ -34,9 +34,9 @@ def build_config(
 ) -> PreTrainedConfig:
     """Return the training configuration of a recipe's model.
 
-    It has a padded vocabulary, no KV cache, and the special ids of `tokenizer`.
+    The configuration has a padded vocabulary, no KV cache, and the special ids of `tokenizer`.
 
-    Raises UserError for overrides that the architecture does not accept.
+    Raises UserError if the architecture does not accept the keys of --config_overrides.
     """
     default = AutoConfig.for_model(args.model_type)
     values: dict[str, Any] = {name: getattr(args, option) for option, name in SHAPE.items()}
@@ -55,9 +55,10 @@ def build_config(
 
 
 def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return a configuration of the class of `default`, with values and overrides set.
+    """Return a configuration of the same class as `default`, with the given values.
 
-    The keys of `values` are names of that class (n_layer) or transformers' common names (num_hidden_layers).
+    The keys of `values` are names of the configuration class (n_layer) or transformers' common names
+    (num_hidden_layers). `overrides` are the values of --config_overrides, which replace `values`.
 
     Raises UserError for overrides that are unknown, invalid or not allowed.
     """

@@ -19,7 +19,7 @@ class Documents:
     """The rule that finds the documents in a row of token ids.
 
     Args:
-        separator: the id at every document boundary. It occurs nowhere else.
+        separator: the id at every document boundary. This id occurs nowhere else.
         behind: whether the separator ends a document. If false, the separator starts a document.
     """
 
@@ -55,30 +55,31 @@ class Documents:
 
 
 def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Documents:
-    """Return the rule for documents that the tokenizer's end-of-text id separates.
+    """Return the rule that finds documents separated by the end-of-text id.
 
-    `separator` is "before" or "after": the place of that id relative to each document.
+    `separator` is "before" or "after": whether the end-of-text id is before or after each document.
 
-    Raises UserError if the tokenizer does not define this id.
+    Raises UserError if the tokenizer has no end-of-text id.
     """
     if tokenizer.eos_token_id is None:
-        raise UserError("The data's tokenizer has no end-of-text token. Remove --document_mask, which needs it.")
+        raise UserError("Remove --document_mask. It needs an end-of-text token, but the data's tokenizer has none.")
     return Documents(tokenizer.eos_token_id, behind=separator == "after")
 
 
 def takes_lengths(model: PreTrainedModel) -> bool:
-    """Return whether the model's attention takes the lengths of documents.
+    """Return whether the model's attention takes document lengths instead of a mask.
 
-    All other attention implementations get a mask.
+    This is true for flash_attention_2 only.
     """
     return model.config._attn_implementation == "flash_attention_2"
 
 
 def _lengths(starts: Tensor) -> dict[str, Any]:
-    """Return the arguments for flash-attn's variable-length kernel.
+    """Return the arguments that pass document lengths to flash-attn's kernel.
 
-    transformers passes all rows to this kernel as one sequence. Passing position ids instead would not work, because
-    transformers looks for documents in them only if there is one row (_is_packed_sequence, 5.23).
+    `starts` is the result of `Documents.starts`. transformers passes all rows to this variable-length kernel as one
+    sequence. Position ids cannot be passed instead of lengths, because transformers finds documents in position ids
+    only if there is one row (_is_packed_sequence, 5.23).
     """
     # A host sync on a GPU: the host needs the number of documents.
     begins = starts.flatten().nonzero().squeeze(1).to(torch.int32)

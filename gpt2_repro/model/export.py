@@ -1,6 +1,6 @@
 """Load models and tokenizers safely, even if their author is unknown.
 
-Weights are loaded in fp32 and only from safetensors. Pickles and remote code are never loaded.
+Weights are loaded in fp32 and only from safetensors. Pickles are never loaded, and remote code is never run.
 """
 
 from pathlib import Path
@@ -30,11 +30,11 @@ COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
 def load_model(checkpoint: str) -> PreTrainedModel:
     """Return the fp32 model of a folder or Hub id, in evaluation mode.
 
-    Padding of the vocabulary is removed. The attention implementation in config.json is ignored: the author may be
-    unknown, and transformers would download a kernel that is named there.
+    Padding of the vocabulary is removed. The attention implementation in config.json is ignored, because it may name a
+    kernel of an unknown author, which transformers would download.
 
-    Raises UserError if the model cannot be fetched, is quantized or has no safetensors, or if its weights do not fit
-    its configuration or are not finite.
+    Raises UserError if the model cannot be fetched, is quantized or has no safetensors files. Also raises UserError if
+    the weights do not match the configuration or are not finite.
     """
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
@@ -64,11 +64,11 @@ def _reason(checkpoint: str, error: Exception) -> str:
 
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
-    """Load a checkpoint into a mixture-of-experts model, and return True.
+    """Load the weights of a checkpoint into `model` if it is a mixture of experts.
 
-    Return False for a dense model, which is not changed. In saved checkpoints, transformers gives the expert weights
-    different names than in the model. Trainer (5.23) skips those names, so that a resumed run would continue with
-    untrained experts.
+    Return whether the weights were loaded. A dense model is not changed. Trainer (5.23) cannot load the experts: saved
+    checkpoints contain them under other names than the model, and Trainer skips unknown names. Without this
+    function, a resumed run would continue with untrained experts.
     """
     if not isinstance(model, MixtralForCausalLM):
         return False
@@ -79,9 +79,9 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
     """Raise UserError for weight files that cannot belong to a folder's configuration.
 
-    These are files outside of `folder`, and files with fewer tensors than the configuration has layers. Layers are
-    counted before the model is built, because building 200,000 layers takes minutes. Shapes of tensors are not
-    checked, because transformers rejects wrong shapes before it builds the model.
+    Weight files must be inside `folder`, and contain at least as many tensors as the configuration has layers. This is
+    checked before the model is built, because building a model of 200,000 layers takes minutes. Shapes of tensors are
+    not checked, because transformers rejects wrong shapes before it builds the model.
     """
     single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
     names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
@@ -94,7 +94,7 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
         with safe_open(folder / name, framework="pt") as file:
             tensors += len(file.keys())
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > tensors:
-        raise UserError(f"{folder} has {tensors:,} tensors for {layers:,} layers in config.json. Pass another model.")
+        raise UserError(f"{folder} has {tensors:,} tensors, but {layers:,} layers in config.json. Pass another model.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
@@ -113,7 +113,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model and the tokenizer of a folder or Hub id.
 
-    Raises UserError if one of them cannot be loaded.
+    Raises UserError if the model or the tokenizer cannot be loaded.
     """
     return load_model(checkpoint), load_tokenizer(checkpoint)
 
@@ -121,20 +121,20 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
     """Return the token ids from which text generation starts.
 
-    They are the ids of the prompt. An empty prompt is replaced by the id that starts a document.
+    These are the ids of the prompt, or for an empty prompt the id that starts a document.
 
-    Raises UserError for a prompt that leaves no room in the window or cannot be encoded, and for an empty prompt if
-    the tokenizer has no such id.
+    Raises UserError for a prompt that fills the window or cannot be encoded. Also raises UserError for an empty prompt
+    if the tokenizer has no id that starts a document.
     """
     try:
         ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
-        raise UserError(f"Cannot encode the prompt {prompt!r} ({error}). Use characters of the data.") from None
+        raise UserError(f"Cannot encode the prompt {prompt!r} ({error}). Use only characters of the data.") from None
     if ids == [None]:
         fix = "Pass a prompt (--sample_prompt in training, --prompt in generate), or --sample_tokens 0 in training."
         raise UserError(f"This tokenizer has no token that starts a document. {fix}")
     if window and len(ids) >= window:
-        raise UserError(f"The prompt has {len(ids)} tokens and leaves no room in a window of {window}. Shorten it.")
+        raise UserError(f"The prompt has {len(ids)} tokens and fills the window of {window}. Pass a shorter prompt.")
     return ids
 
 

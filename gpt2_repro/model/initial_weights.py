@@ -1,6 +1,6 @@
 """Initialize a model for training with the weights of a checkpoint.
 
-Both must have the same architecture, so that the same weights give the same outputs.
+The model and the checkpoint must have the same architecture, so that the same weights give the same outputs.
 """
 
 import json
@@ -29,8 +29,8 @@ FREE = {
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Copy the weights of the folder or Hub id `name` into `model`.
 
-    Raises UserError if the weights cannot be loaded. Also raises it if the checkpoint's shape, computation, vocabulary
-    or tokenizer differs from that of the model and the data.
+    Raises UserError if the weights cannot be loaded. Also raises UserError if the checkpoint's shape, computation,
+    vocabulary or tokenizer differs from that of the model and the data.
     """
     checkpoint = resolve_checkpoint(name).source
     _copy_weights(load_model(checkpoint), model, name=name)
@@ -41,7 +41,7 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
     """Copy the weights of `source` into a model whose vocabulary may be padded.
 
-    The rows that pad the embedding keep their weights.
+    Rows of the embedding that only pad the vocabulary keep the weights of `model`.
 
     Raises UserError if the two models differ. The message names the options that remove the difference.
     """
@@ -52,7 +52,7 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     options = SHAPE | ({"sequence_length": "n_positions"} if hasattr(ours, "n_positions") else {})
     shapes = {option: (getattr(theirs, key), getattr(ours, key)) for option, key in options.items()}
     if fix := " ".join(f"--{option} {their}" for option, (their, our) in shapes.items() if their != our):
-        raise UserError(f"{name} has a different shape than this recipe. Pass {fix}")
+        raise UserError(f"{name} has a different shape than this recipe's model. Pass {fix}")
     plain = plain_config(ours)
     shaped = {type(ours).attribute_map.get(key, key) for key in SHAPE.values()}
     compared = sorted(own_keys(ours) - shaped - FREE)
@@ -62,10 +62,10 @@ def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str)
     for key in compared:
         one, other = getattr(theirs, key), getattr(plain, key)
         if one != other:
-            found = f"{name} differs from this recipe's {ours.model_type} in its config: {key} {one}, not {other}."
+            found = f"{name} has {key} {one} in its config, but this recipe's {ours.model_type} has {other}."
             raise UserError(f"{found} Pass --config_overrides '{json.dumps(whole)}' or another checkpoint.")
     if theirs.vocab_size != ours.true_vocab_size:
-        found = f"The vocabulary of {name} has {theirs.vocab_size:,} ids, that of the data {ours.true_vocab_size:,}."
+        found = f"The vocabulary of {name} has {theirs.vocab_size:,} ids, but the data has {ours.true_vocab_size:,}."
         raise UserError(f"{found} Prepare the data with that checkpoint's tokenizer.")
     weights = dict(source.named_parameters())
     with torch.no_grad():

@@ -45,14 +45,14 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
 
 
 def read_llmc(path: Path) -> PreTrainedModel:
-    """Return the GPT-2 of a model file of llm.c, in fp32.
+    """Return the GPT-2 model in a model file of llm.c, in fp32.
 
-    Raises UserError if the file is not such a model file.
+    Raises UserError if the file is not a model file of llm.c, or is damaged.
     """
     data = path.read_bytes()
     header = np.frombuffer(data[:1024], dtype=np.int32)
     if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():
-        raise UserError(f"{path} is not a model file of llm.c (magic {MAGIC}, version 3 or 5).")
+        raise UserError(f"{path} is not a model file of llm.c, which starts with {MAGIC} and version 3 or 5.")
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
     shape = {"n_positions": window, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
     # The file has no special ids. The default would be 50256.
@@ -73,7 +73,7 @@ def read_llmc(path: Path) -> PreTrainedModel:
 
 
 def _tensor_names(layers: int) -> list[str]:
-    """Return transformers' names of the tensors, in the order of the file."""
+    """Return transformers' names of the tensors, in the order of llm.c's model file."""
     inner = [f"h.{layer}.{block}.{part}" for block in BLOCKS for part in ("weight", "bias") for layer in range(layers)]
     return ["wte.weight", "wpe.weight", *inner, "ln_f.weight", "ln_f.bias"]
 

@@ -7,8 +7,8 @@ This list gives the reason for each difference from transformers 5.23 ("stock").
   (masking_utils.find_packed_sequence_indices, transformers#41856). transformers creates no mask for an
   attention name without a mask function. Needed until create_causal_mask has an option for rows that are not packed.
 - The loss: `ForCausalLMLoss` holds the logits of a complete batch in fp32. GPT-2 has no `loss_type`, so Trainer counts
-  one token too many per row (transformers#46204 does not fix this). Both ignore that padding ids exist. Needed until a
-  chunked cross-entropy for GPT-2 is upstream.
+  one token too many per row (transformers#46204 does not fix this). Both `ForCausalLMLoss` and Trainer ignore
+  that the vocabulary may contain padding ids. Needed until a chunked cross-entropy for GPT-2 is upstream.
 - `summed_loss` is a separate function, so that torch.compile compiles the loss and nothing more (see compilation.py).
 - `plain_model` converts a trained model to the form that stock `GPT2LMHeadModel` saves. This form loads without this
   package.
@@ -82,9 +82,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Subtract 1 from each row's probability at `target` [rows, 1].
+    """Subtract 1 from the probability of each row's target, and return the tensor.
 
-    This is done in place, except under torch.compile.
+    `target` contains ids [rows, 1]. `probabilities` is changed in place, except under torch.compile.
     """
     if torch.compiler.is_compiling():
         # A scatter would force the compiler to store all probabilities in fp32 first.
@@ -101,7 +101,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
     Args:
         hidden: hidden states [tokens, width].
         weight: output embedding [padded vocabulary, width]. Ids from `vocab_size` up are excluded from the softmax.
-        labels: [tokens]. A label of -100 is not a target.
+        labels: the ids to predict [tokens]. A label of -100 is not a target.
         vocab_size: the number of ids without padding.
 
     Returns an fp32 scalar in nats.
@@ -117,8 +117,8 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
 def chunk_size(weight: Tensor) -> int:
     """Return the number of tokens whose logits are computed at a time.
 
-    A chunk has at most 2**28 logits. The number of tokens is a power of two, because other matrix heights leave part
-    of a GPU idle.
+    A chunk has at most 2**28 logits. The number of tokens is a power of two, because matrices of other heights leave
+    part of a GPU idle.
     """
     return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
@@ -126,12 +126,12 @@ def chunk_size(weight: Tensor) -> int:
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
     """Return the summed negative log-likelihood of `shift_labels` [rows, T].
 
-    The result is an fp32 scalar in nats. torch.compile compiles this function. For a mixture of experts, the gradient
-    also contains the load-balancing loss, weighted by the number of targets of this pass. The returned value
-    does not contain it.
+    The result is an fp32 scalar in nats. torch.compile compiles this function. For a mixture of experts, the
+    load-balancing loss contributes to the gradient, but not to the returned value. The load-balancing loss is weighted
+    by the number of targets of this pass.
 
     Args:
-        attention: further arguments of the model's forward, from `Documents.attention` (document_mask.py).
+        attention: additional arguments of the model's forward, from `Documents.attention` (document_mask.py).
     """
     balances = model.balance_loss is not None and torch.is_grad_enabled()
     routers = {"output_router_logits": True} if balances else {}
@@ -173,9 +173,9 @@ def _forward(
     """Return the pre-training loss, or logits if `shift_labels` is None.
 
     With `shift_labels` [rows, T] the loss is the sum of the negative log-likelihoods divided by `num_items_in_batch`,
-    or by the number of targets of this batch. It is an fp32 scalar in nats.
+    or by the number of targets of this batch if `num_items_in_batch` is None. The loss is an fp32 scalar in nats.
 
-    With `reduction` "none" the result is the loss of each target [targets]. No document mask is used.
+    With `reduction` "none" the result is the loss of each target [targets], computed without a document mask.
 
     Without `shift_labels` transformers' own forward is used. The logits are [rows, T, true_vocab_size].
     """
@@ -198,12 +198,13 @@ def make_pretraining(
 ) -> PreTrainedModel:
     """Replace the forward of a model by the pre-training forward.
 
-    Only this instance is changed, because every saved config would name a subclass in `architectures`.
+    Only this instance is changed. A subclass is not used, because its name would be in each saved config
+    (`architectures`).
 
     Args:
         vocab_size: the number of ids without padding.
-        documents: the rule that finds the documents of packed rows. Attention between documents is then masked. With
-            None, tokens attend to earlier documents of their row.
+        documents: the rule that finds the documents of packed rows. If given, attention between documents is masked.
+            If None, tokens attend to earlier documents of their row.
 
     Returns the same model.
     """
@@ -221,7 +222,7 @@ def make_pretraining(
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     """Return the function that computes the load-balancing loss, or None.
 
-    Its argument is an output of the base model with router logits. The loss is Mixtral's (Fedus et al. 2021,
+    The function takes the output of the base model with router logits. The loss is Mixtral's (Fedus et al. 2021,
     arXiv:2101.03961) times router_aux_loss_coef. Return None for a model without this loss.
     """
     if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
@@ -234,7 +235,8 @@ def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration that stock transformers saves for this architecture.
 
-    Keys of this project are removed. The activation, the cache and the dtype have transformers' values.
+    Keys that only this project uses are removed. The keys for the activation, the cache and the dtype have
+    transformers' values.
     """
     plain = copy.deepcopy(config)
     if hasattr(plain, "true_vocab_size"):
@@ -253,7 +255,7 @@ def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrai
 
     The weights may have any float dtype. Padding of the vocabulary is removed.
 
-    Raises ValueError if a weight is missing, or if the architecture does not have a weight of that name.
+    Raises ValueError for missing weights, and for weights with names that the architecture does not have.
     """
     padded = copy.deepcopy(config)
     target = plain_config(config)

@@ -1,6 +1,7 @@
 """Compute the parameters and FLOPs of a model.
 
-For GPT-2, formulas are used. For other architectures, a model is created on the meta device and measured.
+For GPT-2, formulas are used. For other architectures, a model is created on the meta device and its weights are
+counted.
 """
 
 from typing import TYPE_CHECKING
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> ModelScale:
     """Return the parameter count and the FLOPs per token of a recipe's model.
 
-    Rows have `sequence_length` tokens.
+    The FLOPs are those for rows of `sequence_length` tokens.
 
-    Raises UserError for overrides that the architecture does not accept.
+    Raises UserError if the architecture does not accept the keys of --config_overrides.
     """
     if args.model_type == GPT2 and not args.config_overrides:
         shape = {"n_layer": args.n_layer, "n_embd": args.n_embd, "pad_to_multiple_of": args.pad_vocab_to_multiple_of}
@@ -33,7 +34,10 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
 
 
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
-    """Return the parameter count and FLOPs per token of a model, also on device meta."""
+    """Return the parameter count and FLOPs per token of a model.
+
+    The model may be on the meta device. The FLOPs are those for rows of `sequence_length` tokens.
+    """
     from torch import nn
 
     config, head = model.config, model.get_output_embeddings().weight

@@ -54,7 +54,7 @@ def test_two_processes_share_the_documents_and_score_as_one_does(
 ) -> None:
     """Two processes share the documents and give the scores of one process.
 
-    They run under torchrun, because accelerate's launcher needs GPUs for data parallelism.
+    The two processes run under torchrun, because accelerate's launcher needs GPUs for data parallelism.
     """
 
     def on_two_processes(job: Path, _: int) -> list[str]:

@@ -36,7 +36,7 @@ def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
 
 
 def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
-    """Return the log-probabilities [ids - 1, vocabulary] at each id after the first."""
+    """Return log-probabilities for each id but the first [ids - 1, vocabulary]."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1]
     return logits.log_softmax(-1)

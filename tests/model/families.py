@@ -1,6 +1,6 @@
 """Tiny GPT-2, Llama and Mixtral models.
 
-Their weights are far from freshly initialized ones, so that errors are visible.
+The weights of these models are far from freshly initialized weights, so that errors are visible.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """The compiled loss is one graph with causal attention and without logits.
 
-It computes the same values as the eager loss.
+The compiled loss has the same values as the eager loss.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""With a document mask, losses equal those of each document processed alone.
+"""With a document mask, losses equal those of documents processed one at a time.
 
 Each document keeps its positions in the row.
 """
@@ -73,7 +73,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
 def flash_attn(monkeypatch: pytest.MonkeyPatch):
     """Replace flash-attn by stand-ins with the same interface.
 
-    They are installed where transformers looks them up. The real kernels need a GPU.
+    The stand-ins are installed where transformers looks for flash-attn. The real kernels need a GPU.
     """
     stand_ins = (flash_attn_func, flash_attn_varlen_func, None, None, None)
     monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *args, **kwargs: stand_ins)

@@ -30,7 +30,7 @@ def model() -> GPT2LMHeadModel:
 
 
 def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    """A model file has the tensors that llm.c's reader expects, in its order.
+    """A model file has the tensors that llm.c's reader expects, in the same order.
 
     The shapes are those of dev/eval/export_hf.py.
     """

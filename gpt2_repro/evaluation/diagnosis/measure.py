@@ -30,8 +30,8 @@ class Cause:
     """A likely cause of the loss difference between the model and the baseline.
 
     Args:
-        nats: estimated part of the mean loss difference per token that this cause explains. For unused context, this
-            is at most the loss difference on the domain that `_reference` returns.
+        nats: estimated part of the mean loss difference per token that this cause explains. For the cause
+            "context that is not used", this is at most the loss difference on the reference domain (see `_reference`).
         evidence: the measured values that show the cause.
         remedy: what to change.
     """
@@ -56,7 +56,7 @@ def measure(
 
     Args:
         rows: the scored rows.
-        losses: the losses of all rows by the model, then by the baseline.
+        losses: the model's losses on all rows, then the baseline's losses on all rows.
         names: the names of the domains (kinds of text).
         window: the largest number of targets in a row.
         separator: the id between the documents of training rows.
@@ -110,7 +110,7 @@ def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
 
 
 def _everywhere(reference: Bucket | None) -> float:
-    """Return the model's loss difference on the reference domain in nats, at least 0."""
+    """Return the loss difference on the reference domain in nats, or 0 if negative."""
     return max(reference.difference.value, 0.0) if reference else 0.0
 
 
@@ -121,7 +121,7 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
             jump.difference.value * (window - jump.position) / window,
             f"From position {jump.position:,} on, the loss difference is larger by {jump.difference} nats, and the "
             f"model's own loss is higher by {jump.ours} nats",
-            f"score it with --max_length {jump.position}, and train the next model on rows that fill the window",
+            f"score with --max_length {jump.position}, and train the next model on rows that fill the window",
         )
     if unlearned:
         (end,), cost = tables["ends"], 0.0
@@ -184,7 +184,7 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
     sentences = []
     for cause in causes:
         kind = "Likely cause" if cause.nats >= NATS else "A defect that costs little"
-        sentences.append(f"{kind}: {cause.name}. {cause.evidence}. To fix it: {cause.remedy}.")
+        sentences.append(f"{kind}: {cause.name}. {cause.evidence}. To fix this: {cause.remedy}.")
     if not causes:
         sentences.append(
             "No cause stands out. Token count, learning rate, dropout and batch size affect all text alike. "

@@ -1,6 +1,6 @@
 """Average two models' losses on the same tokens over groups of tokens (buckets).
 
-This module also finds the position in a row from which on a model is worse than at earlier positions.
+This module also finds the first position in a row at which a model becomes worse than at earlier positions.
 """
 
 import dataclasses
@@ -62,12 +62,12 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """A position from which on two models' loss difference is larger than before.
+    """A position in a row at which the loss difference of two models becomes larger.
 
     Args:
         difference: by how much the loss difference is larger from this position on.
-        ours, theirs: by how much each model's own loss is higher from this position on. Without a defect it is lower,
-            because later positions have more context.
+        ours, theirs: by how much each model's own loss is higher from this position on. Without a defect, the loss
+            is lower at later positions, because these have more context.
     """
 
     position: int
@@ -104,7 +104,7 @@ def records(**arrays: NDArray[Any]) -> Any:
 
 
 def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
-    """Average the losses of each group of targets. Return one bucket per group.
+    """Return one bucket (mean losses) for each group of targets.
 
     Groups without targets are omitted.
 
@@ -123,9 +123,9 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
 
 
 def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
-    """Group targets by position. Return one bucket for each range between two edges.
+    """Return one bucket (mean losses) for each range of positions.
 
-    `place` is the position of each target, counted as in `edges`.
+    `place` contains the position of each target. Each range begins at one of `edges` and ends before the next.
     """
     labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
     return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
@@ -146,7 +146,8 @@ def document_edges(targets: Any) -> dict[str, list[Bucket]]:
     """Return tables of the losses at the starts and ends of documents.
 
     - ends: the separator at the end of a document.
-    - starts, bare: the first ids of a document, with and without a start token before them.
+    - starts: the first ids of a document after a start token.
+    - bare: the first ids of a document without a start token.
     - start_cost: the loss in `starts` minus the loss in `bare`.
     """
     ends, starts, bare = (targets[targets.part == part] for part in ("ends", "starts", "bare"))
@@ -171,7 +172,7 @@ def last_words(
 
     - whole: the model gets the complete passage before the last word.
     - sentence: the model gets only the last sentence.
-    - gain: the difference between these two.
+    - gain: the log-probability in `whole` minus the log-probability in `sentence`.
 
     Only passages that end before the position `longest` are used.
     """
@@ -191,7 +192,7 @@ def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> 
     """Return the mean of clustered values, its standard error, and the cluster count.
 
     A cluster is, for example, a document. The values of a cluster may depend on each other, and the standard error
-    allows for this. It is infinite if there is only one cluster.
+    allows for this. The standard error is infinite if there is only one cluster.
     """
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
@@ -229,7 +230,7 @@ def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
     ours, theirs, document = (values.reshape(-1, window) for values in (full.ours, full.theirs, full.document))
 
     def rise(losses: NDArray[np.float64], start: int, middle: int, end: int) -> Estimate:
-        """Return how much the mean loss of middle:end exceeds the mean of start:middle."""
+        """Return the rise of the mean loss from positions start:middle to middle:end."""
         return clustered(losses[:, middle:end].mean(1) - losses[:, start:middle].mean(1), document[:, 0])[0]
 
     gap = ours - theirs

@@ -38,7 +38,7 @@ class Domain:
     """Texts of one kind, such as wikitext or the validation split, as token ids.
 
     Args:
-        documents: the ids to score. Each packed row counts as a document.
+        documents: the ids to score, one array per document. Each packed row counts as a document.
         starts: ids from the start of documents, without the separator before them.
         ends: ids from the end of documents, with the separator after them.
         passages: texts as in LAMBADA. The model predicts the last word.
@@ -58,7 +58,7 @@ class Row(NamedTuple):
         domain: the index of the domain (the kind of text).
         document: the number of the document that the row was cut from. Rows of the same document are not statistically
             independent.
-        part: one of PARTS, which `rows_to_score` explains.
+        part: the kind of the row, one of PARTS. `rows_to_score` explains the kinds.
     """
 
     ids: Ids
@@ -118,14 +118,17 @@ def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator:
 
 
 def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> list[Row]:
-    """Return all rows to score, in the order of PARTS.
+    """Return all rows to score, sorted by kind in the order of PARTS.
+
+    The kinds of rows are:
 
     - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
-      targets gives several rows. Each row begins with the last id of the previous row.
-    - starts, bare: the first ids of documents, with and without the start token that lm-eval puts before them.
+      targets gives several rows. Each of these rows begins with the last id of the previous row.
+    - starts: the first ids of documents, after the start token that lm-eval puts before documents.
+    - bare: the same ids without the start token.
     - ends: the last ids of documents. Only the separator is scored.
-    - words: the last word of a passage. The first of two rows contains the complete passage, the second only its last
-      sentence.
+    - words: two rows for each passage, to score its last word. The first row contains the complete passage, the second
+      row only the last sentence of the passage.
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
@@ -156,7 +159,8 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
 def split_passage(text: str) -> tuple[str, str, str] | None:
     """Return the text before the last sentence, the last sentence, and the last word.
 
-    The last sentence is returned without the last word. Return None if one of the parts would be empty.
+    The last sentence is returned without the last word. Return None if the text before the last
+    sentence or the rest of the last sentence is empty.
     """
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
@@ -175,9 +179,9 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
 
 
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
-    """Return a model's losses on each row, in nats per target.
+    """Return a model's loss on each id in nats, one array per row.
 
-    The model is moved to `device`, and back to the CPU afterwards.
+    The first id of a row has no loss. The model is moved to `device`, and back to the CPU afterwards.
     """
     import torch
 

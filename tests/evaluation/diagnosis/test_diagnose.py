@@ -89,7 +89,7 @@ def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GP
 def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function that saves the model with a named defect, and returns its folder.
 
-    Some of the names are models without a defect.
+    For some names, the model has no defect.
     """
     untrained, brief, sound = train_model(language, make_documents(2000, seed=1))
 
