@@ -290,7 +290,7 @@ def _write_splits(
                 fix = "Pass a smaller --sequence_length, more text, or another --validation_tokens or --min_length."
                 raise UserError(f"The split {split} has {tokens:,} tokens, but a row needs {needed:,}. {fix}")
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
-                raise UserError(f"Split {split} has the id {largest}, not in the vocabulary. Set another --tokenizer.")
+                raise UserError(f"Split {split}: the id {largest} is not in the vocabulary. Set another --tokenizer.")
             # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
             of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
