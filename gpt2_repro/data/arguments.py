@@ -71,16 +71,14 @@ class DataArguments:
     validation_fraction: float = option(0.01, "Fraction of the documents that --split hash uses for validation.")
     split_seed: int = option(2357, "Seed of the hash that --split hash uses.")
     validation_text: bool = option(False, "Also write the text of the validation split to text/validation.jsonl.")
-    validation_sets: list[str] = option(
-        [], "More validation sets as NAME=SOURCE, such as books=pg19 mine='notes/*.txt'."
-    )
+    validation_sets: list[str] = option([], "More validation sets as NAME=SOURCE, e.g. books=pg19 mine='notes/*.txt'.")
     max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
     def __post_init__(self) -> None:
         self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
-            raise UserError(f"--min_length {self.min_length} needs --packing wrap. Remove --min_length or add that.")
+            raise UserError(f"--min_length {self.min_length} needs --packing wrap. Pass both or remove --min_length.")
         limits = {"sequence_length": (1, 2**31), "min_length": (0, self.sequence_length), "split_seed": (0, 2**64 - 1)}
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
@@ -144,12 +142,10 @@ class PreparationOptions:
         choices=["auto", "fastokens", "tokenizers"],
     )
     max_bad_documents: int = option(
-        0, "Skip up to this many rows without readable text. Fail if more exist.", type=int
+        0, "Skip up to this many rows without readable text, and stop with an error if there are more.", type=int
     )
     keep_downloads: bool = option(False, "Keep downloaded files in the local Hugging Face cache.", action="store_true")
-    overwrite: bool = option(
-        False, "Replace an existing folder after the new folder is complete.", action="store_true"
-    )
+    overwrite: bool = option(False, "Replace an existing folder when the new folder is complete.", action="store_true")
 
     def __post_init__(self) -> None:
         if self.num_proc < 1:

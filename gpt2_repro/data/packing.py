@@ -63,7 +63,7 @@ def pack_windows(
         pieces: pairs of the concatenated ids of complete documents [ids] and the length of each document [documents].
         sequence_length: maximum number of targets per row.
         min_length: minimum number of targets per row, at most sequence_length.
-        rows_per_block: number of rows of every yielded block except the last, for any number of pieces.
+        rows_per_block: number of rows of every yielded block except the last, for pieces of any length.
 
     Yields pairs: the concatenated ids of rows [ids], with the dtype of the pieces, and the length of each row [rows].
     """

@@ -59,7 +59,7 @@ class PreparedData:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
             inside = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
-            fix = f"Pass {inside[0] if inside else 'a prepared folder'} as --dataset_dir, or prepare a new folder with `{command}`."
+            fix = f"Pass {inside[0] if inside else 'a prepared folder'} as --dataset_dir, or run `{command}`."
             raise UserError(f"{file} is missing or damaged, so this is not a prepared folder. {fix}") from None
 
     @classmethod

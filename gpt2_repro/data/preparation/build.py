@@ -170,7 +170,7 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     """Return the estimated peak disk usage of a preparation in bytes.
 
     Args:
-        streams: pairs of files that are tokenized one after another, and their maximum number of tokens (0: no limit).
+        streams: pairs: files that are tokenized one after another, and their maximum number of tokens (0: no limit).
         itemsize: bytes per token id.
         characters: whether each character is a token.
     """
@@ -290,7 +290,7 @@ def _write_splits(
                 fix = "Pass a smaller --sequence_length, more text, or another --validation_tokens or --min_length."
                 raise UserError(f"The split {split} has {tokens:,} tokens, but a row needs {needed:,}. {fix}")
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
-                raise UserError(f"The split {split} has the id {largest} of another tokenizer. Pass that --tokenizer.")
+                raise UserError(f"Split {split}: the id {largest} is not in the vocabulary. Set another --tokenizer.")
             # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
             of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}

@@ -113,10 +113,10 @@ def _staging_lock(staging: Path) -> Iterator[None]:
 
 
 def _claim(staging: Path, request: dict[str, Any]) -> None:
-    """Record the options of a preparation in its staging folder, if that is empty.
+    """Record the options of a preparation in its staging folder.
 
-    The file that records them also shows later that prepare_data.py made the folder. Raises UserError if the folder
-    contains files and was not made by prepare_data.py.
+    Nothing is recorded if the folder is not empty. The file with the options also shows later that
+    prepare_data.py made the folder. Raises UserError if the folder contains files and was not made by prepare_data.py.
 
     Args:
         staging: folder of temporary files.

@@ -37,7 +37,7 @@ class StagedPart:
 
     - .ids: token ids (not for .bin sources, whose ids are not copied),
     - .lengths.npy: number of tokens of each document,
-    - .held_out.npy: which documents go to validation,
+    - .held_out.npy: which documents may go to validation,
     - .jsonl: texts, if texts are saved, and
     - .json: counts. This file is written last and marks the part as complete.
     """
@@ -185,7 +185,7 @@ def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> 
     """Return which documents may go to validation: bool [documents].
 
     With --split hash, the result is final. With --split head, the result can include too many documents, because only
-    the tokens of this file part are counted. It is then used only to choose the texts to save.
+    the tokens of this file part are counted. In that case, the result is used only to choose the texts to save.
 
     Args:
         starts: number of tokens before each document in the file part [documents].
