@@ -91,7 +91,9 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
     if model.document_mask and packing == "wrap":
         raise UserError("Remove --document_mask. It is useless with --packing wrap, as rows have one document each.")
     if model.document_mask and separator == "none":
-        raise UserError("--document_mask needs rows with separators. Prepare the data with --separator before.")
+        raise UserError(
+            "--document_mask needs rows with separators. Prepare the data again with `--separator before`."
+        )
 
 
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:

@@ -43,12 +43,12 @@ def follow_data(
 
     Args:
         recipe: the recipe, in which sizes may be 0.
-        data: the prepared folder. None: open the folder that the recipe names. If that folder is missing or does not
-            fit, a recipe without zeros is returned unchanged.
+        data: the prepared folder. None: open the folder that the recipe names. If that folder is missing or was
+            prepared with other settings, a recipe in which no size is 0 is returned unchanged.
         on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
 
-    Raises UserError if a size must be derived and no prepared folder fits, or if epochs is passed together with
-    total_tokens or max_steps.
+    Raises UserError if a size must be derived and no prepared folder matches the recipe, or if epochs is passed
+    together with total_tokens or max_steps.
     """
     training, typed = recipe.training, recipe.typed
     if "epochs" in typed and (other := typed & {"total_tokens", "max_steps"}):
@@ -114,7 +114,7 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
     size = f"{model.n_layer} layers of width {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
     schedule = f"{training.total_tokens:,} tokens ({training.total_tokens / tokens:.1f} epochs)"
-    logger.info("sizes %s: %s, %s in steps of %s tokens", origin, size, schedule, f"{training.tokens_per_step:,}")
+    logger.info("sizes %s: %s. Training: %s, %s per step", origin, size, schedule, f"{training.tokens_per_step:,}")
     return recipe
 
 

@@ -67,7 +67,7 @@ class Repository:
                 with_script = "script" in str(error)  # `datasets` no longer runs loading scripts
                 other = "@refs/convert/parquet, the Parquet copy" if with_script else ":CONFIG with another config"
                 line = " ".join(str(error).split())[:300]
-                raise UserError(f"{self.name} cannot be opened ({line}). Pass {self.name}{other}.") from None
+                raise UserError(f"{self.name} cannot be opened ({line}). Pass --source {self.name}{other}.") from None
         if split not in found:
             raise UserError(f"{self.name} has no split {split!r}. Set --source_split to one of: {', '.join(found)}.")
         paths = [url.split(f"@{self.revision}/", 1)[1] for url in found[split]]

@@ -76,9 +76,9 @@ def read_header(path: Path) -> TokenPart:
 
 
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:
-    """Return memory-mapped ids of a file [tokens].
+    """Return the token ids in a file as a memory-mapped array of shape [tokens].
 
-    Returns an empty array for 0 tokens, because an empty range cannot be mapped.
+    For 0 tokens, the array is empty and not mapped, because an empty range cannot be mapped.
 
     Args:
         offset: number of bytes in the file before the ids.

@@ -110,7 +110,11 @@ def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
 
 
 def _everywhere(reference: Bucket | None) -> float:
-    """Return the loss difference on the reference domain in nats, or 0 if negative."""
+    """Return how much worse the model is than the baseline on all text, in nats.
+
+    This is the loss difference (model minus baseline) on the domain that serves as reference. A negative difference
+    counts as 0.
+    """
     return max(reference.difference.value, 0.0) if reference else 0.0
 
 
