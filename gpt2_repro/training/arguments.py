@@ -184,7 +184,7 @@ class TrainingSection(TrainingArguments):
                     fix = f"such as --{name} {defaults[name]}"
                     raise UserError(f"--{name} {getattr(self, name)} must be {text}, {fix}.")
         if self.optim not in OPTIMIZERS:
-            raise UserError(f"There is no --optim {self.optim}. {did_you_mean(self.optim, OPTIMIZERS)}")
+            raise UserError(f"Unknown --optim {self.optim}. {did_you_mean(self.optim, OPTIMIZERS)}")
         if not self.eval_steps:
             self.eval_strategy = "no"
 
