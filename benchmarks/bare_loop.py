@@ -48,10 +48,10 @@ def start(data: str, out: str, shape: str) -> None:
 def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     """Compute the fp32 loss of a final model, and compare its files with stock files.
 
-    The model in the folder `final` is loaded with stock transformers. The results are written to the JSON file `out`.
-    `loss` is the mean over the first `rows` validation rows of the prepared folder `data`. The folder `start` contains
-    a model that stock transformers has saved. `differs_from_stock` lists each tensor (with its shape) and each
-    configuration key that only one of the folders `final` and `start` contains.
+    The model in the folder `final` is loaded with stock transformers. The stock files are those in the folder `start`,
+    which stock transformers has saved. The results are written to the JSON file `out`. The result `loss` is the mean
+    over the first `rows` validation rows of the prepared folder `data`. The result `differs_from_stock` lists each
+    tensor (with its shape) and each configuration key that only one of the folders `final` and `start` contains.
     """
     from datasets import load_from_disk
     from safetensors import safe_open
@@ -158,7 +158,10 @@ def learning_rate(step: int, steps: int, training: Any) -> float:
 
 
 def micro_batches(rows: Any, training: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
-    """Yield micro-batches [size, T] in the order of the run, epoch after epoch."""
+    """Yield micro-batches of token ids of shape [size, T] in the order of the run.
+
+    The order continues epoch after epoch without an end.
+    """
     from gpt2_repro.data.batching import EpochSampler, collate_rows
 
     seed = training.seed if training.data_seed is None else training.data_seed

@@ -4,8 +4,8 @@
 
 A contender is a model with a training loop. train_step.py runs this command. The last line on stdout is a JSON object
 with the measurements. Every contender trains the same model shape on the same random token ids with AdamW and gradient
-clipping at 1.0. The precision is bf16 if the field `bf16` is true, which is the default of train_step.py on a GPU.
-Otherwise, it is fp32.
+clipping at 1.0. The precision is bf16 if the field `bf16` of the JSON argument is true, otherwise fp32. On a GPU,
+train_step.py sets this field to true by default.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class RandomRows:
         return {"input_ids": self.rows[index]}
 
     def batches(self, setup: Setup) -> Iterator[torch.Tensor]:
-        """Yield the micro-batches [rows, T + 1] in order, on the device."""
+        """Yield micro-batches in order as tensors of shape [rows, T + 1] on the device."""
         for start in range(0, len(self.rows), setup.micro_batch):
             yield torch.from_numpy(self.rows[start : start + setup.micro_batch]).to(device(), non_blocking=True)
 
@@ -169,7 +169,10 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
 
 def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Callable[..., torch.Tensor]) -> None:
-    """Train with a plain PyTorch loop with autocast, accumulation and clipping."""
+    """Train under autocast with a plain PyTorch loop.
+
+    The loop accumulates gradients over micro-batches and clips them.
+    """
     autocast = torch.autocast(device(), torch.bfloat16) if setup.bf16 else contextlib.nullcontext()
     batches = RandomRows(setup).batches(setup)
     for _ in range(setup.total_steps):
@@ -199,7 +202,7 @@ def nanogpt(setup: Setup, watch: Stopwatch) -> None:
     """Measure the time of training steps with the model and optimizer of nanoGPT.
 
     The model and the optimizer are imported from a nanoGPT checkout. The function `loop` trains the model like
-    nanoGPT's train.py. The model has biases, as in GPT-2.
+    nanoGPT's train.py. Like GPT-2, the model has biases.
     """
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(setup.nanogpt, "model.py"))
     module = importlib.util.module_from_spec(spec)

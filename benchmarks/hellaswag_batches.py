@@ -53,10 +53,11 @@ def main() -> None:
 
     @torch.no_grad()
     def in_groups(size: int) -> torch.Tensor:
-        """Return the index of the best ending of each item.
+        """Score groups of endings; return the index of each item's best ending.
 
-        An item has four endings. A forward pass processes `size` endings, padded to the longest ending, and computes
-        all logits. If `size` is 4, a pass processes one item, as in build-nanogpt's hellaswag.py.
+        An item has four endings. A forward pass processes a group of `size` endings, padded to the longest of these
+        endings, and computes all logits. If `size` is 4, a pass processes one item, as in build-nanogpt's
+        hellaswag.py.
         """
         means = []
         for first in range(0, len(scorer.rows), size):

@@ -1,12 +1,12 @@
-"""Compare the tokens that Muon and AdamW need to reach the same validation loss.
+"""Compare how many tokens Muon and AdamW need to reach the same validation loss.
 
     python benchmarks/optimizers.py prose.jsonl
 
 All runs use train.py on prose, on a CPU, with three seeds by default. The schedule is warmup_stable_decay without the
 decay. With this schedule, the validation loss at any step is the final loss of a run that ends at this step. Each
 optimizer trains with several learning rates, and with all seeds at each rate. For each optimizer, the rate with the
-lowest mean final loss over the seeds is chosen. The mean is used because the losses of seeds differ by half a nat if
-the rate is slightly too high. The target loss is AdamW's mean final loss.
+lowest mean final loss over the seeds is chosen. The mean is used because the losses of different seeds differ by half
+a nat if the rate is slightly too high. The target loss is AdamW's mean final loss.
 """
 
 import argparse
@@ -51,7 +51,10 @@ def main() -> None:
 
 
 def ends(curves: list[dict[int, float]]) -> list[float]:
-    """Return the last validation loss of each curve."""
+    """Return the last validation loss of each curve.
+
+    A curve is a dictionary from the step to the validation loss.
+    """
     return [list(losses.values())[-1] for losses in curves]
 
 
@@ -75,7 +78,10 @@ def prepare(work: Path, text: Path, steps: int) -> Path:
 
 
 def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[int, float]:
-    """Train with an optimizer, learning rate and seed; return validation loss by step."""
+    """Train with an optimizer, learning rate and seed; return the validation losses.
+
+    The losses are a dictionary from the step to the loss.
+    """
     run = work / f"{optim}-{rate}-{seed}"
     options = ["--optim", optim, "--learning_rate", str(rate), "--seed", str(seed), "--output_dir", str(run)]
     subprocess.run([sys.executable, "train.py", recipe, *options], cwd=ROOT, check=True, capture_output=True)
@@ -99,10 +105,10 @@ def reached(losses: dict[int, float], target: float) -> float | None:
 
 
 def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
-    """Return a Markdown table of the final losses, and the tokens that Muon needs.
+    """Return a Markdown table of final losses, and the tokens to a target loss.
 
-    Muon's tokens are counted until Muon reaches the target loss, which is AdamW's mean final loss over the seeds.
-    AdamW needs, on average, the tokens of a complete run to reach this loss.
+    The tokens are those that AdamW and Muon need to reach the target loss, which is AdamW's mean final loss over the
+    seeds. AdamW needs, on average, the tokens of a complete run to reach this loss.
     """
     target, steps = statistics.mean(ends(curves["adamw_torch"])), max(curves["adamw_torch"][0])
     taken = [reached(losses, target) for losses in curves["muon"]]

@@ -65,7 +65,7 @@ def blog(job: Job) -> dict[str, int]:
 def nanogpt(job: Job) -> dict[str, int]:
     """Prepare data as in nanoGPT's data/openwebtext/prepare.py.
 
-    Documents are split at random and tokenized with `map`. Each split is written in batches to one memmap.
+    Documents are split at random and tokenized with `map`. Each split is written in batches to one memory-mapped file.
     """
     splits = load(job, num_proc=job.processes).train_test_split(test_size=0.0005, seed=2357, shuffle=True)
     gpt2_encoding(job.tokenizer)  # load it before the fork, so that workers inherit it
@@ -130,7 +130,7 @@ def _write_llmc_shard(folder: str, number: int, ids: np.ndarray) -> None:
 
 
 def load(job: Job, *, num_proc: int | None) -> Any:
-    """Load the files as a one-column data set with the library `datasets`, with cache."""
+    """Load the files with the library `datasets`, which caches them on the disk."""
     from datasets import load_dataset
 
     return load_dataset(job.kind, data_files=job.files, split="train", num_proc=num_proc)
@@ -151,12 +151,15 @@ def gpt2_encoding(tokenizer: str) -> Any:
 
 
 def nanogpt_ids(folder: Path) -> dict[str, np.ndarray]:
-    """Return the token ids [tokens] of nanoGPT's files train.bin and val.bin."""
+    """Return the token ids in nanoGPT's files train.bin and val.bin.
+
+    The result contains one memory-mapped array of shape [tokens] for "train" and one for "val".
+    """
     return {name: np.memmap(folder / f"{name}.bin", np.uint16, "r") for name in ("train", "val")}
 
 
 def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the token ids [tokens] of each llm.c shard.
+    """Yield the token ids of each llm.c shard as an array of shape [tokens].
 
     Raises ValueError if a shard does not match its header.
     """
@@ -171,7 +174,7 @@ def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
 def blog_masks(folder: Path) -> Iterator[np.ndarray]:
     """Yield the attention masks of all windows, thousands of windows at a time.
 
-    The masks of these windows are joined to one array. A mask is 1 for a token and 0 for padding.
+    The masks of these windows are joined to one array. A mask value is 1 for a token and 0 for padding.
     """
     from datasets import load_from_disk
 

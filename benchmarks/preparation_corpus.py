@@ -56,7 +56,7 @@ def write_corpus(folder: Path, documents: list[str], copies: int, files: int, co
         compression: codec of the parquet files.
 
     Returns:
-        the UTF-8 bytes of the text of each file.
+        for each file, the size of its text in UTF-8 bytes.
     """
     folder.mkdir()
     everything = documents * copies

@@ -10,7 +10,7 @@ Each line of the printed table is measured in fresh processes. Odd rounds measur
 reverse order.
 
 Cold measurement: the files are opened and dropped from the page cache, then --batches batches are read. 512 batches
-contain 32,768 rows, the number of rows that this project's sampler shuffles together. Reads while opening are not
+contain 32,768 rows, the number of rows that this project's sampler shuffles together. Reads during the opening are not
 counted. In a virtual machine, the host may still cache the files.
 
 Warm measurement: all files are read completely before the measurement, so they are in the page cache.
@@ -98,7 +98,10 @@ def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def write(root: Path, files: str, rows: int) -> None:
-    """Write rows of random token ids in the format of the file name pattern `files`."""
+    """Write rows of random token ids in the file format of a contender.
+
+    `files` is the file name pattern of the format.
+    """
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":
@@ -144,11 +147,12 @@ def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> A
 
 
 def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int) -> dict[str, list[float]]:
-    """Measure `cold` batches without page cache, then warm batches with page cache.
+    """Measure `cold` batches from the disk, then more batches from the page cache.
 
     Returns:
-        lists of values: `cold`, `warm` and `cpu` in ms per batch, `KiB` per row, and `before` and `after` in % of the
-        files' pages in the page cache. Keys that could not be measured are missing.
+        a dictionary with lists of values: `cold`, `warm` and `cpu` in ms per batch, `KiB` per row, and `before` and
+        `after`: the part of the files in the page cache before and after the cold batches, in %. Keys that could not
+        be measured are missing.
     """
     source = open_batches(name, root, workers, rows, seed)
     files = list(root.glob(CONTENDERS[name][1]))
@@ -177,7 +181,10 @@ def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int
 
 
 def cached(files: list[Path]) -> float:
-    """Return the percentage of the files that is in the page cache (mincore(2))."""
+    """Return how many percent of the files are in the page cache.
+
+    The system call mincore(2) gives the pages of each file that are in the cache.
+    """
     held = []
     for pages in (np.memmap(file, np.uint8, "r") for file in files):
         held.append(np.ones(-(-pages.size // os.sysconf("SC_PAGE_SIZE")), np.uint8))  # 1 (cached) if the call fails
@@ -186,7 +193,7 @@ def cached(files: list[Path]) -> float:
 
 
 def disk_bytes() -> int:
-    """Return the bytes that this process and its workers read from a block device."""
+    """Return how many bytes this process and its workers have read from block devices."""
     processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
     return sum(int(Path("/proc", p, "io").read_text().split("read_bytes:")[1].split()[0]) for p in processes)
 

@@ -86,7 +86,10 @@ class Bench:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
 
     def events(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return the log entries in metrics.jsonl that have the key `kind`, by step."""
+        """Return a dictionary from the step to the log entry that has the key `kind`.
+
+        The log entries are those in the run's metrics.jsonl.
+        """
         path = self.run / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return {event["step"]: event for event in map(json.loads, lines) if kind in event}
@@ -108,7 +111,7 @@ class Bench:
     def train(self) -> None:
         """Train, kill all processes, add an incomplete checkpoint, and resume.
 
-        The incomplete checkpoint is one that a kill during a save could leave.
+        The incomplete checkpoint simulates a kill during a save. The resumed run must skip it.
         """
         if self.run.exists():
             sys.exit(f"{self.run} already exists. Delete it, pass another --work, or omit train from --phases.")
@@ -181,7 +184,7 @@ class Bench:
     def again(self) -> None:
         """Run the bare loop again with half the micro-batch size.
 
-        The loss difference of the two bare loops shows how far apart two correct runs are.
+        The difference between the losses of the two bare loops shows how much two correct runs can differ.
         """
         plan, out = self.results["phases"]["train"]["environment"]["plan"], self.work / "again.json"
         words = ["bare", str(self.run), str(out), str(max(1, plan["micro_batch_size"] // 2))]
@@ -213,10 +216,11 @@ def options(values: dict[str, Any]) -> list[str]:
 
 
 def tear(complete: Path, torn: Path) -> None:
-    """Write an incomplete checkpoint, like one that a kill during a save could leave.
+    """Write an incomplete checkpoint to the folder `torn`.
 
-    The weights file is cut in half. All other files except the manifest are missing. Saves of this project use a
-    staging folder, so they do not leave such a checkpoint.
+    The weights file of the checkpoint `complete` is cut in half, and its manifest is copied. All other files are
+    missing. A program that saves directly to the checkpoint folder could leave such a checkpoint when it is killed.
+    This project does not, because it saves to a staging folder first.
     """
     torn.mkdir()
     shutil.copy(complete / "manifest.json", torn)

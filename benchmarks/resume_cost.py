@@ -41,7 +41,7 @@ class Rows:
 
 
 def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, Any]:
-    """Measure the time and memory for one rank's first batch after a step.
+    """Measure the time and memory that a rank needs for its first batch after `step`.
 
     `way` is the order in which rows are read, a key of WAYS.
     """

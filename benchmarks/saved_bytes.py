@@ -26,12 +26,12 @@ def saved_bytes_per_token(
     length: int,
     counts: tuple[int, int] = (1, 9),
 ) -> float:
-    """Return the bytes saved for the backward pass for each additional token.
+    """Return the bytes that are saved for the backward pass, per additional token.
 
     Two batches are compared: their difference in bytes is divided by their difference in tokens.
 
     Args:
-        call: function that returns the loss of the model for rows of token ids [count, length].
+        call: function that returns the loss of the model for token ids of shape [count, length].
         length: tokens per row.
         counts: numbers of rows of the smaller and the larger batch.
     """

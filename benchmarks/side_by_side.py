@@ -9,7 +9,10 @@ from typing import Any
 
 
 def apart(ours: list[float], theirs: list[float], after: int) -> dict[str, float]:
-    """Return the mean and maximum absolute loss difference after step `after`."""
+    """Return the mean and maximum of the absolute loss differences after step `after`.
+
+    `ours` and `theirs` contain the losses of two runs, one for each step.
+    """
     differences = [abs(a - b) for a, b in zip(ours[after:], theirs[after:], strict=True)]
     return {"mean": statistics.mean(differences), "max": max(differences)}
 
@@ -94,7 +97,10 @@ def cpu_name() -> str:
 
 
 def facts(phases: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return each measurement of the finished phases as (description, value and unit)."""
+    """Return the measurements of the finished phases as pairs of texts.
+
+    The first text of a pair is a description, and the second is the value with its unit.
+    """
     found = []
     for phase in phases:
         if "seconds" in phases[phase]:

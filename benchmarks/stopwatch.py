@@ -24,8 +24,8 @@ class Waits(TorchDispatchMode):
 class Stopwatch:
     """Measure the time of training steps, then count the host syncs of two more steps.
 
-    A window is a number of steps in sequence. `seconds` lists the mean time per step of each window. `waits` is the
-    number of host syncs. Call `step_ended` at the end of every step.
+    A window consists of `steps` consecutive steps. For each window, `seconds` contains the mean time per step. `waits`
+    is the number of host syncs. Call `step_ended` at the end of every step.
     """
 
     def __init__(self, *, warmup: int, steps: int, windows: int, total: int, eager: bool) -> None:

@@ -58,7 +58,7 @@ def main() -> None:
 def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
     """Prepare the complete text, and a short text that fills one training step.
 
-    Returns the paths of the recipe for train.py and of the tokenizer that both scripts use.
+    Returns two paths: the recipe for train.py, and the tokenizer that plain_trainer.py and train.py use.
     """
     data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
     training = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
@@ -106,7 +106,10 @@ class Plain:
         return {"text": self.work / "little.txt"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        """Return the training loss of a one-step run, and the last validation loss."""
+        """Return the training loss and the last validation loss of the run in `out`.
+
+        The training loss is the mean over the steps of the run.
+        """
         found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
         return found[0], found[1]
 

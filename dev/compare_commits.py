@@ -175,7 +175,7 @@ def run(tree: Path, *words: object) -> str:
 
 
 def prepare(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
-    """Prepare a folder, and return the hashes and counts of its manifest."""
+    """Prepare a data folder, and return the hashes and counts in its manifest."""
     options = [option.format(inputs=inputs) for option in PREPARED[name]]
     recipe = inputs / ("mixture.yaml" if name == "mixture" else "tiny.yaml")
     printed = run(tree, sys.executable, "prepare_data.py", recipe, "--dataset_dir", output / name, *options)

@@ -47,9 +47,10 @@ def words_of(words: tuple[object, ...]) -> list[str]:
 
 
 def kill_all(pid: int) -> None:
-    """Kill a command started by start_command or start_warm, and all its workers.
+    """Kill the process `pid` and all its descendants.
 
-    Workers run in separate sessions, so a signal to the process group does not reach them.
+    The process is a command that start_command or start_warm started. A signal to its process group is not enough,
+    because the workers of the command run in separate sessions.
     """
     with contextlib.suppress(psutil.NoSuchProcess):
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]

@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Return the folder with public test data; skip the test without this folder."""
+    """Return the folder with public test data; without this folder, skip the test."""
     if not REAL_DATA.is_dir():
         pytest.skip(f"No real data in {REAL_DATA}. Set GPT2_REPRO_TEST_DATA.")
     return REAL_DATA
@@ -119,9 +119,9 @@ def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function like type_command that starts train.py faster.
+    """Return a function that runs a command like type_command, but starts it faster.
 
-    The function forks a process that has already imported the libraries, because the imports take seconds.
+    The function forks a process that has already imported the libraries. This saves the imports, which take seconds.
     """
     output, errors = (tmp_path_factory.mktemp("warm") / name for name in ("stdout", "stderr"))
 
@@ -155,5 +155,5 @@ def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProces
 
 @pytest.fixture(scope="session")
 def events() -> Callable[[Path], list[dict]]:
-    """Return a function that returns the log entries in a run's metrics.jsonl."""
+    """Return a function that reads the log entries in a run's metrics.jsonl."""
     return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

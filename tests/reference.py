@@ -1,7 +1,8 @@
 """Build and train GPT-2 in plain PyTorch, without the code of this project.
 
-The model is written from the description in the paper. `train` is a training loop like those of build-nanogpt and
-nanoGPT. The tests compare the losses, gradient norms and learning rates of this loop with those that train.py logs.
+The model is written from the description in the GPT-2 paper. `train` is a training loop like those of build-nanogpt
+and nanoGPT. The tests compare the losses, gradient norms and learning rates of this loop with those that train.py
+logs.
 """
 
 import math
@@ -54,7 +55,8 @@ class GPT2(nn.Module):
     def load(self, weights: dict[str, Tensor]) -> None:
         """Load the weights of a Hugging Face GPT-2.
 
-        Hugging Face stores the matrices of linear layers as [in, out], so they are transposed for nn.Linear.
+        The matrices of linear layers are transposed, because Hugging Face stores them as [in, out] and nn.Linear as
+        [out, in].
         """
         parts = {"ln_1": "norm_1", "ln_2": "norm_2", "attn.c_attn": "qkv", "attn.c_proj": "out"}
         parts |= {"mlp.c_fc": "up", "mlp.c_proj": "down"}
@@ -75,10 +77,11 @@ class GPT2(nn.Module):
 def train(
     model: GPT2, rows: Tensor, *, steps: int, rows_per_step: int, peak: float, warmup: int, clip: float, decay: float
 ) -> Iterator[dict[str, float]]:
-    """Train on `rows` [n, T + 1] in the given order; yield a dictionary for each step.
+    """Train on the rows in their order, and yield a dictionary after each step.
 
-    The dictionary contains the loss, the gradient norm before clipping, and the learning rate. `peak` is the highest
-    learning rate, `clip` the largest gradient norm, and `decay` the weight decay of the matrices.
+    `rows` is a tensor of token ids of shape [n, T + 1]. The dictionary contains the loss, the gradient norm before
+    clipping, and the learning rate. `peak` is the highest learning rate, `clip` is the gradient norm to which larger
+    gradients are clipped, and `decay` is the weight decay of the matrices.
     """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -108,6 +111,9 @@ def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
 
 
 def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
-    """Return the token ids [length] of each text, including its separator."""
+    """Return the token ids of each text as an array of shape [length].
+
+    The ids of a text include its separator.
+    """
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths))[:-1]

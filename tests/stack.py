@@ -1,6 +1,7 @@
 """Import the libraries of train.py, so that tests/warm.py can fork this process.
 
-The imports take most of the time of a short run. With forking, the libraries are imported only once for all runs.
+The imports take most of the time of a short run. Each run is a fork of one process, so the libraries are imported only
+once.
 """
 
 import accelerate.commands.launch

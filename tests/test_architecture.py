@@ -33,8 +33,8 @@ def files() -> list[Path]:
 def layer_of(module: str) -> int:
     """Return the level (0 to 3) of a Python module in the project's import order.
 
-    A module may import modules of its own subpackage and of lower levels. Modules of the levels 0 and 3 may also
-    import modules of the same level. Examples of module names are `gpt2_repro.data.rows` and `train`.
+    A module may import modules of its subpackage and of lower levels. Modules of the levels 0 and 3 may also import
+    modules of the same level. Examples of module names are `gpt2_repro.data.rows` and `train`.
     """
     parts = module.split(".")
     room = parts[1] if len(parts) > 1 else ""
@@ -50,7 +50,7 @@ def module_of(path: Path) -> str:
 def imports(path: Path) -> list[str]:
     """Return the full names of all imports in a file.
 
-    `from gpt2_repro import hardware` gives `gpt2_repro.hardware`.
+    For example, the full name of `from gpt2_repro import hardware` is `gpt2_repro.hardware`.
     """
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):

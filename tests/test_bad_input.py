@@ -24,9 +24,10 @@ from tests.commands import ROOT
 
 @pytest.fixture
 def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs train.py and returns the error message.
+    """Return a function that runs train.py with wrong options and returns the error.
 
-    The options of the command are wrong, so train.py must refuse the command.
+    The function fails the test if train.py accepts the options, if a run directory is written, or if the error message
+    has several lines.
     """
     monkeypatch.chdir(ROOT)
 

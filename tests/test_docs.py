@@ -69,8 +69,8 @@ def code_of(page: Path) -> Iterator[str]:
 def allowed_in(code: str) -> list[tuple[str, set[str]]]:
     """Split a command line into commands, and return each with its valid options.
 
-    For example, `accelerate launch … train.py …` consists of two commands. If `code` is an option without a command,
-    any command of this project may have this option.
+    For example, `accelerate launch … train.py …` consists of two commands. If `code` is only an option, the options of
+    all commands of this project are valid.
     """
     if code.startswith(FOREIGN):
         return []

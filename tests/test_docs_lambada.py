@@ -1,6 +1,6 @@
 """The commands of the six short training runs in docs/lambada.md are correct.
 
-The page also has a command that prepares the data of each run. The first run is the baseline. Each of the five other
+For each run, the page also has a command that prepares its data. The first run is the baseline. Each of the five other
 runs differs from the baseline in one property, for example in the dropout.
 """
 

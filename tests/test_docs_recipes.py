@@ -1,7 +1,7 @@
 """Each run in docs/recipes.md and docs/lambada.md follows a recipe.
 
-A run may change one property of the recipe, for example the dropout. The pages also have the command that prepares the
-data of the run.
+A run may change one property of the recipe, for example the dropout. For each run, the pages also have the command
+that prepares its data.
 """
 
 import re
@@ -24,9 +24,10 @@ FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """Return the arguments of each command in the two pages that runs a script.
+    """Return the arguments of each documented command that runs the script `story`.
 
-    The pages are docs/recipes.md and docs/lambada.md. The argument `story` is the file name of the script.
+    `story` is a file name such as train.py. The commands are those in docs/recipes.md and in the section of
+    docs/lambada.md about full-length runs.
     """
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)

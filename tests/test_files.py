@@ -1,4 +1,7 @@
-"""Files are written completely or not at all; damaged files raise no error."""
+"""Files are written completely or not at all.
+
+Reading a damaged file raises no error.
+"""
 
 import multiprocessing
 from pathlib import Path

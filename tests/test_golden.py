@@ -38,9 +38,9 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
-    """Return a function that returns the stored value of a name.
+    """Return a function that returns the expected value stored under a name.
 
-    With --update_golden, the function stores and returns the new value instead.
+    With --update_golden, the function stores the value that the test has measured, and returns it.
     """
 
     def check(file: str, name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The device determines peak FLOP/s, processes and the use of torch.compile."""
+"""The device determines peak FLOP/s, process count and the use of torch.compile."""
 
 from types import SimpleNamespace
 

@@ -30,9 +30,9 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def reference(train, tmp_path_factory) -> Path:
-    """Train with one process in fp32 and without gradient accumulation.
+    """Train the run with which all other runs are compared; return its directory.
 
-    All 8 rows of a step are in one micro-batch.
+    The run uses one process and fp32. All 8 rows of a step are in one micro-batch, so gradients are not accumulated.
     """
     return train(tmp_path_factory.mktemp("reference") / "run")
 

@@ -32,7 +32,10 @@ VIEWS |= {"select", "detach", "alias", "as_strided", "unbind"}
 
 
 class Counter(TorchDispatchMode):
-    """Count tensor operations that move data, and those that cause a host sync."""
+    """Count the operations that move data, and the operations that cause a host sync.
+
+    The counts are in `operations` and `syncs`.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ BLOG |= {"final_learning_rate_fraction": 0.0, "adam_beta2": 0.999, "max_grad_nor
 
 
 def header_of(path: Path) -> str:
-    """Return the comment at the top of a recipe, joined to one line."""
+    """Return the comment at the top of a recipe as one line."""
     lines = path.read_text().split("\n\n")[0].splitlines()
     return " ".join(" ".join(line.lstrip("#") for line in lines).split())
 
@@ -70,7 +70,10 @@ def changed(values: dict[str, dict], default: dict[str, dict]) -> set[str]:
 
 
 def processes_of(path: Path) -> list[int]:
-    """Return the numbers of GPUs or processes in the header of a recipe."""
+    """Return the numbers of GPUs or processes that the header of a recipe mentions.
+
+    If the header mentions none, the list contains only 1.
+    """
     found = re.search(r"((?:\d+(?:, | or | and ))*\d+) (?:GPUs|processes)", header_of(path))
     return [int(number) for number in re.findall(r"\d+", found[1])] if found else [1]
 
@@ -199,7 +202,7 @@ def test_another_published_run(name: str, wanted: dict[str, Any]) -> None:
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
     """The dataclass default of every field is the value in the default recipe.
 
-    The exception is hellaswag_steps, which is 0 by default because HellaSwag must be downloaded.
+    The exception is hellaswag_steps, whose dataclass default is 0 because HellaSwag must be downloaded.
     """
     for section in parse_for_training().sections.values():
         for name in set(own_fields(type(section))) - {"hellaswag_steps"}:

@@ -1,7 +1,8 @@
 """Start commands quickly by forking a process that has imported the libraries.
 
-The imports take several seconds, but a tiny run takes only one second. Launchers are supported. Tests that check the
-imports of a command must use tests.commands.start_command, which starts a new Python process.
+The imports take several seconds, but a tiny run takes only one second. Commands with a launcher can be started in the
+same way. Tests that check the imports of a command must use tests.commands.start_command, which starts a new Python
+process.
 """
 
 import importlib

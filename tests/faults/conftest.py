@@ -16,7 +16,7 @@ from tests.faults.runs import Started
 def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function that trains without faults and returns the run directory.
 
-    Each combination of options is trained once per session.
+    If several tests call the function with the same options, the run is trained only once.
     """
     folder = tmp_path_factory.mktemp("golden")
 
@@ -31,8 +31,8 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Return a function that starts a run of the tiny recipe in the background.
 
-    The argument `fault` is a tuple of name, step(s) and rank, or None for a run without faults. Processes that still
-    run after the test are killed.
+    The argument `fault` is a tuple of name, step(s) and rank, or None for a run without faults. After the test,
+    processes that are still running are killed.
     """
     started: list[Started] = []
 
@@ -73,7 +73,10 @@ def fault(start) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 16 MB and return its folder. Without root, skip the test."""
+    """Mount a file system of 16 MB and return its folder.
+
+    Mounting needs root, so the test is skipped for other users.
+    """
     folder = tmp_path / "disk"
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]

@@ -29,7 +29,10 @@ STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 
 
 def saves(*args: Any, **kwargs: Any) -> bool:
-    """Return whether an argument is the path of a checkpoint of a step in FAULT_AT."""
+    """Return whether a call saves a checkpoint of a step in FAULT_AT.
+
+    If it does, an argument of the call is a path or file name that contains the folder name of the checkpoint.
+    """
     return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 
@@ -58,7 +61,7 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 
 
 def inject(fault: str) -> None:
-    """Patch the function of the project in which the fault has to happen.
+    """Patch a function of the project so that a call of the function causes the fault.
 
     The fault happens only on the rank FAULT_RANK. If the fault depends on the step, it happens only at the steps in
     FAULT_AT.

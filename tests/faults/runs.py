@@ -39,7 +39,7 @@ class Started:
     def wait_until(self, condition: Callable[[], Any], timeout: float = 90) -> Any:
         """Call `condition` every 10 ms until it returns a true value; return this value.
 
-        The test fails if the command ends first, or after `timeout` seconds.
+        The test fails if the command ends before `condition` returns a true value, or after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while not (value := condition()):
@@ -72,7 +72,10 @@ def weights(run: Path) -> str:
 
 
 def losses(run: Path) -> list[tuple[int, str, float]]:
-    """Return each logged loss of a run as (step, kind, loss)."""
+    """Return all logged losses of a run as tuples (step, kind, loss).
+
+    The kind is "loss" for the training loss and "eval_loss" for the validation loss.
+    """
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(e["step"], key, e[key]) for e in events for key in ("loss", "eval_loss") if key in e]
 
@@ -84,7 +87,7 @@ def status(run: Path) -> dict[str, Any]:
 def fill(disk: Path, leave: int) -> Path:
     """Fill a disk with one file so that `leave` bytes stay free; return the file.
 
-    The file that an earlier call has written is deleted first.
+    If an earlier call wrote the file, it is deleted first.
     """
     filler = disk / "filler"
     filler.unlink(missing_ok=True)

@@ -24,7 +24,11 @@ OPTIONS = (
 
 
 def strike(command, source: random.Random, disk: Path) -> str:
-    """Kill or stop random processes of the run, or fill the disk; return the fault."""
+    """Cause a random fault in the run of `command`, and return the name of the fault.
+
+    A fault kills processes of the run, sends SIGTERM to one rank, or fills `disk`, the folder of a small file system.
+    `source` makes the random choices.
+    """
     ranks = command.ranks()
     # Until the launcher has started its workers, only the launcher can be killed.
     what = source.choice(["launcher", "worker", "all", "term", "disk"] if len(ranks) == 2 else ["launcher"])

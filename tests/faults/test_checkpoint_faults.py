@@ -20,8 +20,8 @@ def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
 ) -> None:
     """A run that is killed during several saves ends like a run without faults.
 
-    Each kill happens at another point of a save. Final weights and losses must be equal. This tests the promises P1
-    and P2 of docs/reliability.md.
+    Each kill happens at a different point of a save. Final weights and losses must be equal to those of a run without
+    faults. This tests the promises P1 and P2 of docs/reliability.md.
     """
     options = (*SAVES, "--max_steps", 12, "--bf16", bf16, "--keep_checkpoints", 1, "--keep_best_checkpoint", "false")
     run = tmp_path / "run"

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.faults
 
 
 def test_a_rank_that_is_stuck_ends_the_run_with_every_ranks_stack(train, fault, golden, tmp_path: Path) -> None:
-    """If a rank hangs, --hang_timeout ends the run. The same command resumes the run."""
+    """If a rank hangs, --hang_timeout ends the run, and the same command resumes it."""
     run, options = tmp_path / "run", ("--save_steps", 2, "--per_device_train_batch_size", 4)
     words = (*options, "--hang_timeout", 20)
     code, text = fault("hang", 5, run, *words, rank=1, launcher=("launch", 2))

@@ -17,11 +17,11 @@ OPTIONS = ("--save_steps", 2, "--per_device_train_batch_size", 4)
 def test_a_flipped_bit_on_one_rank_ends_the_run_before_it_is_validated_or_saved(
     train, fault, golden, launcher, at: int, tmp_path: Path
 ) -> None:
-    """A flipped bit in one rank's weights ends the run when weights are compared.
+    """A flipped bit in one rank's weights ends the run at the next comparison.
 
-    The weights of all ranks are compared with each other before the validation and the save of step 4. Under DDP the
-    bit is flipped at step 3, and the weight is still wrong at step 4. ZeRO gathers the weights again in every step and
-    would repair the weight, so under ZeRO the bit is flipped at step 4.
+    Before the validation and the save of step 4, the weights of all ranks are compared with each other. Under DDP, the
+    bit is flipped at step 3, and the weight is still wrong at step 4. ZeRO would repair the weight, because it gathers
+    the weights again in every step. Under ZeRO, the bit is therefore flipped at step 4.
     """
     run = tmp_path / "run"
     code, text = fault("flipped_bit", at, run, *OPTIONS, rank=1, launcher=launcher)

@@ -96,12 +96,12 @@ class Pod:
         }
 
     def stub(self, name: str, script: str) -> None:
-        """Replace the command `name` by a shell script."""
+        """Replace the command `name` by a shell script with the text `script`."""
         (self.stubs / name).write_text(script)
         (self.stubs / name).chmod(0o755)
 
     def wake(self) -> None:
-        """End all current and later `sleep` commands of the scripts."""
+        """Make all current and later `sleep` commands of the scripts end at once."""
         (self.folder / "wake").touch()
 
     def sleeps(self) -> list[int | str]:
@@ -110,7 +110,10 @@ class Pod:
         return [int(word) if word.isdecimal() else word for word in words]
 
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
-        """Start a script of runpod/ with `variables` set. None unsets a variable."""
+        """Start a script of runpod/ with changed environment variables.
+
+        The values in `variables` replace those of the pod. A variable with the value None is not set.
+        """
         environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = ["bash", str(ROOT / "runpod" / script), *map(str, words)]

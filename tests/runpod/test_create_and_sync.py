@@ -115,9 +115,9 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
 def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: str, code: int) -> None:
     """sync.sh accepts a copy made by rsync only if all files are equal.
 
-    sync.sh calls rsync twice: to copy the run directory `run`, and to list the different files (`differs`). The target
-    must be passed unchanged, because rsync itself appends `run`. For example, `me@host:` is the home directory, but
-    `me@host:/run` would be in the root directory.
+    sync.sh calls rsync twice: to copy the run directory `run`, and to list the files that differ (`differs`). sync.sh
+    must pass the target to rsync unchanged, because rsync itself appends `run`. For example, the target `me@host:` is
+    the home directory. If sync.sh appended `/run`, the copy would be in the root directory.
     """
     run = pod.folder / "run"
     run.mkdir()

@@ -18,8 +18,9 @@ def log(pod) -> str:
 def test_a_second_start_installs_nothing(pod) -> None:
     """A second start of a pod uses the environment that the first start installed.
 
-    gpt2.env and the caches of small files are in HOME, which is in the container and not on the volume, because the
-    next pod with this volume may have another image. The workspace path contains a space to test the quoting.
+    The file gpt2.env and the caches of small files are in HOME. HOME is in the container and not on the volume,
+    because the next pod that uses the volume may have another image. The workspace path contains a space to test the
+    quoting.
     """
     assert pod.run("on_start.sh") == (0, "")
     wait_for(lambda: pod.calls("python -m gpt2_repro.preflight"))

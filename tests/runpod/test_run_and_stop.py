@@ -59,9 +59,9 @@ def test_everything_comes_in_its_order(pod) -> None:
     ],
 )
 def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str], code: int, evaluated: bool) -> None:
-    """With --keep, the script exits with the code of the training or the evaluation.
+    """With --keep, the script exits with the code of a failed training or evaluation.
 
-    The run is evaluated only if it is complete and the training succeeded.
+    If neither fails, the exit code is 0. The run is evaluated only if it is complete and the training succeeded.
     """
     ended, log = pod.train("--keep", *words, **variables)
     assert ended == code and not pod.calls("runpodctl") and not pod.processes("deadline.sh"), log
@@ -114,8 +114,8 @@ def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
 def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]) -> None:
     """After a failure or an early end, the script waits before it stops the pod.
 
-    If the script is killed during this time, the pod keeps running, and another run_and_stop.sh can start because the
-    lock is released.
+    If the script is killed while it waits, the pod keeps running. The script's lock is released, so another
+    run_and_stop.sh can start.
     """
     words = ("--hours", 1, "--grace", 0.5, *TRAIN)
     for number in (1, 2):
@@ -134,8 +134,8 @@ def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]
 def test_before_the_deadline_the_training_is_told_to_end(pod, words: tuple[object, ...]) -> None:
     """The training gets SIGTERM before the deadline.
 
-    run_and_stop.sh --hours sets a deadline. With --keep, the script sets none, and the training gets SIGTERM before
-    the deadline that was set when the pod was started.
+    With --hours, run_and_stop.sh sets a deadline. With --keep, the script sets no deadline, so the deadline is the one
+    that was set when the pod was started.
     """
     process = start_training(pod, *words, "--grace", 0)
     if words == ("--keep",):

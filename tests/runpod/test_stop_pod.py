@@ -95,8 +95,8 @@ def test_an_output_that_fails_ends_nothing(pod, output: str) -> None:
 def test_a_shell_without_the_pods_variables_takes_them_from_process_1(pod) -> None:
     """In an ssh session, the scripts read the pod's environment from process 1.
 
-    The reason is that a shell opened by ssh lacks the environment variables of the pod. The values of these variables
-    are not executed as code. Variables that are already set in the shell are not replaced.
+    This is necessary because a shell opened by ssh lacks the environment variables of the pod. The values of these
+    variables are not executed as code. Variables that are already set in the shell are not replaced.
     """
     start = pod.folder / "environ"
     bad = f"$(touch {pod.folder}/executed)"
