@@ -76,7 +76,7 @@ class Rows:
             rows.append({"input_ids": ids[ends[place] : ends[place + 1]]})
         if self._largest_id is not None and any(row["input_ids"].max() > self._largest_id for row in rows):
             folder = Path(self._dataset.cache_files[0]["filename"]).parents[1]
-            fix = f"Run `python prepare_data.py --verify --dataset_dir {folder}` to list damaged files. Then copy or prepare the folder again."
+            fix = f"Run `python prepare_data.py --verify --dataset_dir {folder}`, then copy or prepare the data again."
             raise UserError(f"{folder} is damaged: a row has a token id above {self._largest_id:,}. {fix}")
         return rows
 
@@ -115,5 +115,5 @@ def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
     try:
         return Rows(load_from_disk(str(folder)), largest_id)
     except (pa.ArrowException, ValueError, KeyError) as error:
-        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}` to list damaged files. Then copy or prepare the folder again."
+        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}`, then copy or prepare again."
         raise UserError(f"{folder} cannot be read ({in_a_line(error)}). {fix}") from None
