@@ -15,7 +15,7 @@ from gpt2_repro.files import expand
 def option(default: Any, help: str, **keywords: Any) -> Any:
     """Return a dataclass field whose metadata has a help text and argparse keywords.
 
-    If `default` is a list, the default of the field is a new empty list.
+    If `default` is a list, every new object has its own empty list as the value of the field.
     """
     metadata = {"help": help, **keywords}
     if isinstance(default, list):
@@ -90,7 +90,7 @@ class DataArguments:
 
 
 def default_folder(data: DataArguments) -> str:
-    """Return the default folder data/NAME, or "" if no files or source are set.
+    """Return the default folder data/NAME, or "" if neither files nor source are set.
 
     NAME is derived from the files or the source. The file books/shakespeare.txt.gz gives data/shakespeare. The folder
     books, the glob 'books/*.txt' and several files in books give data/books.
@@ -107,7 +107,7 @@ def default_folder(data: DataArguments) -> str:
 
 
 def check_passed(data: DataArguments, passed: Collection[str]) -> None:
-    """Raise UserError if a passed option has no effect with the other options."""
+    """Raise UserError if a passed option has no effect because of another option."""
     if {"source", "data_files"} <= set(passed):
         raise UserError("--source and --data_files both set the text. Pass only one of them.")
     if "validation_fraction" in passed and data.split != "hash":
@@ -115,10 +115,10 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
-    """Return the section `data:`, with the default folder if another text was passed.
+    """Return the section `data:`, with another dataset_dir if the text was replaced.
 
-    If --source or --data_files was passed without --dataset_dir, the recipe's dataset_dir belongs to another text. So
-    dataset_dir is replaced with the default folder data/NAME.
+    If --source or --data_files was passed without --dataset_dir, the recipe's dataset_dir belongs to another text. In
+    this case, dataset_dir is replaced with the default folder data/NAME.
 
     Args:
         typed: names of the options that were passed on the command line.

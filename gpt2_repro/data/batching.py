@@ -45,10 +45,11 @@ class EpochSampler(Sampler[int]):
     """Sampler that yields row numbers in an order that depends only on seed and epoch.
 
     Rows are shuffled in two stages. First, blocks of rows that are adjacent on disk are shuffled. Then the rows of
-    many successive blocks (a window) are shuffled together. The reason is speed: a permutation of all rows would read
-    2 KiB at random positions, and a disk reads 128 KiB or more for each position that is not cached. If a split has at
-    most one window of rows, all its rows are shuffled together. Rows after the last complete step are dropped, so that
-    every step has the same number of tokens. With shuffling, each epoch drops different rows.
+    many successive blocks (a window) are shuffled together. The reason is speed: if all rows had a random order, each
+    read would need 2 KiB (one row) from a random position on the disk, but a disk reads 128 KiB or more for each
+    position that is not cached. If a split has at most one window of rows, all its rows are shuffled together. Rows
+    after the last complete step are dropped, so that every step has the same number of tokens. With shuffling, each
+    epoch drops different rows.
     """
 
     BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
@@ -92,17 +93,17 @@ class LengthGroupedBatches(Sampler[list[int]]):
     """Batch sampler that puts rows of similar length into the same batch.
 
     All optimizer steps have about the same number of targets (predicted ids). Yields lists of row numbers:
-    `batches_per_step` lists for each optimizer step. The rows of an epoch have the order of `EpochSampler`. In this
-    order, all targets are numbered from 0. Let B be tokens_per_step. Step i consists of the
-    rows whose first target has a number in [i * B, (i + 1) * B). So a step has B targets, plus or minus the targets
-    of one row. The rows of a step do not depend on `batches_per_step`.
+    `batches_per_step` lists for each optimizer step. The order of the rows in an epoch is that of `EpochSampler`. In
+    this order, all targets are numbered from 0. Let B be tokens_per_step. Step i consists of the rows whose first
+    target has a number in [i * B, (i + 1) * B). So a step has B targets, plus or minus the targets of one row. The
+    rows of a step do not depend on `batches_per_step`.
 
     Rows are sorted by length only within a step, longest first, and then cut into batches. Neighbouring batches have
     rows of similar length, so processes that take one batch each have similar work. Rows after the last complete step
     are dropped. Each epoch drops different rows.
 
     Args:
-        targets: number of targets of each row [rows].
+        targets: array of shape [rows] with the number of targets of each row.
         plan: batch plan with enough forward passes per step for rows of any length, see `batch_plan.passes_by_length`.
     """
 
@@ -129,7 +130,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
                 yield numbers[start:end]
 
     def steps(self) -> Iterator[np.ndarray]:
-        """Yield an array of row numbers [rows of the step] for each complete step."""
+        """For each complete optimizer step, yield an array with the numbers of its rows."""
         return itertools.islice(self._steps(), self.steps_per_epoch)
 
     def _steps(self) -> Iterator[np.ndarray]:
@@ -153,11 +154,12 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
     """Divide sorted rows into batches, and return the index at which each batch ends.
 
     Rows are padded to the longest row of their batch. So a batch has as many positions as its number of rows times the
-    length of its longest row. The largest batch is as small as possible and has at most `max_positions` positions.
-    Raises ValueError if there are fewer rows than batches, or if the rows do not fit into the batches.
+    length of its longest row. The batches are chosen so that the largest batch is as small as possible. It has at most
+    `max_positions` positions. Raises ValueError if there are fewer rows than batches, or if the rows do not fit into
+    the batches.
 
     Args:
-        lengths: number of targets of each row [rows], longest first.
+        lengths: number of targets of each row; the longest row comes first.
         num_batches: number of batches to make.
         max_positions: maximum number of positions per batch, including padding.
     """
@@ -182,8 +184,8 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
 def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
     """Fill batches with rows in order, and return the index at which each batch ends.
 
-    A batch has at most `positions` positions, including padding. Filling stops after `num_batches` + 1 batches,
-    because the rows then do not fit into `num_batches` batches.
+    A batch has at most `positions` positions, including padding. If the rows do not fit into `num_batches` batches,
+    filling stops after `num_batches` + 1 batches.
     """
     ends: list[int] = []
     end = 0

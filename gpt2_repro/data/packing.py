@@ -13,16 +13,15 @@ def pack_rows(
 ) -> Iterator[np.ndarray]:
     """Yield blocks of rows, cut from one sequence of token ids.
 
-    A row has sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first id of
-    the next row. Every id except the first of the sequence is a target (a predicted id) exactly once. Ids after the
-    last full row are dropped.
+    A row has sequence_length + 1 ids. The last id of a row is also the first id of the next row. Ids after the last
+    full row are dropped. All other ids, except the first id of the sequence, are targets (predicted ids) exactly once.
 
     Args:
-        pieces: arrays of ids [any length], which together are the sequence.
+        pieces: arrays of ids with any lengths. All arrays joined are the sequence.
         sequence_length: number of targets per row.
-        rows_per_block: number of rows of every yielded array except the last, for pieces of any length.
+        rows_per_block: number of rows in every yielded array except the last. It does not depend on the pieces.
 
-    Yields arrays [rows, sequence_length + 1] with the dtype of the pieces.
+    Yields arrays of shape [rows, sequence_length + 1] with the dtype of the pieces.
     """
     held: list[np.ndarray] = []
     length = 0
@@ -54,18 +53,18 @@ def pack_windows(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield blocks of rows, cut from each document separately.
 
-    A row has at most sequence_length + 1 ids, and the stride is sequence_length. So the last id of a row is the first
-    id of the document's next row. Every id except the first of the document is a target (a predicted id) exactly once.
-    A row with fewer than min_length targets, or without targets, is dropped. Only the last row of a document can be
-    that short.
+    A row has at most sequence_length + 1 ids. The last id of a row is also the first id of the document's next row.
+    Only the last row of a document can be shorter. This last row is dropped if it has fewer than min_length targets
+    (predicted ids) or none. In the rows that are not dropped, every id except the first id of the document is a target
+    exactly once.
 
     Args:
-        pieces: pairs of the concatenated ids of complete documents [ids] and the length of each document [documents].
+        pieces: pairs of arrays: the concatenated ids of complete documents, and the length of each document.
         sequence_length: maximum number of targets per row.
         min_length: minimum number of targets per row, at most sequence_length.
-        rows_per_block: number of rows of every yielded block except the last, for pieces of any length.
+        rows_per_block: number of rows in every yielded block except the last. It does not depend on the pieces.
 
-    Yields pairs: the concatenated ids of rows [ids], with the dtype of the pieces, and the length of each row [rows].
+    Yields pairs of arrays: the concatenated ids of rows, with the dtype of the pieces, and the length of each row.
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
     rows = 0

@@ -67,8 +67,8 @@ class PreparedData:
         """Open the prepared folder of a recipe and compare its manifest with the recipe.
 
         If the recipe sets the folder, the manifest must match all fields of the recipe's section `data:`. If
-        --dataset_dir was passed, the manifest must match packing, sequence_length, min_length and separator, and the
-        other fields that were passed on the command line.
+        --dataset_dir was passed, only these fields must match: packing, sequence_length, min_length, separator, and
+        the fields that were passed on the command line.
 
         Args:
             typed: names of the fields that were passed on the command line.
@@ -126,13 +126,13 @@ class PreparedData:
     def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
         """Return a dict from the name of each validation set to its rows.
 
-        The name of the split `validation` is "". The other sets have their names from --validation_sets.
+        In the dict, the split `validation` has the name "". The other sets have their names from --validation_sets.
 
         Args:
-            eval_tokens: use only the first rows of each set that together have at least this many targets (predicted
-                ids). 0 uses all rows.
+            eval_tokens: number of targets (predicted ids) to use from each set: rows are taken from the start until
+                they have at least this many targets. 0 takes all rows.
 
-        If a set has fewer targets, all its rows are used. For the split `validation`, a message is logged.
+        If a set has fewer targets, all its rows are taken; if this set is the split `validation`, a message is logged.
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
@@ -208,7 +208,8 @@ def form_of(args: DataArguments) -> dict[str, Any]:
 def request_of(args: DataArguments) -> dict[str, Any]:
     """Return the fields of `data:` that decide the content of a prepared folder.
 
-    These are all fields of this recipe section except `dataset_dir`. `source` is "files" if `data_files` is set.
+    These are all fields of this recipe section except `dataset_dir`. If `data_files` is set, `source` has the value
+    "files".
     """
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
     # Converted through JSON, like the request in a manifest.
@@ -233,5 +234,5 @@ def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tup
 
 
 def _as_typed(value: Any) -> Any:
-    """Return a value as the user would write it on the command line."""
+    """Return the text that a user would type on the command line for a value."""
     return " ".join(value) if isinstance(value, list) else value

@@ -15,11 +15,11 @@ def reference_losses(
     Both models are estimated from counts of `train`. The unigram model uses add-one smoothing. The bigram model uses
     Witten-Bell interpolation with that unigram model: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where c is a
     count in `train` and n(v) is the number of different ids seen after v (Witten and Bell 1991). A loss is the mean
-    negative log-likelihood per target of `validation`. The targets are those of the rows, so the validation loss of a
-    training run can be compared with these losses directly.
+    negative log-likelihood per target of `validation`. The targets are the same as in training (all ids of a row
+    except the first), so the validation loss of a training run can be compared with these losses directly.
 
     Args:
-        train, validation: for each split, the concatenated ids of its rows [ids] and the length of each row [rows].
+        train, validation: for each split, two arrays: the concatenated ids of its rows, and the length of each row.
         vocab_size: number of ids in the vocabulary.
     """
     context, target = _pairs(*train)
@@ -43,7 +43,7 @@ def reference_losses(
 
 
 def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays [targets]: the id before each target, and the target.
+    """Return two arrays of shape [targets]: the ids before targets, and the targets.
 
     A target and the id before it are always in the same row.
     """

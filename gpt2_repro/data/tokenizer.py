@@ -150,8 +150,8 @@ def obtain_tokenizer(
     Args:
         name: value of --tokenizer.
         documents: function that returns the training text, for `train` and `char`.
-        text_bytes: function that returns the size of the training text in bytes. For `train` without a number, the
-            vocabulary size depends on this size.
+        text_bytes: function that returns the size of the training text in bytes. It determines the vocabulary size if
+            `name` is `train` without a number (not, for example, `train:4096`).
     """
     if destination.is_dir():
         return
@@ -180,10 +180,10 @@ def vocabulary_for(text_bytes: float) -> int:
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the training text of a tokenizer, at most about 500 million characters.
+    """Yield the first documents, up to about 500 million characters.
 
-    Documents with a word of 1,000 characters or more are cut into pieces of 1,000 characters, because the training
-    time grows with the square of the length of a word.
+    A tokenizer is trained on this text. Documents with a word of 1,000 characters or more are cut into pieces of 1,000
+    characters, because the training time grows with the square of the length of a word.
     """
     characters = 0
     for document in documents:
@@ -252,7 +252,7 @@ class Encoder:
         return Tokenizer.from_str(json.dumps(self._description))
 
     def encode(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the concatenated ids [tokens] and each document's length [documents].
+        """Return two arrays: the concatenated ids, and the length of each document.
 
         Ids and lengths include the separators. An empty document has length 0 and no separator.
         """

@@ -1,7 +1,7 @@
 """Batches have the form that Trainer needs, with rows in a reproducible order.
 
-The order of rows depends only on seed and epoch. If batches are grouped by length, all steps have equal
-numbers of targets.
+The order of rows depends only on seed and epoch. If each batch has rows of similar length, all steps have about the
+same number of targets.
 """
 
 import itertools

@@ -54,7 +54,7 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
 
     Args:
         target: final path of the prepared folder, for error messages.
-        staging: folder for temporary files, which an interrupted preparation needs to resume.
+        staging: folder for temporary files. An interrupted preparation is resumed from these files.
     """
     try:
         sources = _open_sources(staging, args, options)
@@ -86,11 +86,13 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
 def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> None:
     """Raise UserError if an unfinished preparation was started with other options.
 
-    Its staging folder (the folder of temporary files) can contain hours of work. So this folder is not deleted if an
-    option has changed.
+    The temporary files of that preparation can be the result of hours of work. So they are not deleted if an option
+    has changed.
 
     Args:
-        kept: options that the staging folder records, see `request_of`.
+        staging: folder of the temporary files.
+        kept: options of the unfinished preparation, as recorded in `staging` (see `request_of`).
+        args: options of the new preparation.
     """
     if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
@@ -134,10 +136,10 @@ def _has_tokens(staging: Path) -> bool:
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the text from which --tokenizer train or char makes a tokenizer.
+    """Yield the texts of the documents from which a tokenizer is made.
 
-    `char` uses all text, including validation files. `train` uses only the training files, without the documents that
-    --split hash puts into validation.
+    With --tokenizer char, these are all documents, including those of validation files. With --tokenizer train, these
+    are the documents of the training files, except the documents that --split hash puts into validation.
     """
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
@@ -151,7 +153,7 @@ def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[s
 
 
 def _text_bytes(sources: Sequence[Source]) -> float:
-    """Return the bytes of all training text, estimated for compressed files."""
+    """Return the size of all training text in bytes, estimated for compressed files."""
     return sum(
         file.size * TEXT_PER_BYTE.get(Path(file.name).suffix, 1.0) for source in sources for file in source.files
     )
@@ -170,7 +172,7 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     """Return the estimated peak disk usage of a preparation in bytes.
 
     Args:
-        streams: pairs: files that are tokenized one after another, and their maximum number of tokens (0: no limit).
+        streams: pairs of a list of files and the maximum number of tokens that they have together (0: no limit).
         itemsize: bytes per token id.
         characters: whether each character is a token.
     """
@@ -190,7 +192,7 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
 def check_disk(target: Path, staging: Path, needed: float) -> None:
     """Raise UserError if the disk is clearly too small for a preparation.
 
-    Files of an interrupted preparation count as free space, because they are part of the needed space.
+    The files of an interrupted preparation are included in `needed`. So the space that they use counts as free space.
 
     Args:
         needed: estimated peak disk usage in bytes.

@@ -115,8 +115,8 @@ def _staging_lock(staging: Path) -> Iterator[None]:
 def _claim(staging: Path, request: dict[str, Any]) -> None:
     """Record the options of a preparation in its staging folder.
 
-    Nothing is recorded if the folder is not empty. The file with the options also shows later that
-    prepare_data.py made the folder. Raises UserError if the folder contains files and was not made by prepare_data.py.
+    The options are written to a file. This file also shows later that prepare_data.py made the folder. Nothing is
+    written if the folder is not empty. Raises UserError if the folder has files and was not made by prepare_data.py.
 
     Args:
         staging: folder of temporary files.
@@ -131,9 +131,10 @@ def _claim(staging: Path, request: dict[str, Any]) -> None:
 
 
 def _clear_away(target: Path, staging: Path) -> None:
-    """Delete the leftover staging folder of a prepared folder that is complete.
+    """Delete a staging folder that is left over although its prepared folder is done.
 
-    The staging folder is left over if a process was killed after it renamed the prepared folder into place.
+    This happens if a process is killed between two steps: renaming the prepared folder to its final path and deleting
+    the staging folder.
     """
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
@@ -143,7 +144,7 @@ def _clear_away(target: Path, staging: Path) -> None:
 def _publish(folder: Path, target: Path) -> None:
     """Rename a finished folder to its final path `target`.
 
-    If `target` exists, this old folder is first moved into the staging folder, which is deleted later.
+    An old folder at the path `target` is first moved into the staging folder, which is deleted later.
     """
     if target.exists():
         replaced = folder.with_name("replaced")

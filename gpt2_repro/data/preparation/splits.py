@@ -1,7 +1,8 @@
 """Choose the files to tokenize, the order of documents and their splits.
 
-The order depends only on the lengths of the documents. The splits depend only on these lengths or, with --split hash,
-on a hash of the text.
+The order of the documents depends only on their lengths and on the weights of the sources. --split hash chooses the
+split of a document from a hash of its text, --split head from its place in the order, and --split source from its
+file. If --split hash would leave a split without a row, the place in the order is used instead.
 """
 
 import collections
@@ -39,7 +40,7 @@ class DocumentSpan:
         part: index of the file part among all parts of the stream.
         first_document: number of documents in the part before the first of these documents.
         first_token: number of tokens in the part before the first of these documents.
-        lengths: number of tokens of each document [documents].
+        lengths: array of shape [documents] with the number of tokens of each document.
         split: name of the split.
     """
 
@@ -69,7 +70,7 @@ class Group:
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
-    """Raise UserError if a source does not support --split or is used twice.
+    """Raise UserError if --split is impossible for a source, or a file is used twice.
 
     A file may occur only once in the training sources. A file of the training sources may not be in --validation_sets.
     """
@@ -104,8 +105,9 @@ def check_split(args: DataArguments, sources: Sources) -> None:
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
     """Return the source files for training, validation and --validation_sets.
 
-    Returns three lists of streams. A stream is a sequence of source files that are tokenized one after another. The
-    second list has the validation files of the training sources. This list is empty unless --split is `source`.
+    Returns three lists of streams: for training, for validation and for --validation_sets. A stream is a sequence of
+    source files that are tokenized one after another. The second list has the validation files of the training
+    sources. This list is empty unless --split is `source`.
     """
     texts, by_source = args.validation_text, args.split == "source"
     numbered = list(enumerate(sources.training))
@@ -165,9 +167,9 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
     """Return arguments of `order_documents` that use the first tokens for validation.
 
-    These tokens are called the head. The head has at most 10 % of the `total` tokens. If the documents that start in
-    the head have at most 10 % of the tokens together, all their tokens are used for validation. Otherwise, or if more
-    than 10 % was requested, the documents at the end of the head are cut in two.
+    These tokens are called the head. The head has at most 10 % of all tokens. A document that starts in the head and
+    ends after it goes to validation completely. But if validation then had more than 10 % of all tokens, or if more
+    than 10 % was requested, such a document is cut in two at the end of the head.
 
     Args:
         order: function that yields the documents in order.
@@ -189,7 +191,8 @@ def _hash_needs_cut(
 ) -> bool:
     """Return whether --split hash would leave one split without a complete row.
 
-    This happens only with few documents, so the result is False for more than 10,000 documents.
+    In that case, the first tokens are used for validation instead, and a document may be cut in two. The result is
+    always False for more than 10,000 documents.
     """
     if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
         return False
@@ -229,8 +232,8 @@ def order_documents(
     """Yield the documents of all sources in order.
 
     Documents are sorted by position. The position of a document is the number of tokens before it in its source,
-    divided by the weight of the source. So each source has its share of the tokens in every section of the order.
-    If documents have the same position, the document of the first source comes first.
+    divided by the weight of the source. So each source has its share of the tokens in every section of the order. If
+    documents have the same position, they are in the order of their sources.
 
     Args:
         streams: for each source, the tokenized parts of its files in order.
@@ -266,7 +269,7 @@ def order_documents(
 def _documents(
     parts: Sequence[StagedPart], weight: float, stream: int, *, hashed: bool
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Yield pairs: the documents of a file part, and the position of the next part.
+    """For each file part, yield its documents and the position of the next part.
 
     A position is the number of earlier tokens of the same source, divided by `weight`.
 
@@ -274,7 +277,7 @@ def _documents(
         parts: tokenized parts of the files of one source.
         weight: share of the source in the tokens.
         stream: index of the source.
-        hashed: whether to load which documents --split hash puts into validation.
+        hashed: whether to load, for each document, if --split hash puts it into validation.
     """
     tokens = 0
     for number, part in enumerate(parts):
@@ -290,7 +293,7 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut each document that contains the position `place` into two documents.
+    """Cut each document that contains the position `place` in two at this position.
 
     A position is the number of earlier tokens of the same source, divided by the weight of the source.
     """

@@ -1,6 +1,6 @@
 """Tokenize one part of a source file, and write the result to the staging folder.
 
-The result has the token ids, the document lengths and the counts of the part.
+The result has the token ids of the part, the lengths of its documents, and counts, for example of its tokens.
 """
 
 import functools
@@ -37,7 +37,7 @@ class StagedPart:
 
     - .ids: token ids (not for .bin sources, whose ids are not copied),
     - .lengths.npy: number of tokens of each document,
-    - .held_out.npy: which documents may go to validation,
+    - .held_out.npy: for each document, whether it may go to validation,
     - .jsonl: texts, if texts are saved, and
     - .json: counts. This file is written last and marks the part as complete.
     """
@@ -60,7 +60,7 @@ class StagedPart:
         return json.loads(self.path(".json").read_text())
 
     def ids(self) -> np.ndarray:
-        """Return the memory-mapped token ids of the file part [tokens].
+        """Return the part's token ids as a memory-mapped array of shape [tokens].
 
         If the ids are damaged, raises DamagedTokens and marks the part as missing, so that it is tokenized again.
         """
@@ -77,18 +77,18 @@ class StagedPart:
         return ids
 
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens of each document [documents], including separators."""
+        """Return an array of shape [documents]: tokens per document, with separators."""
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """Return which documents --split hash puts into validation: bool [documents].
+        """Return whether --split hash puts each document into validation.
 
-        The function `_held_out` describes the result for other values of --split.
+        The result is a bool array of shape [documents]. `_held_out` describes it for other values of --split.
         """
         return np.load(self.path(".held_out.npy"))
 
     def texts(self) -> dict[int, str]:
-        """Return the saved texts by document number, counted from 0 within the file part."""
+        """Return a dict from document numbers (from 0 in each file part) to saved texts."""
         with self.path(".jsonl").open(encoding="utf-8") as lines:
             return dict(map(json.loads, lines))
 
@@ -135,8 +135,8 @@ def stage_part(
         limit: stop after this many tokens of the part (0: no limit).
         keep_texts: whether to save the texts of documents that may go to the split `validation`.
 
-    Raises UserError if there are more bad documents than --max_bad_documents allows; the message names the first of
-    these documents. Also raises UserError if fastokens encodes a document differently from `tokenizers`.
+    Raises UserError if more rows are unreadable than --max_bad_documents allows; the message names the first of these
+    rows. Also raises UserError if fastokens encodes a document differently from `tokenizers`.
     """
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
@@ -182,13 +182,13 @@ def stage_part(
 
 
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
-    """Return which documents may go to validation: bool [documents].
+    """Return a bool array of shape [documents]: whether each may go to validation.
 
-    With --split hash, the result is final. With --split head, the result can include too many documents, because only
-    the tokens of this file part are counted. In that case, the result is used only to choose the texts to save.
+    With --split hash, True means that the document goes to validation. With --split head, True means only that it may
+    go to validation: earlier file parts are not counted. So the array is then used only to choose the texts to save.
 
     Args:
-        starts: number of tokens before each document in the file part [documents].
+        starts: array of shape [documents] with the number of tokens before each document in the file part.
     """
     if args.split == "hash":
         return np.array([is_held_out(text, args) for text in documents], bool)

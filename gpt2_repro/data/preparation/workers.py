@@ -144,9 +144,9 @@ def _complete_file(file: SourceFile, note: Path, parts: int) -> None:
 
 
 def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
-    """Yield each task, in order, after its part of a file is tokenized.
+    """Yield the tasks in order, each one after its part of a file is tokenized.
 
-    Worker processes begin a few tasks before the caller needs their results.
+    While the caller uses one task, worker processes already work on the next tasks.
     """
     if num_proc == 1:
         for task in tasks:
@@ -183,10 +183,10 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
 def _ctrl_c_waits() -> Iterator[None]:
     """Delay Ctrl-C while worker processes are started.
 
-    A worker that is interrupted while it starts would print a traceback. A worker imports modules for seconds before
-    it ignores SIGINT. So SIGINT is blocked by a signal mask, which the workers inherit. In the main process the mask
-    is not enough, because another thread may receive the signal, and the handler still runs in the main thread. So the
-    handler is replaced too.
+    A new worker imports modules for seconds before it ignores SIGINT, the signal of Ctrl-C. If it received SIGINT
+    during that time, it would print a traceback. So SIGINT is blocked by a signal mask, which the workers inherit. In
+    the main process, the mask is not enough: another thread may receive the signal, and then the signal handler still
+    runs in the main thread. So the handler is also replaced while the workers are started.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

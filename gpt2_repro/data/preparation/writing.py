@@ -66,8 +66,8 @@ def _read(
 ) -> Iterator[Block]:
     """Yield the ids and lengths of documents, a few million ids at a time.
 
-    A document with more ids, such as a token file without separators, is yielded in several pieces. The pieces are cut
-    so that the rows are the same as without these cuts.
+    A document with more ids, such as a token file without separators, is cut into several pieces, which are yielded
+    one after another. These cuts do not change the rows.
     """
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
@@ -91,9 +91,9 @@ def _read(
 
 
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:
-    """Write the rows of the split `folder.name` as a `datasets` folder.
+    """Write the rows of a split as a folder that the library `datasets` can read.
 
-    Returns the files of the split.
+    The name of the folder is the name of the split. Returns the files of the split.
 
     Args:
         blocks: for each record batch, the concatenated ids and the lengths of its rows. SHARD_BLOCKS record batches
@@ -126,7 +126,7 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
 def split_hash(shards: Sequence[Shard]) -> str:
     """Return the sha256 of a split, computed from the hashes of its shards (files).
 
-    Each shard's sha256 is written on one line. The sha256 of these lines is the result.
+    The result is the sha256 of a text in which each line is the sha256 of one shard.
     """
     return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in shards).encode()).hexdigest()
 

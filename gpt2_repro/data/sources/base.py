@@ -22,9 +22,10 @@ class TextForm:
     Args:
         text_column: key or column with the text in .json, .jsonl, .csv and .parquet files.
         sample_by: what is one document in a .txt file: the complete file (document), a line or a paragraph.
-        first_row: for .parquet files. If set, a row that begins and ends with this string starts a document. The
-            document has all rows up to the next such row. This is for WikiText, which has one row per line: with
-            ` = `, the row ` = Title = ` starts a page, but ` = = Section = = ` does not.
+        first_row: for .parquet files: a row that begins and ends with this string starts a document. The document has
+            all rows up to the next such row. If the string is "", each row is a document. The string is used for
+            WikiText, which has one row per line. There it is ` = `, so the row ` = Title = ` starts a page. But the
+            row ` = = Section = = ` does not, because a second `= ` follows the string.
     """
 
     text_column: str = "text"
@@ -70,7 +71,7 @@ class SourceFile(abc.ABC):
     size: int  # bytes
 
     def identity(self) -> tuple[str, ...]:
-        """Return a key that shows whether two sources contain the same file."""
+        """Return a key; two objects with the same key stand for the same file."""
         return (self.name,)
 
     def fetch(self) -> None:  # noqa: B027 - most files are local
@@ -81,7 +82,7 @@ class SourceFile(abc.ABC):
 
     @abc.abstractmethod
     def parts(self) -> list[Part]:
-        """Return the parts of the file in order. Call fetch first."""
+        """Return the parts of the file in order. Call `fetch` before this method."""
 
     def drop(self) -> None:  # noqa: B027 - most files are the user's
         """Delete the local copy of the file, if it was downloaded.
@@ -98,7 +99,9 @@ class WholeFile(SourceFile, Part):
 
 
 def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
-    """Group rows into batches of about a million characters or at most 1,000 rows.
+    """Group rows into batches of at most 1,000 rows.
+
+    A batch also ends when its rows have about a million characters.
 
     Args:
         rows: pairs of a text and an error message; the text is None if the row could not be read.
@@ -118,7 +121,7 @@ def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert exceptions of a damaged file into a UserError that names the file."""
+    """Convert exceptions from a damaged file into a UserError that names the file."""
     try:
         yield
     except PermissionError:

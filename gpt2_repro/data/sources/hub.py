@@ -138,7 +138,7 @@ def hub_errors(what: str) -> Iterator[None]:
     Errors of the local disk, such as a full disk, are raised unchanged as OSError.
 
     Args:
-        what: end of the message "Cannot …", such as "fetch FILE".
+        what: the words after "Cannot" in the message, such as "fetch FILE".
     """
     from huggingface_hub import errors as hub
 

@@ -1,7 +1,7 @@
 """Find the files of the sources that --source and other options name.
 
-A source is a named source (preset), a Hub dataset or a set of local files. --source can also name a mixture of
-sources.
+A source is a preset (a source with a name of this project), a Hub dataset or a set of local files. --source can also
+name a mixture of several sources.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class Source:
     """A source of documents: its description and its files.
 
     Args:
-        description: what the manifest records, including the revision of a Hub dataset. An interrupted preparation is
-            resumed only if the description has not changed.
+        description: what the manifest records about the source, including the revision of a Hub dataset. An
+            interrupted preparation is resumed only if the description has not changed.
         files: files for training.
         validation_files: validation files that are part of the source, if any.
         weight: share of the tokens in a mixture; 1 for a single source.

@@ -13,12 +13,14 @@ from gpt2_repro.errors import UserError
 
 
 def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> list[Part]:
-    """Return parts of complete row groups, with about `part_bytes` of text each.
+    """Divide a file into parts of complete row groups.
+
+    A part has about `part_bytes` bytes of text. With `form.first_row`, the file is a single part.
 
     Raises UserError if the file does not have the text column.
 
     Args:
-        size: bytes of the file.
+        size: size of the file in bytes.
     """
     with reading(path), pyarrow.parquet.ParquetFile(path) as table:
         place = _place(table, path, form.text_column)
@@ -40,7 +42,7 @@ def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> lis
 class ParquetPart(Part):
     """The row groups of a Parquet file from `start` to `stop` (exclusive).
 
-    `size` is the estimated number of bytes that they take in the file.
+    `size` is the estimated number of bytes of these row groups in the file.
     """
 
     name: str
@@ -70,7 +72,8 @@ class ParquetPart(Part):
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     """Return the index of the text column among the primitive columns of a file.
 
-    Raises UserError if the file has no text column of this name.
+    A nested column consists of several primitive columns. Raises UserError if the file has no text column with the
+    name `column`.
     """
     kinds = {field.name: field.type for field in table.schema_arrow}
     kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}

@@ -17,7 +17,7 @@ LINE_RATE = 100e6  # bytes per second of download over a line of 1 Gbit/s
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A named dataset of the Hub. presets.yaml describes the fields."""
+    """A Hub dataset with a short name. presets.yaml describes the fields."""
 
     about: str
     repository: str
@@ -66,7 +66,7 @@ def table(num_proc: int) -> str:
     The list has the download size, tokens, disk space and preparation time of each named Hub dataset.
 
     Args:
-        num_proc: number of workers, for the preparation time.
+        num_proc: number of workers, from which the preparation times are estimated.
     """
     lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  about"]
     for name, preset in PRESETS.items():

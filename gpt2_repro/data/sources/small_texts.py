@@ -22,7 +22,10 @@ TRAINING = int(0.9 * CHARACTERS)  # nanoGPT, data/shakespeare_char/prepare.py: t
 
 @dataclasses.dataclass
 class Shakespeare(WholeFile):
-    """Characters `start` to `stop` of Karpathy's tiny Shakespeare, as one document."""
+    """Characters `start` to `stop` (exclusive) of tiny Shakespeare, as one document.
+
+    Tiny Shakespeare is a text that Karpathy published.
+    """
 
     start: int
     stop: int
@@ -61,9 +64,9 @@ class Shakespeare(WholeFile):
 
 @dataclasses.dataclass(frozen=True)
 class Topics(WholeFile):
-    """The topics of Python's language reference (pydoc_data), one document each.
+    """The topics of Python's language reference, each as one document.
 
-    The module is parsed, not imported.
+    The module pydoc_data.topics contains the topics. It is parsed, not imported.
     """
 
     name: str = "pydoc_data.topics"
@@ -99,7 +102,8 @@ class Docstrings(WholeFile):
 def module_docstrings(path: Path) -> str:
     """Return all docstrings of a Python file, each after the name of its object.
 
-    They have the order of `ast.walk`. Returns '' if the file has no docstring or cannot be parsed.
+    The docstrings are in the order in which `ast.walk` yields the objects. Returns '' if the file has no docstring or
+    cannot be parsed.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -25,13 +25,13 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 
 @dataclasses.dataclass(frozen=True)
 class TextPart(Part):
-    """The lines of a text file that begin at a byte position in [start, stop).
+    """The lines of a text file that begin at byte `start` or later, before `stop`.
 
     Only two kinds of files are cut into several parts: uncompressed .jsonl files, and uncompressed .txt files with one
     document per line.
 
     Args:
-        kind: .txt, .jsonl, .csv, or .json for a file with one array.
+        kind: format of the part: .txt, .jsonl, .csv, or .json (a file with a single JSON array).
     """
 
     name: str

@@ -33,14 +33,14 @@ class TokenPart(Part):
         raise UserError(f"{self.name} contains tokens, not text. Pass the tokenizer that made them as --tokenizer.")
 
     def ids(self) -> np.ndarray:
-        """Return the memory-mapped ids of the token file [tokens]."""
+        """Return the ids in the file as a memory-mapped array of shape [tokens]."""
         return map_ids(Path(self.name), self.offset, self.tokens, np.dtype("<u2"))
 
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
-        """Return the number of tokens of each document [documents], including separators.
+        """Return an array of shape [documents]: tokens per document, with separators.
 
-        If a document begins in an earlier file, the rest of it counts as a document. Without separators, all tokens of
-        the file are one document.
+        If the file begins in the middle of a document, the rest of this document counts as a document. If the file has
+        no separators, all its tokens are one document.
         """
         if end_of_text is None or separator == "none":
             return np.array([self.tokens])
@@ -89,8 +89,8 @@ def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray
 def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str | None:
     """Return the position of the end-of-text ids in token files, or None if unknown.
 
-    The position is "before" or "after" each document. It is unknown if the files neither begin nor end with the id:
-    llm.c's training shards begin and end in the middle of documents.
+    The position is "before" or "after" each document. It is unknown if the first file does not begin with the id and
+    the last file does not end with it. For example, llm.c's training shards begin and end in the middle of documents.
 
     Args:
         first: ids of the first file.

@@ -22,7 +22,7 @@ class Killed(BaseException):
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, run: Callable[[], object]) -> None:
-    """Call `run`, and interrupt it at call number `call` of `owner`'s method `name`."""
+    """Call `run`, and interrupt it when it calls `owner.name` for the `call`-th time."""
     calls = itertools.count(1)
     function = getattr(owner, name)
 
