@@ -103,9 +103,9 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:
-    """Return a model with the architecture of `source`, and its tokenizer.
+    """Return an untrained model like `source`, and the tokenizer of `source`.
 
-    The weights of the model are random.
+    The model has the architecture of the checkpoint `source` and random weights.
     """
     from gpt2_repro.model.export import load_pair, untrained_like
 

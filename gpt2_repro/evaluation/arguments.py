@@ -32,7 +32,7 @@ class EvaluationArguments:
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
     """Return the parsed command line of evaluate.sh.
 
-    Fields of EvaluationArguments that were not passed are None.
+    An option for a field of EvaluationArguments is None if the user did not pass it.
 
     Raises UserError for unknown options and invalid values.
     """
@@ -71,12 +71,15 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
 
 
 def arguments_of_run(run: Path | None) -> EvaluationArguments:
-    """Return the recipe section `evaluation:` of a run, or the defaults without a run."""
+    """Return the section `evaluation:` of a run's recipe.
+
+    If `run` is None, return the default values.
+    """
     return read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
 
 
 def override_arguments(section: EvaluationArguments, options: argparse.Namespace) -> EvaluationArguments:
-    """Return the recipe section `evaluation:` with the values of passed options."""
+    """Return the recipe section `evaluation:`, with values replaced by passed options."""
     names = [field.name for field in dataclasses.fields(EvaluationArguments)]
     passed = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     arguments = dataclasses.replace(section, **passed)

@@ -1,7 +1,7 @@
 """Compare the scores of models with each other and with published scores.
 
-If this evaluation scores the baseline, the published scores of the baseline are used to find errors in the setup. If
-the baseline cannot be loaded, its published scores are shown instead.
+A measured score that deviates from the published score shows an error in the setup. If the baseline cannot be loaded,
+its published scores are shown instead of measured scores.
 """
 
 import dataclasses
@@ -119,14 +119,14 @@ NUMBERS = {
 def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> list[PublishedNumber]:
     """Return the published scores of a model that can be compared with `scores`.
 
-    A published score can be compared if the task was scored on all its documents, and with the window of the published
-    score. The published scores of LAMBADA and HellaSwag hold for any window of at least 256 tokens, because all texts
-    of these tasks are shorter.
+    A published score can be compared if the task was scored on all its documents, and if both scores have the same
+    window. The published scores of LAMBADA and HellaSwag hold for any window of at least 256 tokens, because all texts
+    of these tasks are shorter than 256 tokens.
 
     Args:
         model: a Hub id.
         window: window in tokens.
-        scores: the scores that were measured here.
+        scores: the measured scores.
     """
     whole = [task.task for task in scores if task.num_documents == DOCUMENTS.get(task.task, task.num_documents)]
     numbers = [number for number in NUMBERS.get(model, ()) if number.task in whole]
@@ -152,8 +152,8 @@ def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> li
 def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
     """Return the published scores of a model as a baseline, or None.
 
-    Only tasks of `scored` that were scored on all their documents are used. Return None if no score is published
-    for these tasks and this window.
+    `scored` contains measured scores. A published score is used only if all documents of its task were scored. Return
+    None if no score is published for these tasks and this window.
     """
     if model not in NUMBERS:
         return None

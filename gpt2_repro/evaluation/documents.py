@@ -1,8 +1,9 @@
-"""Select documents, and cut passages as in LAMBADA, for the project's own tasks.
+"""Select documents and cut passages for the evaluation tasks of this project.
 
-A model must predict the last word of a passage. In LAMBADA 84 % of the last words occur earlier in the passage, so a
-model can find them in the context. In the passages of this module all last words occur earlier. If several words near
-the end of a passage could be the last word, the longest of them is used, because the first is mostly "the".
+A passage is a text as in LAMBADA: a model must predict its last word. In LAMBADA 84 % of the last words occur earlier
+in the passage, so a model can find them in the context. In the passages of this module all last words occur earlier.
+If several words near the end of a passage could be its last word, the longest of these words is used. The first of
+these words is not used, because it is mostly "the".
 """
 
 import string
@@ -51,7 +52,7 @@ def read_documents(path: Path, column: str = "text") -> list[str]:
 
 
 def documents_to_score(documents: Sequence[str]) -> list[str]:
-    """Return documents, spread evenly, with about MAX_BYTES (1.3 MB) of text in total."""
+    """Return evenly spread documents with about 1.3 MB (MAX_BYTES) of text in total."""
     num_bytes = sum(len(document.encode()) for document in documents)
     return evenly(documents, max(1, len(documents) * MAX_BYTES // num_bytes))
 
@@ -59,8 +60,8 @@ def documents_to_score(documents: Sequence[str]) -> list[str]:
 def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
     """Return up to `count` passages, spread over the documents.
 
-    Each document gives its first passage before any document gives a second one. The same documents always give the
-    same passages.
+    Each document gives its first passage before any document gives a second passage. The same documents always give
+    the same passages.
     """
     passages: list[str] = []
     # Use ten times as many documents as passages, because some are too short for a passage.
@@ -89,7 +90,7 @@ def passages_of(document: str) -> Iterator[str]:
 def _passage_end(window: Sequence[str]) -> int | None:
     """Return how many words at the start of `window` form a passage, or None.
 
-    None means that no word of the list `window` can be the last word of a passage.
+    `window` is a list of words. Return None if no word in this list can be the last word of a passage.
     """
     bare = [word.strip(string.punctuation) for word in window]
     candidates = [

@@ -31,7 +31,7 @@ SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rando
 
 
 def choose_device(name: str | None) -> str:
-    """Return the device to use: `name` if given, otherwise "cuda" or "cpu".
+    """Return the device to use: `name` if it is not None, otherwise "cuda" or "cpu".
 
     Raises UserError if the device `name` does not work.
     """
@@ -154,7 +154,7 @@ def _task_manager(task_folder: Path | None, task: str) -> Any:
 def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
     """Return lm-eval's index of tasks (TaskManager), including those in `task_folder`.
 
-    lm-eval's 14,000 stock tasks are included only if needed, because reading them takes ten seconds.
+    With `with_stock_tasks`, the index also includes lm-eval's 14,000 stock tasks. Reading them takes ten seconds.
     """
     from lm_eval.tasks import TaskManager
 

@@ -1,4 +1,4 @@
-"""Compute HellaSwag accuracy during training like llm.c (dev/data/hellaswag.py).
+"""Compute HellaSwag accuracy during training, as in llm.c (dev/data/hellaswag.py).
 
 An item is a context and four endings. The model chooses the ending with the lowest mean loss per token of the ending
 (completion style). The text is not changed. Context and endings are tokenized separately, with a space before each
@@ -140,13 +140,13 @@ class HellaSwag:
         goes_on: Callable[[], bool] = lambda: True,
         after_batch: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Return the mean loss of each ending in nats per token, [items, 4], on `device`.
+        """Return the mean loss of each ending in nats per token.
 
-        The loss is 0 for endings that other processes score.
+        The result is a tensor of shape [items, 4] on `device`. The loss is 0 for endings that other processes score.
 
         Args:
-            losses_of: a function that takes ids and labels [rows, T], and returns the loss of each target [targets]. A
-                label of -100 is not a target.
+            losses_of: a function that takes ids and labels of shape [rows, T]. It returns the loss of each target, in
+                a tensor of shape [targets]. A label of -100 is not a target.
             positions: the maximum number of positions in one forward pass.
             goes_on: called before each pass. If it returns False, the remaining losses stay 0.
             after_batch: called after each pass.
@@ -168,10 +168,10 @@ class HellaSwag:
         return means.view(-1, ENDINGS)
 
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ids and labels [rows, T], and the row index of each target.
+        """Return the ids and labels of a batch, and the row index of each target.
 
-        `numbers` are the indexes of the rows to return. Padding is on the right, so no position of a row attends to
-        padding.
+        `numbers` are the numbers of the rows in the batch. Ids and labels have shape [rows, T]. Padding is on
+        the right, so no position of a row attends to padding.
         """
         rows = [self.rows[number] for number in numbers]
         ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
@@ -183,8 +183,8 @@ class HellaSwag:
     def score(self, losses: Tensor) -> dict[str, float]:
         """Return `hellaswag_acc` and `hellaswag_items` from the losses of all endings.
 
-        `losses` is [items, 4]. Return {} if a loss is not finite. With NaN losses the first ending would always be
-        chosen, and a quarter of the items would count as correct.
+        `losses` is a tensor of shape [items, 4]. Return {} if a loss is not finite. Otherwise, with NaN losses, the
+        first ending would always be chosen, and a quarter of the items would count as correct.
         """
         if not losses.isfinite().all():
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")

@@ -1,6 +1,6 @@
 """Find the size, window and revision of each model of a comparison.
 
-Each model is loaded once for this, and its weights are not kept. The model is loaded again when it is scored.
+Each model is loaded to find these values, but its weights are not kept. The model is loaded again when it is scored.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
     """Return the window in tokens that is used to score all models.
 
-    This is `requested`, or less if a model was trained on shorter sequences only.
+    This is `requested`, or less if a model was trained only on shorter sequences.
 
     Args:
         explicit: whether the user passed `requested` as an option. If so, and if all models have enough positions,

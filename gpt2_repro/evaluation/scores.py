@@ -49,7 +49,10 @@ class Metric:
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
 
     def array(self) -> NDArray[np.float64]:
-        """Return `values` as an array [documents], or [documents, 2] with weights."""
+        """Return the values of all documents as an array.
+
+        The array has shape [documents], or [documents, 2] if each value has a weight.
+        """
         return np.asarray(self.values, dtype=np.float64)
 
 
@@ -147,7 +150,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return the metric `nats_per_token`: the mean loss over complete documents.
+    """Return the metric `nats_per_token`: the mean loss per token of the documents.
 
     The training loss has the same unit.
     """
@@ -161,9 +164,9 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
 
 
 def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return HellaSwag accuracy as llm.c computes it (dev/data/hellaswag.py).
+    """Return the metric `completion`: HellaSwag accuracy as in llm.c.
 
-    The model's answer is the ending with the highest mean log-probability per token.
+    The model's answer is the ending with the highest mean log-probability per token (llm.c, dev/data/hellaswag.py).
     """
     right = []
     for sample in samples:

@@ -41,9 +41,9 @@ def score_models(
 ) -> list[ScoredModel]:
     """Score all models on all tasks, and write lm-eval's results to `output`.
 
-    The scores of a task are cached as soon as the task is complete. If the same command is started again, it continues
-    with the next task. Task files are written to a temporary folder of this process, so several evaluations can run at
-    the same time.
+    The scores of a task are cached as soon as the task is complete. If the same command is started again after an
+    interruption, it does not score the cached tasks again. Task files are written to a temporary folder of
+    this process, so several evaluations can run at the same time.
 
     Args:
         local: the local data file of each task that does not read from the Hub.
@@ -96,8 +96,8 @@ def _evaluate(
 def count_processes(settings: EvaluationSettings) -> int:
     """Return the number of processes that score a task.
 
-    This is one process per GPU if the device is "cuda", otherwise one process. With `settings.limit`, there are not
-    more processes than documents.
+    This is one process per GPU if the device is "cuda", otherwise one process. With `settings.limit`, the
+    number is at most the number of documents.
     """
     import torch
 

@@ -26,7 +26,7 @@ Values = NDArray[np.float64]  # [documents], or [documents, 2] with weights
 def aggregate(aggregation: str, values: Values) -> float:
     """Combine the values of all documents into one score, as lm-eval does.
 
-    `values` is [documents], or [documents, 2] with weights.
+    `values` has shape [documents], or [documents, 2] if each value has a weight.
     """
     if aggregation == MEAN:
         return float(values.mean())
@@ -44,10 +44,11 @@ def paired(
     `ours` and `theirs` hold the values of the same documents in the same order.
 
     For means (accuracies), the standard error of the difference is computed from the differences per document. If
-    every answer is right or wrong, this is the standard error that belongs to McNemar's test.
+    every answer is right (1) or wrong (0), this is the standard error that belongs to McNemar's test.
 
-    For all other scores, the documents are resampled (bootstrap), as in `standard_error`. Each resample gives a score
-    of both models on the same documents. The standard error is that of the differences between these scores.
+    For all other scores, the documents are resampled (bootstrap). Each resample gives one score per model, and both
+    models are scored on the same documents. The standard error of the difference is the standard deviation, over all
+    resamples, of the difference between the two scores.
     """
     value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
     if aggregation == MEAN:
@@ -85,7 +86,7 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
 def standard_error(aggregation: str, values: Sequence[Any]) -> float:
     """Return the standard error of one model's score.
 
-    `values` are the values per document, as in `aggregate`.
+    `values` contains one value per document, or one pair of value and weight per document.
     """
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
@@ -100,9 +101,9 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
     """Return lm-eval's bootstrapped standard error of a perplexity, computed faster.
 
-    lm-eval's function takes minutes. This function takes seconds and uses the same random numbers. In
-    lm_eval/api/metrics.py (0.4.13), chunk i contains 1,000 resamples drawn with random.Random(i). NumPy's
-    RandomState([i]) gives the same numbers.
+    lm-eval's function takes minutes. This function takes seconds and uses the same random numbers: in
+    lm_eval/api/metrics.py (0.4.13), chunk i contains 1,000 resamples drawn with random.Random(i), and NumPy's
+    RandomState([i]) gives the same numbers as random.Random(i).
     """
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
@@ -122,7 +123,7 @@ def _mean_stderr(values: Values) -> float:
 def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
     """Return 10,000 (RESAMPLES) bootstrapped scores of each model.
 
-    All models use the same resampled documents, so that their scores stay paired.
+    In each resample, all models are scored on the same documents, so that their scores can be compared.
     """
     source, count = np.random.default_rng(0), len(of_models[0])
     piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples computed at once, to limit memory
@@ -142,8 +143,8 @@ def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
 def _is_significant(ours: Values, theirs: Values) -> bool:
     """Return whether two models differ significantly by McNemar's exact test (5 %).
 
-    Right answers are 1, wrong answers are 0. With more than 1,000 differing answers the test is skipped and the result
-    is True, so that only the 95 % interval decides.
+    Right answers are 1, wrong answers are 0. If the models differ in more than 1,000 answers, the test is skipped and
+    the result is True. The verdict then depends only on the 95 % interval of the difference.
     """
     only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
     differing = only_ours + only_theirs

@@ -31,7 +31,7 @@ class LocalTask:
     """A task that can read its data from a local file.
 
     Args:
-        stock: the path of the stock task in lm_eval/tasks, which this task includes.
+        stock: the path, in lm_eval/tasks, of the stock task that this task includes.
         split: the name of the split to score.
         files: possible names of the data file in --local_data. The first file that exists is used.
         changes: keys of the stock task to replace, with the new values.
@@ -69,7 +69,7 @@ OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 
 def with_completion(tasks: Iterable[str]) -> list[str]:
-    """Return the tasks, with hellaswag_completion added after hellaswag.
+    """Return the names of the tasks, with hellaswag_completion added after hellaswag.
 
     hellaswag_completion is HellaSwag as llm.c scores it.
     """
@@ -124,7 +124,7 @@ def stock_task_names() -> set[str]:
     """Return the names of all tasks, groups and tags of lm-evaluation-harness.
 
     This function searches the text of lm-evaluation-harness's task files, which takes a second. TaskManager of
-    lm-evaluation-harness parses all files as YAML, which takes ten seconds.
+    lm-evaluation-harness is not used, because it parses all files as YAML, which takes ten seconds.
     """
     pattern = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in _stock_folder().rglob("*.yaml")]
@@ -132,17 +132,17 @@ def stock_task_names() -> set[str]:
 
 
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
-    """Write a task file, and a copy of local data, for each task of LOCAL_TASKS.
+    """Write a task file and a copy of the local data for each task of LOCAL_TASKS.
 
-    lm-eval reads the task file and the copy minutes later. The original data may have changed by then, so the returned
-    hash is computed from the copy. The name of the copy depends on its content, because `datasets` caches by path and
-    mtime, and `cp -p` and `rsync -t` keep the mtime.
+    lm-eval reads these files minutes later, when the original data may have changed. The returned hash is therefore
+    computed from the data in the copy. The name of the copy depends on its content, because `datasets` caches by path
+    and modification time, and `cp -p` and `rsync -t` keep the modification time.
 
     Args:
         local: the data files found by `find_local_files`. All other tasks read from the Hub.
         output: an empty folder that no other process uses.
 
-    Returns a hash of each task's definition, which includes its data.
+    Returns a hash for each task, computed from its definition and its local data.
     """
     output.mkdir(parents=True, exist_ok=True)
     hashes = {}

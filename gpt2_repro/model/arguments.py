@@ -97,10 +97,10 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
 
 
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
-    """Return the recipe section `model:` with the shape of its `init_from` checkpoint.
+    """Return the recipe section `model:` with the shape of the checkpoint `init_from`.
 
     Layers, heads and width are taken from the checkpoint, except for fields that the user set (`stated`). If the
-    checkpoint cannot be read, the error is raised later, when its weights are loaded.
+    checkpoint cannot be read, the shape is not changed, and the error is raised later, when the weights are loaded.
     """
     if not model.init_from:
         return model
@@ -114,9 +114,9 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
 
 
 def _read_config(name: str) -> dict[str, Any]:
-    """Return the content of config.json of a checkpoint, a run directory or a Hub id.
+    """Return the content of a checkpoint's config.json, or {} if it cannot be read.
 
-    Return {} if the file cannot be read.
+    `name` is a folder with a checkpoint, a run directory or a Hub id.
     """
     from transformers import PretrainedConfig
 

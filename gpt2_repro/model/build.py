@@ -29,7 +29,8 @@ def build_model(
     Args:
         tokenizer: the tokenizer of the prepared data. The checkpoint `init_from` must have the same tokenizer.
         init_from: a folder or Hub id whose weights are copied. If empty, weights are random, from torch's global seed.
-        documents: the rule that finds the documents of a row. If given, there is no attention between documents.
+        documents: the rule that finds the documents of a row, to prevent attention between documents. If None,
+            attention between documents is allowed.
         compiled: whether to compile the loss.
 
     Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data.

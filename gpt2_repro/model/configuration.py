@@ -55,7 +55,7 @@ def build_config(
 
 
 def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return a configuration of the same class as `default`, with the given values.
+    """Return a configuration of the same class as `default`, with other values.
 
     The keys of `values` are names of the configuration class (n_layer) or transformers' common names
     (num_hidden_layers). `overrides` are the values of --config_overrides, which replace `values`.
@@ -95,8 +95,8 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:
-    """Return the keys that the configuration class of an architecture declares itself.
+    """Return the keys that the class of `config` declares, and `tie_word_embeddings`.
 
-    Keys of the base class are not included, except for `tie_word_embeddings`.
+    Other keys that the class inherits from its base class are not included.
     """
     return {*type(config).__annotations__, "tie_word_embeddings"}

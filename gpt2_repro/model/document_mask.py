@@ -1,7 +1,7 @@
 """Prevent attention between the documents of a row.
 
-Only attention is limited. Positions count from the start of the row and are not reset at documents, so that every
-position embedding is trained.
+Only attention is limited. Positions count from the start of the row and do not restart at 0 in each document, so that
+every position embedding is trained.
 """
 
 import dataclasses
@@ -27,9 +27,10 @@ class Documents:
     behind: bool = False
 
     def starts(self, ids: Tensor) -> Tensor:
-        """Return a bool tensor [rows, T] that is True where a document starts in `ids`.
+        """Return a bool tensor that is True where a document starts in `ids`.
 
-        The first position of a row is always True, even if the row begins inside a document.
+        The tensor has shape [rows, T], like `ids`. The first position of a row is always True, even if the row
+        begins inside a document.
         """
         starts = ids == self.separator
         if self.behind:
@@ -40,7 +41,7 @@ class Documents:
     def attention(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
         """Return arguments of the model's forward that limit attention to documents.
 
-        `ids` is [rows, T].
+        `ids` is a tensor of token ids of shape [rows, T].
         """
         starts = self.starts(ids)
         if takes_lengths(model):

@@ -64,11 +64,11 @@ def _reason(checkpoint: str, error: Exception) -> str:
 
 
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
-    """Load the weights of a checkpoint into `model` if it is a mixture of experts.
+    """Load a checkpoint's weights into `model` if `model` is a mixture of experts.
 
-    Return whether the weights were loaded. A dense model is not changed. Trainer (5.23) cannot load the experts: saved
-    checkpoints contain them under other names than the model, and Trainer skips unknown names. Without this
-    function, a resumed run would continue with untrained experts.
+    Return whether the weights were loaded. A dense model is not changed. Trainer (5.23) cannot load the experts,
+    because their weights have different names in a saved checkpoint and in the model, and Trainer skips unknown names.
+    Without this function, a resumed run would continue with untrained experts.
     """
     if not isinstance(model, MixtralForCausalLM):
         return False
@@ -121,7 +121,7 @@ def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
     """Return the token ids from which text generation starts.
 
-    These are the ids of the prompt, or for an empty prompt the id that starts a document.
+    These are the ids of the prompt. If the prompt is empty, it is the id that starts a document.
 
     Raises UserError for a prompt that fills the window or cannot be encoded. Also raises UserError for an empty prompt
     if the tokenizer has no id that starts a document.

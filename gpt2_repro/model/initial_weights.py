@@ -29,8 +29,9 @@ FREE = {
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Copy the weights of the folder or Hub id `name` into `model`.
 
-    Raises UserError if the weights cannot be loaded. Also raises UserError if the checkpoint's shape, computation,
-    vocabulary or tokenizer differs from that of the model and the data.
+    Raises UserError if the weights cannot be loaded. Also raises UserError if the checkpoint differs from `model`
+    in its shape, its vocabulary or a configuration value that changes outputs. Also raises UserError if the tokenizer
+    of the checkpoint differs from the tokenizer of the data.
     """
     checkpoint = resolve_checkpoint(name).source
     _copy_weights(load_model(checkpoint), model, name=name)
@@ -41,9 +42,10 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
     """Copy the weights of `source` into a model whose vocabulary may be padded.
 
-    Rows of the embedding that only pad the vocabulary keep the weights of `model`.
+    Embedding rows of `model` that only pad the vocabulary are not changed.
 
-    Raises UserError if the two models differ. The message names the options that remove the difference.
+    Raises UserError if the architectures, shapes, configurations or vocabularies of the two models differ. The message
+    describes how to remove the difference.
     """
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:

@@ -1,8 +1,9 @@
-"""Read and write model files of llm.c: GPT-2 in the format of its C programs.
+"""Read and write the model files of llm.c, which contain a GPT-2 model.
 
-A file begins with a header of 1,024 bytes of int32: 20240326, version (3: fp32, 5: bf16), window, vocabulary, layers,
-heads, width, padded vocabulary. The tensors follow, in the layout of PyTorch's Linear. For each kind of tensor, the
-file contains the tensors of all layers one after another (llm.c, train_gpt2.py and dev/eval/export_hf.py).
+A file begins with a header of 1,024 bytes. Its first int32 values are 20240326, version (3: fp32, 5: bf16), window,
+vocabulary, layers, heads, width and padded vocabulary. The tensors follow, in the layout of PyTorch's Linear. The file
+contains one kind of tensor for all layers, then the next kind for all layers. The sources for this format are
+train_gpt2.py and dev/eval/export_hf.py of llm.c.
 """
 
 from pathlib import Path
@@ -45,7 +46,7 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
 
 
 def read_llmc(path: Path) -> PreTrainedModel:
-    """Return the GPT-2 model in a model file of llm.c, in fp32.
+    """Return the GPT-2 model that a model file of llm.c contains, in fp32.
 
     Raises UserError if the file is not a model file of llm.c, or is damaged.
     """
@@ -79,8 +80,8 @@ def _tensor_names(layers: int) -> list[str]:
 
 
 def _is_transposed(name: str) -> bool:
-    """Return whether transformers stores a tensor transposed.
+    """Return whether a tensor is transposed in transformers, compared with llm.c.
 
-    transformers' GPT-2 uses Conv1D for its linear layers, with transposed weights.
+    transformers' GPT-2 uses Conv1D for its linear layers. The weights of Conv1D are those of Linear, transposed.
     """
     return ".c_" in name and name.endswith(".weight")

@@ -4,11 +4,12 @@ This list gives the reason for each difference from transformers 5.23 ("stock").
 
 - `causal_sdpa`: attention without a mask tensor. Under torch.compile stock `sdpa` passes a dense [T, T] mask with
   is_causal=False to the kernel. In eager mode stock `sdpa` costs a host sync per forward
-  (masking_utils.find_packed_sequence_indices, transformers#41856). transformers creates no mask for an
-  attention name without a mask function. Needed until create_causal_mask has an option for rows that are not packed.
+  (masking_utils.find_packed_sequence_indices, transformers#41856). transformers creates no mask for an attention name
+  without a mask function. `causal_sdpa` is needed until create_causal_mask has an option for rows that are not packed.
 - The loss: `ForCausalLMLoss` holds the logits of a complete batch in fp32. GPT-2 has no `loss_type`, so Trainer counts
   one token too many per row (transformers#46204 does not fix this). Both `ForCausalLMLoss` and Trainer ignore
-  that the vocabulary may contain padding ids. Needed until a chunked cross-entropy for GPT-2 is upstream.
+  that the vocabulary may contain padding ids. This loss is needed until transformers has a chunked
+  cross-entropy for GPT-2.
 - `summed_loss` is a separate function, so that torch.compile compiles the loss and nothing more (see compilation.py).
 - `plain_model` converts a trained model to the form that stock `GPT2LMHeadModel` saves. This form loads without this
   package.
@@ -82,9 +83,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Subtract 1 from the probability of each row's target, and return the tensor.
+    """Subtract 1 from the probability of each row's target, and return the result.
 
-    `target` contains ids [rows, 1]. `probabilities` is changed in place, except under torch.compile.
+    `target` is a tensor of shape [rows, 1] with one id per row. `probabilities` is changed in place, except under
+    torch.compile.
     """
     if torch.compiler.is_compiling():
         # A scatter would force the compiler to store all probabilities in fp32 first.
@@ -99,9 +101,10 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
     Matrix products use the dtype of `hidden` (under autocast, the dtype of autocast). Softmax and sums use fp32.
 
     Args:
-        hidden: hidden states [tokens, width].
-        weight: output embedding [padded vocabulary, width]. Ids from `vocab_size` up are excluded from the softmax.
-        labels: the ids to predict [tokens]. A label of -100 is not a target.
+        hidden: the hidden states, a tensor of shape [tokens, width].
+        weight: the output embedding, a tensor of shape [padded vocabulary, width]. The ids from `vocab_size` on are
+            padding and are excluded from the softmax.
+        labels: the ids to predict, a tensor of shape [tokens]. A label of -100 is not a target.
         vocab_size: the number of ids without padding.
 
     Returns an fp32 scalar in nats.
@@ -124,11 +127,11 @@ def chunk_size(weight: Tensor) -> int:
 
 
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
-    """Return the summed negative log-likelihood of `shift_labels` [rows, T].
+    """Return the sum of the negative log-likelihoods of `shift_labels`.
 
-    The result is an fp32 scalar in nats. torch.compile compiles this function. For a mixture of experts, the
-    load-balancing loss contributes to the gradient, but not to the returned value. The load-balancing loss is weighted
-    by the number of targets of this pass.
+    `shift_labels` is a tensor of shape [rows, T]. The result is an fp32 scalar in nats. torch.compile compiles this
+    function. For a mixture of experts, the load-balancing loss contributes to the gradient, but not to the returned
+    value. The load-balancing loss is weighted by the number of targets of this pass.
 
     Args:
         attention: additional arguments of the model's forward, from `Documents.attention` (document_mask.py).
@@ -148,7 +151,8 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
 def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
     """Return the negative log-likelihood of each target, row by row.
 
-    `shift_labels` is [rows, T]. The result is [targets] in nats, fp32. Logits are computed only at targets.
+    `shift_labels` is a tensor of shape [rows, T]. The result is an fp32 tensor of shape [targets], in nats. Logits are
+    computed only at targets.
     """
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     wanted = shift_labels != IGNORED
@@ -172,12 +176,14 @@ def _forward(
 ) -> Any:
     """Return the pre-training loss, or logits if `shift_labels` is None.
 
-    With `shift_labels` [rows, T] the loss is the sum of the negative log-likelihoods divided by `num_items_in_batch`,
-    or by the number of targets of this batch if `num_items_in_batch` is None. The loss is an fp32 scalar in nats.
+    `shift_labels` is a tensor of shape [rows, T]. The loss is the sum of the negative log-likelihoods divided by
+    `num_items_in_batch`, or by the number of targets of this batch if `num_items_in_batch` is None. The loss is an
+    fp32 scalar in nats.
 
-    With `reduction` "none" the result is the loss of each target [targets], computed without a document mask.
+    If `reduction` is "none", the result is a tensor of shape [targets] with the loss of each target, computed without
+    a document mask.
 
-    Without `shift_labels` transformers' own forward is used. The logits are [rows, T, true_vocab_size].
+    If `shift_labels` is None, transformers' own forward is used. The logits have shape [rows, T, true_vocab_size].
     """
     # Keep `**kwargs`: Trainer passes num_items_in_batch only to a forward that has it.
     if shift_labels is None:
@@ -203,8 +209,8 @@ def make_pretraining(
 
     Args:
         vocab_size: the number of ids without padding.
-        documents: the rule that finds the documents of packed rows. If given, attention between documents is masked.
-            If None, tokens attend to earlier documents of their row.
+        documents: the rule that finds the documents of packed rows, to mask attention between documents. If None,
+            tokens attend to earlier documents of their row.
 
     Returns the same model.
     """
@@ -222,8 +228,8 @@ def make_pretraining(
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
     """Return the function that computes the load-balancing loss, or None.
 
-    The function takes the output of the base model with router logits. The loss is Mixtral's (Fedus et al. 2021,
-    arXiv:2101.03961) times router_aux_loss_coef. Return None for a model without this loss.
+    The function takes the output of the base model with router logits. The loss is Mixtral's load-balancing
+    loss (Fedus et al. 2021, arXiv:2101.03961) times router_aux_loss_coef. Return None for a model without this loss.
     """
     if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
         return None
@@ -251,9 +257,9 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
-    """Return transformers' own model with the given training weights, in fp32.
+    """Return transformers' own model with the weights of a training model, in fp32.
 
-    The weights may have any float dtype. Padding of the vocabulary is removed.
+    `weights` may have any float dtype. Padding of the vocabulary is removed.
 
     Raises ValueError for missing weights, and for weights with names that the architecture does not have.
     """

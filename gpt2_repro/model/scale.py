@@ -57,7 +57,7 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
 
 
 def idle_parameters(model: "PreTrainedModel") -> int:
-    """Return the number of weights in experts that a token does not use.
+    """Return how many weights belong to experts that a single token does not use.
 
     This is 0 for a dense model.
     """

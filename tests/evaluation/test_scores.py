@@ -1,4 +1,4 @@
-"""Scores are read from lm-eval's output, and NaN or infinite ones are rejected."""
+"""Scores are read from lm-eval's output. NaN and infinite scores are rejected."""
 
 import math
 

@@ -36,7 +36,10 @@ def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
 
 
 def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
-    """Return log-probabilities for each id but the first [ids - 1, vocabulary]."""
+    """Return the log-probabilities of all tokens at each position but the last.
+
+    The result is a tensor of shape [ids - 1, vocabulary]. Its first row predicts the second id.
+    """
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1]
     return logits.log_softmax(-1)
@@ -131,7 +134,7 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
 ):
     """Tasks on local files give the requests and scores of the stock tasks.
 
-    The stock tasks read from the Hub. Here they get the same local files, with ten documents each.
+    Stock tasks normally read from the Hub. In this test they get the same local files, with ten documents each.
     """
     import datasets
 

@@ -1,6 +1,6 @@
 """Tiny GPT-2, Llama and Mixtral models.
 
-The weights of these models are far from freshly initialized weights, so that errors are visible.
+The weights of these models are three times freshly initialized weights, so that errors are visible.
 """
 
 import torch

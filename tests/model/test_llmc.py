@@ -1,6 +1,6 @@
 """Written model files have llm.c's layout.
 
-tests/test_export.py tests reading them.
+tests/test_export.py contains the tests that read such files.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ def model() -> GPT2LMHeadModel:
 
 
 def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    """A model file has the tensors that llm.c's reader expects, in the same order.
+    """A model file has the tensors that llm.c expects, in the order of llm.c.
 
     The shapes are those of dev/eval/export_hf.py.
     """

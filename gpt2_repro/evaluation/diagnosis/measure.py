@@ -30,7 +30,7 @@ class Cause:
     """A likely cause of the loss difference between the model and the baseline.
 
     Args:
-        nats: estimated part of the mean loss difference per token that this cause explains. For the cause
+        nats: an estimate of how much of the mean loss difference per token this cause explains. For the cause
             "context that is not used", this is at most the loss difference on the reference domain (see `_reference`).
         evidence: the measured values that show the cause.
         remedy: what to change.
@@ -56,13 +56,13 @@ def measure(
 
     Args:
         rows: the scored rows.
-        losses: the model's losses on all rows, then the baseline's losses on all rows.
+        losses: two items, the model's losses on all rows and the baseline's losses on all rows.
         names: the names of the domains (kinds of text).
-        window: the largest number of targets in a row.
+        window: the largest number of targets (ids to predict) in a row.
         separator: the id between the documents of training rows.
         home: the name of the domain that the model was trained on, or None.
-        counts: how often each id occurs in the training text [vocabulary]. If None, the ids of the scored rows are
-            counted.
+        counts: an array of shape [vocabulary] with the number of times each id occurs in the training text. If None,
+            the ids in the scored rows are counted.
     """
     everything = profiles.join(rows, losses, separator=separator)
     targets = everything[everything.part == "text"]
@@ -101,8 +101,9 @@ def _judged(buckets: Sequence[Bucket]) -> list[Bucket]:
 def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
     """Return the domain that the other domains are compared with, or None.
 
-    A domain is a kind of text. The reference is the model's home domain, or the domain with the smallest loss
-    difference.
+    A domain is a kind of text. The reference is the domain `home`, on which the model was trained. If `home` is None
+    or has too few documents, the reference is the domain with the smallest loss difference (model minus baseline).
+    Return None if every domain has too few documents.
     """
     judged = _judged(domains)
     at_home = next((bucket for bucket in judged if bucket.label == home), None)
@@ -110,10 +111,10 @@ def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
 
 
 def _everywhere(reference: Bucket | None) -> float:
-    """Return how much worse the model is than the baseline on all text, in nats.
+    """Return an estimate of how much worse the model is on all text, in nats.
 
-    This is the loss difference (model minus baseline) on the domain that serves as reference. A negative difference
-    counts as 0.
+    The estimate is the model's loss minus the baseline's loss on the reference domain (see `_reference`). Return 0 if
+    this difference is negative, or if `reference` is None.
     """
     return max(reference.difference.value, 0.0) if reference else 0.0
 
@@ -176,7 +177,10 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
 
 
 def _not_judged(tables: Tables) -> list[str]:
-    """Return the parts of the diagnosis that had too few documents."""
+    """Return what cannot be judged because of too few documents or domains.
+
+    Each item is a text that contains the number needed, for example "domains (two needed)".
+    """
     documents = {bucket.label: bucket.documents for bucket in tables["domains"]}
     for what, table in (("positions", "positions"), ("the separator", "ends"), ("the use of context", "gain")):
         documents[what] = max((bucket.documents for bucket in tables[table]), default=0)
@@ -200,8 +204,8 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
 
 
 def _finite(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a dataclass for JSON.
+    """Return a dataclass's fields as a dictionary that JSON can represent.
 
-    An unknown standard error (infinity) becomes null.
+    `pairs` contains the names and values of the fields. An infinite value (an unknown standard error) becomes None.
     """
     return {name: None if value == math.inf else value for name, value in pairs}

@@ -1,6 +1,7 @@
-"""Average two models' losses on the same tokens over groups of tokens (buckets).
+"""Average the losses of two models over groups of tokens (buckets).
 
-This module also finds the first position in a row at which a model becomes worse than at earlier positions.
+The two models score the same tokens. This module also finds a position in a row from which on the model is worse,
+compared with the baseline, than at earlier positions.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ class Estimate:
     def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
         """Return whether the value is above `bound` and significantly above 0.
 
-        Significant means larger than `errors` standard errors.
+        Significantly above 0 means larger than `errors` standard errors.
         """
         return self.value > bound and self.value > errors * self.stderr
 
@@ -65,9 +66,9 @@ class Jump:
     """A position in a row at which the loss difference of two models becomes larger.
 
     Args:
-        difference: by how much the loss difference is larger from this position on.
-        ours, theirs: by how much each model's own loss is higher from this position on. Without a defect, the loss
-            is lower at later positions, because these have more context.
+        difference: how much larger the loss difference (ours minus theirs) is from this position on.
+        ours, theirs: how much higher the loss of each model is from this position on. Without a defect, a model's loss
+            is lower at later positions, because later positions have more context.
     """
 
     position: int
@@ -79,8 +80,8 @@ class Jump:
 def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None = None) -> Any:
     """Return a record array of all targets with the losses of both models.
 
-    The field `position` is the position of the input id before the target. The field `spoiled` is true for targets
-    after the first separator of a row.
+    A target is an id that the models predict. The field `position` is the position of the input id directly before the
+    target. The field `spoiled` is true for targets after the first separator of their row.
     """
 
     def flat(of_rows: Iterable[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
@@ -99,7 +100,7 @@ def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None
 
 
 def records(**arrays: NDArray[Any]) -> Any:
-    """Combine arrays of equal length into a record array."""
+    """Combine arrays of equal length into a record array with one field per array."""
     return np.rec.fromarrays(tuple(arrays.values()), dtype=[(name, its.dtype) for name, its in arrays.items()])
 
 
@@ -125,16 +126,17 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
 def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
     """Return one bucket (mean losses) for each range of positions.
 
-    `place` contains the position of each target. Each range begins at one of `edges` and ends before the next.
+    `place` contains the position of each target. Each range begins at one of `edges` and ends before the next edge.
     """
     labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
     return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
 
 
 def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
-    """Group targets into buckets by how frequent their tokens are in a text.
+    """Return one bucket (mean losses) for each range of token frequencies.
 
-    `counts` is how often each id occurs in that text [vocabulary].
+    `counts` is an array of shape [vocabulary]. It contains the number of times each id occurs in a text, and the
+    frequency of a token is its number per million tokens of this text.
     """
     per_million = counts[targets.token] * 1e6 / counts.sum()
     between = [f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)]
@@ -144,6 +146,8 @@ def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
 
 def document_edges(targets: Any) -> dict[str, list[Bucket]]:
     """Return tables of the losses at the starts and ends of documents.
+
+    The tables are:
 
     - ends: the separator at the end of a document.
     - starts: the first ids of a document after a start token.
@@ -170,11 +174,13 @@ def last_words(
 ) -> dict[str, list[Bucket]]:
     """Return tables of the log-probabilities of the last words of passages.
 
-    - whole: the model gets the complete passage before the last word.
-    - sentence: the model gets only the last sentence.
+    The tables are:
+
+    - whole: the input is the complete passage before the last word.
+    - sentence: the input is only the last sentence before the last word.
     - gain: the log-probability in `whole` minus the log-probability in `sentence`.
 
-    Only passages that end before the position `longest` are used.
+    Passages with more than `longest` input ids are omitted.
     """
     numbers = [number for number, row in enumerate(rows) if row.part == "words"]
     words = np.array([[-of_model[number][-rows[number].targets :].sum() for number in numbers] for of_model in losses])
@@ -206,9 +212,9 @@ def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> 
 def position_edges(window: int) -> list[int]:
     """Return the edges that divide the positions of a window into ranges.
 
-    The edges are powers of two up to a sixteenth of the window, and then multiples of a sixteenth. The last position
-    is a separate range, because some training code never trains it: that code shifts the labels inside a row that is
-    not longer than the window.
+    The edges are 0, the powers of two below a sixteenth of the window, and the multiples of a sixteenth of the window.
+    The last position is a separate range, because some training code never trains the last position. Such code shifts
+    the labels inside rows that are not longer than the window.
     """
     sixteenth = max(1, window // 16)
     doubled = [2**power for power in range(window.bit_length()) if 2**power < sixteenth]
@@ -216,9 +222,10 @@ def position_edges(window: int) -> list[int]:
 
 
 def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
-    """Return the first position at which a model's loss jumps, or None.
+    """Return the first position at which the model's loss jumps, or None.
 
-    From this position on, the difference from the baseline and the model's own loss are both higher than before.
+    From this position on, the model's loss is higher than at earlier positions. The loss difference (model minus
+    baseline) is also larger than at earlier positions.
 
     Args:
         full: the targets of rows that fill the window, so that all positions are compared on the same rows.
@@ -230,7 +237,7 @@ def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
     ours, theirs, document = (values.reshape(-1, window) for values in (full.ours, full.theirs, full.document))
 
     def rise(losses: NDArray[np.float64], start: int, middle: int, end: int) -> Estimate:
-        """Return the rise of the mean loss from positions start:middle to middle:end."""
+        """Return the mean loss at positions middle:end minus that at start:middle."""
         return clustered(losses[:, middle:end].mean(1) - losses[:, start:middle].mean(1), document[:, 0])[0]
 
     gap = ours - theirs

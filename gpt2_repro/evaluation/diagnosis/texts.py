@@ -38,10 +38,10 @@ class Domain:
     """Texts of one kind, such as wikitext or the validation split, as token ids.
 
     Args:
-        documents: the ids to score, one array per document. Each packed row counts as a document.
-        starts: ids from the start of documents, without the separator before them.
-        ends: ids from the end of documents, with the separator after them.
-        passages: texts as in LAMBADA. The model predicts the last word.
+        documents: the ids to score, one array per document. A packed row counts as one document.
+        starts: arrays of ids that begin at the start of a document, without the separator before the document.
+        ends: arrays of ids that stop at the end of a document, with the separator after the document.
+        passages: texts as in LAMBADA. The model predicts the last word of each text.
     """
 
     name: str
@@ -123,9 +123,9 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
     The kinds of rows are:
 
     - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
-      targets gives several rows. Each of these rows begins with the last id of the previous row.
+      targets is cut into several rows. Each row after the first begins with the last id of the previous row.
     - starts: the first ids of documents, after the start token that lm-eval puts before documents.
-    - bare: the same ids without the start token.
+    - bare: the first ids of the same documents, without the start token.
     - ends: the last ids of documents. Only the separator is scored.
     - words: two rows for each passage, to score its last word. The first row contains the complete passage, the second
       row only the last sentence of the passage.
@@ -159,8 +159,8 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
 def split_passage(text: str) -> tuple[str, str, str] | None:
     """Return the text before the last sentence, the last sentence, and the last word.
 
-    The last sentence is returned without the last word. Return None if the text before the last
-    sentence or the rest of the last sentence is empty.
+    The last sentence is returned without the last word. Return None if the first or the second of
+    these three texts would be empty.
     """
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
@@ -168,10 +168,10 @@ def split_passage(text: str) -> tuple[str, str, str] | None:
 
 
 def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
-    """Return the ids of a context and its next word, and the number of the word's ids.
+    """Return the ids of a context and the word after it, and the word's number of ids.
 
-    As in lm-evaluation-harness, context and word are encoded together. The context is also encoded alone. The
-    additional ids of the joint encoding belong to the word.
+    As in lm-evaluation-harness, context and word are encoded together. The word's number of ids is the length of this
+    encoding minus the length of the context encoded alone. Only the last `window` + 1 ids are returned.
     """
     ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
     targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))

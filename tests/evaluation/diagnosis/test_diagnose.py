@@ -1,4 +1,4 @@
-"""`python -m gpt2_repro.diagnose` names a planted defect, and otherwise no cause.
+"""`gpt2_repro.diagnose` names a model's defect, and no cause without a defect.
 
 The models learn a small artificial language. A document of the kind "village" repeats one of forty people and one of
 forty places. A document of the kind "market" repeats a product and its price. The loss therefore depends on the
@@ -136,7 +136,7 @@ def write_lines(path: Path, column: str, texts: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Local task data: LAMBADA is text of the village, wikitext is text of the market."""
+    """Local task data: "village" text as LAMBADA, and "market" text as wikitext."""
     folder = tmp_path_factory.mktemp("local")
     passages = cut_passages(make_documents(150, seed=8, kind="village"), 150)
     write_lines(folder / "lambada_openai.jsonl", "text", passages)
@@ -146,7 +146,10 @@ def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder of both kinds of text, with a second validation set (village)."""
+    """A prepared folder of "village" and "market" text, with two validation sets.
+
+    The second validation set contains only "village" text.
+    """
     folder = tmp_path_factory.mktemp("prepared")
     language.save_pretrained(folder / "tokenizer")
     village = write_lines(folder / "village.jsonl", "text", make_documents(150, seed=6, kind="village"))
