@@ -32,7 +32,7 @@ HELP = {
 
 
 def main(argv: list[str]) -> None:
-    """Train from a recipe, or print the output of --dry_run or --diff_recipe."""
+    """Train from a recipe, or only print the output of --dry_run or --diff_recipe."""
     end_with_launcher()
     # Imports take seconds, so each mistake is reported before the next import.
     from gpt2_repro.training.arguments import load_recipe

@@ -34,7 +34,7 @@ def describe_run(
         plan: the batch plan of the run.
         model: the model to train.
         data: the manifest of the prepared folder.
-        further: the fields of Environment that cannot be derived from the other arguments.
+        further: the remaining fields of the result. They cannot be derived from the other arguments.
     """
     scale = measure(model, plan.sequence_length)
     return Environment(
@@ -57,7 +57,10 @@ def describe_run(
 
 
 def announce(environment: Environment) -> Environment:
-    """Log the model, the batch size and the length of a run. Return `environment`."""
+    """Log the model, the batch size and the length of a run.
+
+    Returns `environment` unchanged.
+    """
     plan, data, active = environment.plan, environment.data, environment.active_parameters
     counts, step = data["counts"]["train"], f"{plan.tokens_per_step:,}"
     model = f"{environment.architecture}, {environment.parameters:,} parameters"

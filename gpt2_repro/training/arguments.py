@@ -220,13 +220,14 @@ TrainingRecipe = Recipe[DataArguments, ModelArguments, TrainingSection, Evaluati
 
 
 def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
-    """Return the recipe that the command line of train.py selects and overrides.
+    """Return the recipe for a command line of train.py.
 
-    If `init_from` names a checkpoint, the section `model:` gets the sizes of that checkpoint.
+    The command line selects a recipe file and can override its fields. If `init_from` names a checkpoint, the model
+    sizes in the recipe are replaced with the sizes of that checkpoint.
 
     Args:
         argv: the command line after the program's name.
-        parsing: further arguments of `recipe.parse_recipe`.
+        parsing: additional keyword arguments for `recipe.parse_recipe`.
 
     Raises UserError for every mistake that can be found without reading the data or checking the hardware.
     """
@@ -249,7 +250,7 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
 def count_steps(training: TrainingSection) -> int:
     """Return the number of optimizer steps of a run.
 
-    Raises UserError if the total tokens do not fill one step.
+    Raises UserError if the run has fewer tokens than one step needs.
     """
     steps = training.max_steps or training.total_tokens // training.tokens_per_step
     if steps < 1:
@@ -261,7 +262,7 @@ def count_steps(training: TrainingSection) -> int:
 def check_warmup(training: TrainingSection) -> None:
     """Raise UserError if the warm-up is not shorter than the run.
 
-    If the length of the run is not derived yet, nothing is checked.
+    Does nothing if the number of steps of the run is not known yet.
     """
     if training.epochs or not (training.tokens_per_step and (training.max_steps or training.total_tokens)):
         return
@@ -276,7 +277,7 @@ def check_warmup(training: TrainingSection) -> None:
 def warmup_steps(training: TrainingSection, max_steps: int) -> int:
     """Return the number of warm-up steps.
 
-    A value of warmup_steps below 1 is a fraction of `max_steps`.
+    If the setting warmup_steps is below 1, it is a fraction of `max_steps`.
     """
     steps = training.warmup_steps
     return int(steps) if steps >= 1 else round(steps * max_steps)
@@ -285,8 +286,8 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 def output_dir_of(recipe: TrainingRecipe) -> str:
     """Return the run directory: --output_dir, or a name under runs/.
 
-    Without --output_dir, the directory is runs/ plus the name of the recipe. If the prepared folder is not the folder
-    that the recipe file names, the directory is runs/ plus the name of the prepared folder.
+    Without --output_dir, the name depends on the prepared folder. If this folder is the one in the recipe file, the
+    result is runs/ plus the name of the recipe. Otherwise the result is runs/ plus the name of the prepared folder.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

@@ -23,12 +23,14 @@ logger = logging.getLogger(__name__)
 class ProgressBar(ProgressCallback):
     """A progress bar that also prints one readable line for each logged event.
 
-    The bar of transformers gets the number of validation batches from the dataloader. This class calls `eval_batches`.
+    The progress bar of transformers takes the number of validation batches from a dataloader. This class calls
+    `eval_batches` to get that number.
 
     Args:
         eval_batches: returns the number of validation batches at a step.
-        reference: the name of the published run that gives the expected losses, or None. The expected range is printed
-            next to each validation loss. After the first loss outside of the range, the usual causes are printed.
+        reference: the name of a published run, or None. With a name, the range of losses expected from that run is
+            printed next to each validation loss. After the first loss outside of the range, the usual causes are
+            printed.
     """
 
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
@@ -90,8 +92,8 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
 
     Args:
         event: a parsed line of metrics.jsonl.
-        steps_left: remaining optimizer steps. The returned line ends with the time that these steps take at the speed
-            in the event.
+        steps_left: the number of optimizer steps that remain. The returned line ends with the estimated time for
+            these steps, computed from the speed in the event.
     """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
@@ -115,14 +117,14 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
 def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) -> list[str]:
     """Return the problems of the compiled training step, one line each.
 
-    The attention of each layer must use a causal kernel, or get a document mask if `masks` is true. With one
-    process or DeepSpeed, one graph is compiled. Under DDP, torch splits the graph at the gradient buckets, so that
-    computation and communication overlap.
+    If `masks` is true, the attention of each layer must get a document mask. Otherwise it must use a causal kernel.
+    There can be several graphs: with one process or DeepSpeed, torch compiles one graph. Under DDP, torch splits the
+    graph at the gradient buckets, so that computation and communication overlap.
 
     Args:
         graphs: the compiled graphs.
         n_layer: the number of layers of the model.
-        masks: whether attention is restricted to documents by a mask.
+        masks: whether a mask restricts attention to tokens of the same document.
     """
     training = [graph for graph in graphs if graph.training]
     if not training:
@@ -138,9 +140,9 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) 
 
 
 def time_compilation(took: Callable[[float], None]) -> None:
-    """Call `took` with the duration in seconds after each compilation.
+    """After each compilation, call `took` with its duration in seconds.
 
-    A backward pass is compiled later than its forward pass, so `took` is called once for each of them.
+    The forward pass and the backward pass are compiled separately, so `took` is called once for each pass.
     """
     began = 0.0
 
@@ -153,11 +155,11 @@ def time_compilation(took: Callable[[float], None]) -> None:
 
 
 class CompilationReport(TrainerCallback):
-    """Logs the compiled graphs after the first step, with one warning per problem.
+    """Logs the compiled graphs after the first step, and a warning for each problem.
 
     Args:
         model: the compiled model.
-        record: called with the entries to add to environment.json.
+        record: a function that adds the entries of a dictionary to environment.json.
     """
 
     def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:

@@ -25,10 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
-    """Configure DeepSpeed for the CPU if `use_cpu`, without compiling its operators.
+    """Configure DeepSpeed to run on the CPU if `use_cpu`, without compiling operators.
 
-    By default, DeepSpeed builds a shared-memory collective for CPUs. The build takes 26 s and needs a compiler. After
-    a killed build, the next build waits forever for a lock (deepspeed/comm/torch.py, 0.19.8). Therefore gloo is used.
+    By default, DeepSpeed compiles an operator for collectives between CPU processes. The compilation takes 26 s and
+    needs a compiler. If a compilation is killed, the next compilation waits forever for a lock
+    (deepspeed/comm/torch.py, 0.19.8). Therefore the collectives use gloo instead of this operator.
     """
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
@@ -41,10 +42,10 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """Return properties of the training engine: its class, dtypes, clipping and more.
+    """Return properties of the training engine, such as its class and dtypes.
 
-    The engine is the wrapper around the model: DDP, DeepSpeed or FSDP. All values are read from the objects in use,
-    not from the configuration.
+    The engine is the wrapper around the model: DDP, DeepSpeed or FSDP. All values are read from the Python objects
+    that train the model, not from configuration files.
 
     Args:
         accelerator: the accelerator of the Trainer.
@@ -93,15 +94,16 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
     """Correct the optimizer state that was restored from a checkpoint.
 
-    Each parameter gets its own step count, on the device that the optimizer needs. These faults of
+    Each parameter gets a separate step count, on the device that the optimizer needs. These faults of
     DeepSpeed 0.19.8 are corrected:
 
-    - Clipping limit: stages 1 to 3 restore the limit from the checkpoint and ignore the configuration
+    - Clipping limit: ZeRO stages 1 to 3 restore the limit from the checkpoint and ignore the configuration
       (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).
     - Checkpoints in universal form (one file per weight): step counts are loaded to the CPU
       (runtime/base_optimizer.py), but the fused kernel needs them on the device.
-    - Checkpoints in universal form, stage 3 (runtime/zero/stage3.py): all groups share one step count tensor, and each
-      group increments it. All groups get the weight decay of the first group, although that decay is for matrices.
+    - Checkpoints in universal form under ZeRO stage 3 (runtime/zero/stage3.py): all parameter groups share one step
+      count tensor, and each group increments it. All groups get the weight decay of the first group, although only
+      the first group (the matrices) needs weight decay.
 
     Args:
         wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
@@ -123,9 +125,9 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Return a function that reads the gradient norm of DeepSpeed.
+    """Return a function that returns the gradient norm that DeepSpeed has computed.
 
-    Returns None for other engines. DeepSpeed computes the norm before it calls torch's optimizer.
+    DeepSpeed computes the norm before it calls torch's optimizer. Without DeepSpeed, the result is None.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None
@@ -162,13 +164,13 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Return every weight in fp32 on the CPU, by name. A collective.
+    """Return every weight in fp32 on the CPU, by name.
 
-    If there are fp32 master weights, the values are read from them.
+    If there are fp32 master weights, the result contains their values. This is a collective: call it on all ranks.
 
     Args:
         model: the model without its wrapper.
-        keep: whether this rank needs the weights. Other ranks get {}, but must call the function too.
+        keep: whether this rank needs the weights. Ranks with False get {}, but must call the function too.
     """
     weights = {}
     for name, parameter in model.named_parameters():
@@ -189,18 +191,18 @@ def _full_master(parameter: Any) -> torch.Tensor:
 def has_shards(model: nn.Module) -> bool:
     """Return whether the weights are sharded over the processes.
 
-    If the weights are sharded, a forward pass is a collective.
+    If the weights are sharded, a forward pass is a collective: all ranks must make it.
     """
     return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
 
 
 def build_whole() -> None:
-    """Make transformers build complete models. DeepSpeed's engine shards them later.
+    """Make transformers build complete models under ZeRO-3, instead of sharded models.
 
     By default under ZeRO-3, transformers (5.23, `get_init_context`) builds each model in shards. The random numbers
     then differ from those under every other launcher, and one rank alone cannot build a model. Creating
-    TrainingArguments or a Trainer turns this sharding on. Call this function after creating each of them, before a
-    model is built.
+    TrainingArguments or a Trainer turns this sharding on. Call this function after each TrainingArguments or Trainer
+    is created and before a model is built. DeepSpeed shards the complete model later.
     """
     unset_hf_deepspeed_config()
 
@@ -208,7 +210,7 @@ def build_whole() -> None:
 def allow_fsdp_on_cpu() -> None:
     """Make accelerate use FSDP on CPU processes.
 
-    By default accelerate silently ignores FSDP on CPUs (1.15, state.py).
+    By default, accelerate (1.15, state.py) silently ignores FSDP on CPUs.
     """
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
@@ -216,15 +218,15 @@ def allow_fsdp_on_cpu() -> None:
 def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
     """Shard the weights with FSDP2 if the launcher requests it.
 
-    Each transformer block is sharded as one unit, and all other weights are one more unit. accelerate does not shard a
-    model that is already sharded. The sharding of accelerate (1.15, `fsdp2_prepare_model`) is not used, because it has
-    three faults:
+    Each transformer block is sharded as one unit, and all other weights form one more unit. The function of accelerate
+    that shards a model (1.15, `fsdp2_prepare_model`) is not used, because it has three faults:
 
     - It rounds all outputs, including the loss, to bf16.
     - It sums gradients over processes in bf16.
     - It gathers tied embeddings when the head of the model is called, but our loss never calls the head.
 
-    accelerate still handles the optimizer, the gradient norm and the checkpoints.
+    accelerate does not shard a model that is already sharded. It still handles the optimizer, the gradient norm and
+    the checkpoints.
     """
     if getattr(accelerator.state, "fsdp_plugin", None) is None:
         return
@@ -246,16 +248,16 @@ def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
 def whole(value: Any) -> Any:
     """Return the full tensor of a DTensor, and any other value unchanged.
 
-    For a DTensor, the call is a collective.
+    For a DTensor, this is a collective: call it on all ranks.
     """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def require_same_weights(model: nn.Module, *, step: int) -> None:
-    """Raise RunFailed if the weights of the ranks differ in any bit. A collective.
+    """Raise RunFailed if the weights of the ranks differ in any bit.
 
     If the weights differ, neither the gradients nor the checkpoint of this step are valid. Sharded weights are not
-    replicated, so they are not compared.
+    compared, because each rank has a different shard. This is a collective: call it on all ranks.
     """
     if has_shards(model):
         return

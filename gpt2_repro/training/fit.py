@@ -48,13 +48,14 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
 
 
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
-    """Train to the last step and write the final model to final/. A collective.
+    """Train to the last step and write the final model to final/.
 
-    If a signal, a budget (max_hours, max_usd) or stop_at_step ends the training earlier, final/ is not written.
+    This is a collective: call it on all ranks. If a signal, a budget (max_hours, max_usd) or stop_at_step ends the
+    training earlier, final/ is not written.
 
     Args:
         trainer: the Trainer of the run.
-        start: names the checkpoint to resume from. Without a checkpoint, the training starts at step 0.
+        start: contains the checkpoint to resume from. Without a checkpoint, the training starts at step 0.
 
     Raises RunFailed if the disk is full or too many updates are not finite.
     """
@@ -120,7 +121,7 @@ def judge(trainer: PretrainingTrainer) -> None:
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
-    """Write the final model from the fp32 master weights. Mark the run as complete.
+    """Write the final model with its fp32 master weights and mark the run as complete.
 
     The folder final/ is written completely or not at all.
     """

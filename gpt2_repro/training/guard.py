@@ -28,8 +28,8 @@ NEW_LEVEL = 3  # outliers in a row that count as a new level
 class OutlierDetector:
     """Measures how far a value is above the mean of the last 128 values (z-score).
 
-    The z-score is in standard deviations of the last 128 values. The detector of llm.c (llmc/outlier_detector.h at
-    19c83f9 and before, with a window of 128) does the same, with two differences:
+    The unit of the z-score is the standard deviation of these 128 values. The detector of llm.c
+    (llmc/outlier_detector.h at 19c83f9 and before, with a window of 128) does the same, with two differences:
 
     - A value is compared with the 128 values before it. In llm.c the value itself is one of the 128 values, so no
       z-score can be higher than 11.3.
@@ -38,7 +38,7 @@ class OutlierDetector:
     Args:
         limit: a value with a higher z-score is an outlier. An outlier is not stored, because it would make the
             detector less sensitive. The third outlier in a row is stored, because it shows a new level of values.
-        values: the stored values, which the next value is compared with. At most 128, oldest first.
+        values: the stored values, at most 128, oldest first. The next value is compared with them.
         outliers: the number of outliers in a row so far.
     """
 
@@ -47,7 +47,11 @@ class OutlierDetector:
         self.values: collections.deque[float] = collections.deque(values, maxlen=WINDOW)
 
     def measure(self, value: float) -> float:
-        """Return the z-score of `value`, or 0 if fewer than 128 values are stored."""
+        """Return the z-score of `value`, and store `value` unless it is an outlier.
+
+        Returns 0 if fewer than 128 values are stored. If `value` is not finite, it is not stored, and the result is 0.
+        The third outlier in a row is stored.
+        """
         if not math.isfinite(value):
             return 0.0
         score = 0.0
@@ -66,10 +70,10 @@ class UpdateGuard(TrainerCallback):
     The check runs in a hook before the step of torch's optimizer, because DDP, DeepSpeed and FSDP have reduced and
     clipped the gradients by then. To skip an update, the hook removes the gradients. An optimizer ignores parameters
     without a gradient, so weights and moments do not change, and no weight decay is applied. DeepSpeed itself skips
-    updates that are not finite. This class counts the updates that DeepSpeed skips, too.
+    updates that are not finite. This class also counts the updates that DeepSpeed skips.
 
-    Torch's fused kernels read the result of the check on the device (`found_inf`, which exists for loss scaling). The
-    host reads the result one step later, so that it never waits for the device.
+    Torch's fused kernels read the result of the check on the device (from `found_inf`, which torch provides for loss
+    scaling). The host reads the result one step later, so that it never waits for the device.
 
     Args:
         skip_loss_z: skip an update if the z-score of its loss is above this limit. 0: never.
@@ -96,7 +100,8 @@ class UpdateGuard(TrainerCallback):
 
         Args:
             optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
-            norm: a function that returns the gradient norm. None: `see_norm` is called in each step instead.
+            norm: a function that returns the gradient norm. None: the caller passes the norm of each step to
+                `see_norm` instead.
         """
         self._read_norm = norm
         fused = all(group.get("fused") for group in optimizer.param_groups)
@@ -104,14 +109,14 @@ class UpdateGuard(TrainerCallback):
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_loss(self, loss: torch.Tensor) -> None:
-        """Add the loss of one micro-batch to this rank's loss of the current step."""
+        """Add the loss of one micro-batch to the loss of the current step on this rank."""
         if self.detectors["loss"].limit:
             self._losses.append(loss.detach())
 
     def see_norm(self, norm: Any) -> None:
-        """Record the gradient norm of all parameters before clipping.
+        """Store the gradient norm of the current step for the check of its update.
 
-        DeepSpeed may pass -1 for a norm that is not finite.
+        The norm is that of all parameters before clipping. DeepSpeed may pass -1 for a norm that is not finite.
         """
         if self._on_device:
             self._bad = torch.isfinite(norm).logical_not().float()
@@ -171,10 +176,10 @@ class UpdateGuard(TrainerCallback):
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
-        """Read the results of earlier checks from the device.
+        """Read results of checks from the device, and count each skipped update.
 
         Args:
-            but: the number of newest results that are not read yet.
+            but: the number of newest results to leave unread.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -210,7 +215,7 @@ class UpdateGuard(TrainerCallback):
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the state of the guard that a checkpoint contains."""
+        """Restore the state that `state` returned when a checkpoint was saved."""
         self.skipped, self.total = state["skipped"], state["total"]
         limits = {name: detector.limit for name, detector in self.detectors.items()}
         self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}

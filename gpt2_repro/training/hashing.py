@@ -20,10 +20,10 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
     """Hash each file saved below `folder` in the `with` block, and sync it to disk.
 
     `torch.save` and the writer of safetensors are patched, and restored at the end of the block. While weights are
-    written, the memory contains them twice. training_args.bin is not written, because nothing reads it.
+    written, the memory contains them twice. The file training_args.bin is not written, because nothing reads it.
 
-    Yields a dictionary with `bytes` and `sha256` of each file that this process saved. Its keys are paths relative to
-    `folder`.
+    Yields a dictionary with one entry for each file that this process saved. The key is the path relative to `folder`.
+    The value contains the size (`bytes`) and the hash (`sha256`).
     """
     written: dict[str, dict[str, Any]] = {}
     save_pickle, save_weights = torch.save, modeling_utils.safe_save_file

@@ -32,7 +32,7 @@ class Inputs:
         train: the training rows.
         validation: the rows of each validation set, by name. The main validation set has the name "".
         tokenizer: the tokenizer of the prepared folder.
-        hellaswag: the HellaSwag items, or None if they are never scored.
+        hellaswag: the HellaSwag items, or None if the run does not score HellaSwag.
     """
 
     train: Rows
@@ -47,8 +47,8 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
     If the run scores HellaSwag, the HellaSwag items are read too. The prepared folder is locked until this process
     ends, so that no other process can replace the folder.
 
-    Raises UserError if the folder does not fit the recipe, if the sample prompt cannot be used, or if the file of
-    --hellaswag_data contains no items.
+    Raises UserError if the folder is damaged or is being replaced, if the sample prompt cannot be used, or if the file
+    of --hellaswag_data contains no items.
     """
     length, tokenizer = data.manifest.form.sequence_length, data.tokenizer
     data.lock()
@@ -61,9 +61,9 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
 def _open_hellaswag(
     args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
 ) -> HellaSwag | None:
-    """Return HellaSwag, or None if it is not requested or cannot be loaded.
+    """Return the HellaSwag items, or None if not requested or not available.
 
-    If the Hub cannot be reached, the training continues without HellaSwag.
+    If the items cannot be downloaded from the Hub, the training continues without HellaSwag.
     """
     if not args.hellaswag_steps:
         return None
@@ -95,9 +95,9 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> S
 
 
 def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:
-    """Return the dataloader of the training rows in the order of the sampler.
+    """Return a dataloader that reads the training rows in the order of the sampler.
 
-    The loader reads the rows of all processes. accelerate then splits the batches between the processes.
+    The loader yields the batches of all processes. accelerate then distributes these batches to the processes.
     """
     # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
     length = plan.sequence_length if args.compile_loss else None
@@ -126,8 +126,8 @@ def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: Pretrai
 def leave_process_group(worker: int) -> None:
     """Move a dataloader worker to its own process group, to protect it from signals.
 
-    A launcher sends signals to process groups. If SIGTERM killed a worker, the trainer would fail with an error before
-    it can finish and save the step (torch/utils/data/_utils/signal_handling.py).
+    A launcher sends signals to process groups. If SIGTERM killed a worker, the trainer would fail with an error and
+    could not finish and save the current step (torch/utils/data/_utils/signal_handling.py).
     """
     os.setpgid(0, 0)
 
@@ -135,7 +135,8 @@ def leave_process_group(worker: int) -> None:
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
     """Return the number of targets and the number of positions in `batches`.
 
-    The positions include padding. The result has shape [2] and is on the device. No host sync is needed.
+    The positions include padding. The two numbers are returned as a tensor of shape [2] on `device`, without a
+    host sync.
     """
     targets = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
     positions = sum(batch["labels"].numel() for batch in batches)

@@ -48,10 +48,10 @@ BLOCKS = {
 
 
 def end_with_launcher() -> None:
-    """Make this process stop when its launcher dies. Linux only.
+    """On Linux, make this process stop when its launcher dies.
 
-    When the launcher dies, the kernel sends the signal LAUNCHER_DIED to this process. On other systems, the processes
-    of a killed launcher continue to train until they are ended by hand.
+    When the launcher dies, the Linux kernel sends the signal LAUNCHER_DIED to this process. On other systems, the
+    processes of a killed launcher continue to train until they are ended by hand.
     """
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
@@ -64,16 +64,19 @@ def end_with_launcher() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its orphaned descendants. Linux only.
+    """On Linux, make this process the parent of descendants that lose their parent.
 
-    This process can then wait until these descendants end.
+    As their parent, this process can wait until they end.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def check_launcher() -> None:
-    """Raise UserError if accelerate launch has ignored or forbidden settings."""
+    """Raise UserError if accelerate launch has settings that are ignored or forbidden.
+
+    For example, accelerate launch must not change a value that the recipe sets.
+    """
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` disables DeepSpeed. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
@@ -94,7 +97,7 @@ def check_launcher() -> None:
 def check_deepspeed_json(path: Path) -> None:
     """Raise UserError if a DeepSpeed JSON is missing or has keys that are not allowed.
 
-    Not allowed are unknown keys and keys for values that the recipe sets.
+    A key is not allowed if it is unknown or if the recipe sets its value.
     """
     try:
         config = json.loads(path.read_text())
@@ -134,7 +137,7 @@ FSDP = {
 def check_fsdp() -> None:
     """Raise UserError if FSDP has only one process or unsupported settings.
 
-    The table FSDP contains the required settings, each with the reason.
+    The dictionary FSDP in this module contains each required setting and the reason.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise UserError("FSDP needs two or more processes. Pass --num_processes 2, or launch with single_gpu.yaml.")

@@ -13,8 +13,8 @@ class Meter:
     """Measures how this process spends its time, and the training speed.
 
     Each second since the start of the process is counted in exactly one part of the time breakdown (see PARTS in
-    time_breakdown.py). MFU is relative to the bf16 peak FLOP/s of all devices. MFU is not measured in fp32, or if the
-    peak is unknown.
+    time_breakdown.py). MFU is relative to the bf16 peak FLOP/s of all devices. It is not measured if the run
+    uses fp32 or the peak is unknown.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -28,12 +28,12 @@ class Meter:
         self._step_tokens = self._targets = self._positions = 0
 
     def start(self, tokens: int) -> None:
-        """Begin to measure the training speed, unless that has already begun.
+        """Begin to measure the training speed, if the measurement has not begun yet.
 
         Call this method at the start of each step. Only the first call has an effect.
 
         Args:
-            tokens: target tokens trained before this step.
+            tokens: the number of target tokens trained before this step.
         """
         if self._since is None:
             self._book("training")
@@ -43,7 +43,7 @@ class Meter:
     def on(self, account: str) -> Iterator[None]:
         """Count the time of the `with` block in `account`, a part of the time breakdown.
 
-        The time of a nested `with` block is counted only in the part that the nested block names.
+        If `with` blocks are nested, the time of the inner block is counted only in the part of the inner block.
         """
         outer = self._account
         self._book(account)
@@ -83,13 +83,13 @@ class Meter:
         self._positions += positions
 
     def read(self, tokens: int) -> dict[str, float]:
-        """Return tokens per second, data wait and MFU since the last call.
+        """Return the tokens per second, data_wait and MFU since the last call.
 
-        data_wait is the fraction of the time spent waiting for rows. For padded rows, the result also contains the
-        number of targets of the last step and the fraction of positions that are padding.
+        data_wait is the fraction of the time in which the process waited for rows. For padded rows, the result also
+        contains the number of targets of the last step and the fraction of positions that are padding.
 
         Args:
-            tokens: target tokens trained so far.
+            tokens: the number of target tokens trained so far.
         """
         if self._since is None:
             return {}

@@ -39,12 +39,13 @@ def learning_rate_factor(
         warmup_steps: steps of the linear warm-up.
         max_steps: the step at which the decay ends.
         final_factor: the learning rate at the end of the decay, as a fraction of the peak.
-        extensions: ranges of steps [from, to] by which the run was extended. In each range the rate rises linearly
-            from its current value to the peak and decays until the end of the range (re-warming and re-decaying,
-            Ibrahim et al. 2024, arXiv:2403.08763). The rise takes warmup_steps, but at most half of the range.
+        extensions: ranges of steps, as [from, to], that were added to the run. In each range the rate rises linearly
+            from its current value to the peak and then decays until the end of the range (re-warming and re-decaying,
+            Ibrahim et al. 2024, arXiv:2403.08763). The rise takes `warmup_steps`, but at most half of the range.
         kind: cosine, constant or warmup_stable_decay. With warmup_stable_decay, the rate stays at the peak and then
             falls as 1 - sqrt(x), where x rises from 0 to 1 over the last `decay_fraction` of the steps.
-        decay_fraction: for warmup_stable_decay, the fraction of the steps, at the end, in which the rate falls.
+        decay_fraction: for warmup_stable_decay, the fraction of all steps in which the rate falls. These steps are
+            the last ones.
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
 
@@ -74,7 +75,7 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
     Args:
         optimizer: the optimizer whose learning rate is scheduled.
         args: the resolved training arguments.
-        run_identity: contains max_steps (before any extension of the run) and the extensions.
+        run_identity: contains max_steps, without the steps that were added by extensions, and the extensions.
     """
     factor = functools.partial(
         learning_rate_factor,
@@ -91,12 +92,12 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
     """Set the learning rate of the next update according to the schedule.
 
-    Loading a checkpoint restores the learning rate and the peak that were used before the save. The peak in the recipe
-    may have changed since the save, so this function sets the rate and the peak again.
+    Loading a checkpoint restores the learning rate and the peak learning rate from the time of the save. The peak in
+    the recipe may have changed since then, so this function sets the rate and the peak again.
 
     Args:
         schedule: the schedule of the run.
-        learning_rate: the peak learning rate.
+        learning_rate: the peak learning rate in the recipe.
     """
     schedule.base_lrs = [learning_rate for _ in schedule.base_lrs]
     for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
@@ -105,7 +106,10 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return Trainer's argument `optimizer_cls_and_kwargs`, or None without Muon."""
+    """Return the argument `optimizer_cls_and_kwargs` of Trainer for Muon.
+
+    Returns None if the run does not use Muon.
+    """
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -115,8 +119,8 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     """Return how many matrices each 2-D weight of the transformer blocks contains.
 
-    The number is 3 for the joint weight of query, key and value, otherwise 1. The embeddings and the head are not
-    included, because they are outside of the blocks.
+    The number is 3 for the joint weight of query, key and value in GPT-2, otherwise 1. The result does not contain
+    the embeddings and the head, because they are outside of the blocks.
     """
     blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
     matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
@@ -129,10 +133,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Muon updates the weights in `pieces`, and AdamW updates all other weights.
 
     Args:
-        params: parameter groups, each with a weight_decay, as Trainer creates them.
+        params: parameter groups in the format of Trainer. Each group has a `weight_decay`.
         pieces: the weights that Muon updates, each with the number of matrices that it contains side by side.
         lr: the learning rate of both optimizers.
-        adamw: further arguments of AdamW.
+        adamw: additional keyword arguments for AdamW.
     """
 
     def __init__(

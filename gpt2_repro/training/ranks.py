@@ -17,10 +17,10 @@ def largest(number: int) -> int:
 
 
 def gather(values: Tensor) -> Tensor:
-    """Return the `values` of all ranks as a tensor [ranks, n].
+    """Return the `values` of all ranks as a tensor of shape [ranks, n].
 
     Args:
-        values: a tensor [n] on the CPU.
+        values: a tensor of shape [n] on the CPU.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values[None]

@@ -28,17 +28,18 @@ def resolve_arguments(
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """Return the training arguments and the batch plan for this machine.
 
-    Values that the recipe leaves open are derived, such as the precision and the gradient accumulation.
+    Values that the recipe does not set, such as the precision and the gradient accumulation, are derived.
 
     Args:
-        recipe: the recipe, in which each size is set or derived (not 0).
-        epoch_targets: number of targets in all training rows. None: assume as many full rows as the run needs.
+        recipe: the recipe of the run. No size in it is 0.
+        epoch_targets: the number of targets in all training rows. None: assume as many full rows as the run needs.
 
     Raises UserError for:
 
-    - a device that is missing or cannot be used, and more processes than GPUs;
+    - a device that is missing or cannot be used;
+    - more processes than GPUs;
     - tokens per step that cannot be divided into micro-batches or into batches by length;
-    - a sampling strategy that does not fit the data or the compilation;
+    - a sampling strategy that does not work with the packing of the data or with torch_compile;
     - config files of the launcher with settings that would have no effect;
     - values that transformers rejects.
     """

@@ -58,7 +58,7 @@ class Start:
     Args:
         checkpoint: the checkpoint to resume from, or None to start at step 0.
         manifest: the manifest of the checkpoint, or {} without a checkpoint.
-        remarks: the checkpoints that were skipped, each with the reason.
+        remarks: one message for each checkpoint that was skipped, with the reason.
     """
 
     checkpoint: Path | None = None
@@ -72,15 +72,15 @@ class Start:
 
 
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
-    """Find the checkpoint to resume from: the named or the newest complete one.
+    """Find the checkpoint to resume from: `name`, or the newest complete checkpoint.
 
-    A collective. A run without checkpoints starts at step 0. All files of the checkpoint are hashed and compared with
-    its manifest. No file is changed. Only rank 0 reads the run directory, because other ranks may see another state
-    of the file system.
+    This is a collective: call it on all ranks. Only rank 0 reads the run directory, because other ranks may see a
+    different state of the file system. All files of the checkpoint are hashed and compared with its manifest. No file
+    is changed. If the run has no checkpoints, it starts at step 0.
 
     Args:
         run: the run directory.
-        name: the name of a checkpoint, or "" for the newest.
+        name: the name of a checkpoint, or "" for the newest complete checkpoint.
         main_process: whether this process is rank 0.
 
     Raises UserError on all ranks if the named checkpoint is missing or damaged, if no checkpoint is complete, or if
@@ -114,8 +114,8 @@ def _look(run: Path, name: str) -> Start:
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     """Raise UserError if loading a checkpoint could run code.
 
-    When DeepSpeed loads a checkpoint, it runs code that the pickle files of the checkpoint refer to. This function
-    parses the pickle files without loading them. It also refuses checkpoints with:
+    Pickle files can refer to code, and DeepSpeed runs this code when it loads a checkpoint. This function parses the
+    pickle files without loading them. It also refuses a checkpoint that contains:
 
     - pickle files that cannot be parsed;
     - symbolic links;
@@ -151,13 +151,14 @@ def choose_start(
 ) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
     """Choose the checkpoint to start from, and extend the run if --extend_to is set.
 
-    A collective. An existing run directory is locked first. A new run directory is locked later, by `RunRecord.claim`.
+    This is a collective: call it on all ranks. If the run directory exists, this function locks it. A new run
+    directory is locked later, by `RunRecord.claim`.
 
-    Returns the start, a copy of the arguments, the plan, and the ranges of steps [from, to] by which the run was
-    extended. The copy and the plan contain the number of steps after the extension.
+    Returns the start, a copy of the arguments, the plan, and the extensions of the run. In the copy and in the plan,
+    the number of steps includes the extensions. Each extension is a range of added steps, as [from, to].
 
-    Raises UserError if the checkpoint belongs to another run or engine, or if final/ is damaged and there is no
-    checkpoint from which final/ could be written again.
+    Raises UserError if the checkpoint belongs to a run with other settings or was written by another engine. Also
+    raises UserError if final/ is damaged and there is no checkpoint from which it could be written again.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
@@ -191,13 +192,13 @@ def choose_start(
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     """Return the checkpoint folder for Trainer to load, or None to start at step 0.
 
-    A collective. If a different number of DeepSpeed processes wrote the checkpoint, the result is a copy in the
-    universal form of DeepSpeed, and load_universal is set in DeepSpeed's configuration. The copy is in `staging`. The
-    next save empties that folder.
+    If a different number of DeepSpeed processes wrote the checkpoint, the result is a copy of the checkpoint in the
+    universal form of DeepSpeed, and load_universal is set in the configuration of DeepSpeed. The copy is created in
+    the folder `staging` and deleted by the next save. This is a collective: call it on all ranks.
 
     Args:
-        start: names the checkpoint to resume from, if any (see choose_start).
-        staging: the folder for the copy.
+        start: contains the checkpoint to resume from, or None as the checkpoint.
+        staging: the folder in which the copy is created.
         accelerator: the accelerator of the Trainer.
     """
     if start.checkpoint is None:
@@ -220,7 +221,8 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
 def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     """Convert a DeepSpeed checkpoint to universal form, with one file per weight.
 
-    DeepSpeed's converter runs in a process without a GPU. The copy also links to files of the checkpoint.
+    DeepSpeed's converter runs in a separate process that does not use a GPU. Next to the converted files, the copy
+    contains links to the files of the checkpoint.
 
     Args:
         checkpoint: the checkpoint to convert.
@@ -275,16 +277,16 @@ def run_identity_of(
 def require_same_run(
     saved: Mapping[str, Any], asked: Mapping[str, Any], *, where: Path, allow_change: bool = False
 ) -> None:
-    """Raise UserError with the differences if two run identities differ.
+    """Raise UserError if two runs differ in settings that must not change on a resume.
 
-    The identity of a run contains the settings that must not change on a resume. The extensions of the run (by
-    --extend_to) are not compared, because --extend_to and the checkpoint determine them.
+    These settings are the identity of a run. The message contains the differences. Extensions of the run are not
+    compared, because they are determined by --extend_to and the checkpoint.
 
     Args:
         saved: the identity in the checkpoint or in environment.json.
         asked: the identity of the requested run.
-        where: the path to name in the message.
-        allow_change: log a warning instead of raising UserError if all differing settings are in CHANGEABLE.
+        where: the path of the checkpoint or the run directory, for the message.
+        allow_change: if all settings that differ are in CHANGEABLE, log a warning instead of raising UserError.
     """
     asked = json.loads(json.dumps(asked))
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]

@@ -18,14 +18,15 @@ SHOWN = 200  # characters of a sample shown in the terminal
 class TextSampler(TrainerCallback):
     """Generates a text sample after a validation.
 
-    Rank 0 generates with the unwrapped model. With sharded weights all ranks generate the same text, and rank 0 writes
-    it. Sampling does not change the random state of the training.
+    If the weights are sharded, all ranks generate the same text, and rank 0 writes it to disk. Otherwise only rank 0
+    generates the text. The model is used without its wrapper. Sampling does not change the random state of the
+    training.
 
     Args:
         run: reads and writes the run directory. Each text is appended to samples.jsonl there.
         tokenizer: the tokenizer of the prepared folder.
-        due: returns whether a text is sampled after the validation at the given step.
-        report: sends the text of a sample to the tracking services.
+        due: a function that returns whether a text is sampled after the validation at a step.
+        report: a function that sends the text of a sample to the tracking services.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class TextSampler(TrainerCallback):
 class _RequireFinite(LogitsProcessor):
     """Raises FloatingPointError if the logits are not finite.
 
-    Without this check, sampling would fail a device assertion on a GPU. The process could not use CUDA after that.
+    Without this check, sampling from such logits would cause a device assertion on a GPU. After a device assertion,
+    the process cannot use CUDA.
     """
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

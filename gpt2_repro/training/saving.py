@@ -31,7 +31,9 @@ VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visib
 
 
 class CheckpointSaver:
-    """Saves the checkpoints of a run. `save` is a collective.
+    """Saves the checkpoints of a run.
+
+    The method `save` is a collective: call it on all ranks.
 
     Args:
         run: the run directory.
@@ -39,8 +41,8 @@ class CheckpointSaver:
         args: the training arguments, which determine the checkpoints to keep.
         expected: estimated size of the first checkpoint in bytes. A later checkpoint is expected to be as large as the
             newest complete checkpoint.
-        alive: called after the files are written and after the checkpoint is renamed, so that a long save is not
-            mistaken for a hang.
+        alive: a function that restarts the timer for hangs. It is called after the files are written and after the
+            checkpoint is renamed, so that a long save is not mistaken for a hang.
     """
 
     def __init__(
@@ -59,15 +61,16 @@ class CheckpointSaver:
     def save(
         self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]], *, stops: str | None = None
     ) -> bool:
-        """Save checkpoint-`step` and return True. A collective.
+        """Save checkpoint-`step`. Return whether it was saved.
 
-        If the disk has too little space, log an error and return False.
+        If the disk has too little space, an error is logged and the result is False. This is a collective: call it on
+        all ranks.
 
         Args:
             step: the current optimizer step.
             write: writes the files of the checkpoint into `staging`/checkpoint-`step`.
-            facts: returns the entries of the manifest other than the list of files. Called on all ranks.
-            stops: the reason if the run stops after this save and before its last step, otherwise None.
+            facts: returns all entries of the manifest except the list of files. Called on all ranks.
+            stops: why the run stops early after this save, or None if it does not stop early.
 
         Raises RunFailed if the disk becomes full while writing. Also raises RunFailed if the disk has too little space
         for the third save in a row, or for the save with which the run stops.
@@ -142,7 +145,7 @@ class CheckpointSaver:
 def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
     """Raise RunFailed with a short message if the `with` block fills the disk.
 
-    Before RunFailed is raised, the staging folder is deleted. Other exceptions from the `with` block are not changed.
+    Before RunFailed is raised, the staging folder is deleted. Other exceptions of the `with` block are not caught.
 
     Args:
         run: the run directory, for the message.
@@ -163,7 +166,7 @@ def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 
 def _wait_until_visible(folder: Path) -> None:
-    """Wait until a folder that another machine renamed is visible on this machine.
+    """Wait until `folder`, renamed by another machine, is visible on this machine.
 
     Raises TimeoutError after 60 seconds.
     """

@@ -1,6 +1,7 @@
-"""Derive the sizes of the model, the batch and the run that are 0 in a recipe.
+"""Derive each size of the model, the batch and the run that is 0 in a recipe.
 
-For example, recipes/own_text.yaml sets them to 0. The sizes depend on the length of the text and on the machine.
+For example, all these sizes are 0 in recipes/own_text.yaml. The derived sizes depend on the length of the text and on
+the machine.
 """
 
 import dataclasses
@@ -35,11 +36,11 @@ FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 def follow_data(
     recipe: TrainingRecipe, data: PreparedData | None = None, *, on_gpu: bool | None = None
 ) -> TrainingRecipe:
-    """Return a copy of the recipe in which each size that was 0 has a value.
+    """Return a copy of the recipe in which each size of 0 is replaced with a value.
 
-    The section `data:` is replaced with the settings of the prepared folder. If the run has started, a size that is 0
-    is read from recipe.yaml in the run directory. Otherwise the size is derived and logged. `epochs` is converted to
-    `total_tokens`.
+    If the run has started before, the value is read from recipe.yaml in the run directory. Otherwise the value is
+    derived and logged. The section `data:` is replaced with the settings of the prepared folder, and `epochs` is
+    converted to `total_tokens`.
 
     Args:
         recipe: the recipe, in which sizes may be 0.
@@ -82,12 +83,16 @@ def follow_data(
 
 
 def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
-    """Return the number of epochs of a run: how often it reads the training rows."""
+    """Return the number of epochs: how many times the run reads the training rows."""
     return count_steps(recipe.training) * recipe.training.tokens_per_step / max(1, counts.row_tokens)
 
 
 def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> TrainingRecipe:
-    """Return the recipe with a derived value for each size that is 0."""
+    """Return a copy of the recipe in which each size of 0 is replaced with a value.
+
+    If recipe.yaml in the run directory contains the value, that value is used. Otherwise the value is derived. The
+    field per_device_train_batch_size is always derived.
+    """
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
     length, tokens = recipe.data.sequence_length, counts.row_tokens
@@ -119,5 +124,8 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
 
 
 def _power_of_two(number: float) -> int:
-    """Return the largest power of two that is at most `number`, but at least 1."""
+    """Return the largest power of two that is not above `number`.
+
+    For numbers below 1, the result is 1.
+    """
     return 1 << max(0, int(number).bit_length() - 1)

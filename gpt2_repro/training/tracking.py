@@ -1,4 +1,4 @@
-"""Report to tracking services such as wandb, whose failures never end a run."""
+"""Report to tracking services such as wandb. A failing service never ends a run."""
 
 import functools
 import html
@@ -24,7 +24,10 @@ TOKENS = "train/tokens"  # the name that transformers uses in wandb
 
 
 def check_reporting(report_to: list[str]) -> None:
-    """Raise UserError if a tracking service is not installed or not supported."""
+    """Raise UserError if a tracking service in `report_to` cannot be used.
+
+    A service cannot be used if it is not installed or not supported.
+    """
     for name in report_to:
         if "," in name:
             raise UserError(f"--report_to {name} has a comma. Separate services with spaces.")
@@ -37,8 +40,8 @@ def check_reporting(report_to: list[str]) -> None:
 def prepare_wandb(report_to: list[str], run: Path) -> None:
     """Set the environment variables of wandb.
 
-    wandb's files are kept in the run directory. Without an API key, wandb records offline. The id of the wandb run is
-    stored next to wandb's files, so that a resumed run continues the same wandb run.
+    wandb writes its files to the run directory. Without an API key, wandb records offline. The id of the wandb run is
+    stored in the same folder, so that a resumed run continues the same wandb run.
 
     Args:
         report_to: the tracking services of the run.
@@ -66,7 +69,7 @@ def _key_in_netrc() -> bool:
 
 
 class Guarded(TrainerCallback):
-    """A wrapper around a reporting callback that catches and logs its exceptions.
+    """A wrapper that catches and logs the exceptions of a reporting callback.
 
     After three exceptions the callback is disabled.
     """
@@ -76,11 +79,11 @@ class Guarded(TrainerCallback):
         self.failures = 0
 
     def attempt(self, what: str, call: Callable[[], Any]) -> None:
-        """Call `call` and log a warning if it raises an exception.
+        """Call the function `call`. If it raises an exception, log a warning.
 
         Args:
-            what: the name of the callback's method, for the log message.
-            call: a function without arguments that calls this method.
+            what: the name of the method that `call` calls, for the log message.
+            call: a function without arguments that calls a method of the callback.
         """
         if self.failures >= FAILURES_ALLOWED:
             return
@@ -108,7 +111,8 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
 class WandbPage(TrainerCallback):
     """Shows text samples in wandb, and plots all curves over the trained tokens.
 
-    The horizontal axis of all curves is the number of target tokens. In transformers (5.23) it is the step.
+    The horizontal axis of all curves is the number of target tokens. With the callback of transformers (5.23), the
+    horizontal axis is the step.
     """
 
     def __init__(self, wandb: Any) -> None:
@@ -123,17 +127,18 @@ class WandbPage(TrainerCallback):
         """Show a text sample in wandb.
 
         Args:
-            text: the sample.
-            tokens: target tokens trained before the sample was generated.
+            text: the text of the sample.
+            tokens: the number of target tokens trained before the sample was generated.
         """
         page = self.wandb.Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>")
         self.wandb.log({"sample": page, TOKENS: tokens})
 
 
 def guard_reporting(trainer: Trainer) -> None:
-    """Wrap Trainer's reporting callbacks in Guarded, and add a WandbPage for wandb.
+    """Catch exceptions of Trainer's reporting callbacks, and show samples in wandb.
 
-    Guarded catches the exceptions of a callback. WandbPage shows text samples in wandb.
+    Each reporting callback is wrapped in a Guarded, which catches its exceptions. If the run reports to wandb, a
+    WandbPage is added, which shows text samples.
     """
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:

@@ -3,19 +3,21 @@
 It differs from transformers' Trainer (5.23) in these places:
 
 - Schedule: the first step has a learning rate above 0, as in llm.c (optimization.py). Trainer's warm-up begins at 0.
-- Targets per step: known without counting if all rows are full. Trainer counts them in each step and gathers the
-  counts of all processes.
-- Order of rows: depends on the seed only, and every step is complete. RandomSampler leaves a short last step in each
-  epoch.
-- Rows of similar length in a batch: each step has about the same number of targets. LengthGroupedSampler sorts across
-  steps and counts rows, so its steps differ in targets.
+- Targets per step: counted only if rows can have different lengths. Trainer counts the targets in every step and
+  gathers the counts of all processes.
+- Order of rows: depends on the seed only, and every step is complete. With the RandomSampler of Trainer, the last
+  step of each epoch has fewer rows.
+- Batches of rows with similar lengths: each step has about the same number of targets. Trainer's
+  LengthGroupedSampler sorts across steps and counts rows, so its steps have different numbers of targets.
 - Validation: exact sums over all processes. Trainer averages the means of batches and counts padded duplicates.
-- When to log, save, validate and stop: when.StepControl replaces DefaultFlowCallback and adds budgets and signals.
-- Logging: `log` adds the metrics, because reporting callbacks run before callbacks that the user adds. `total_flos` is
-  not used, because it misses 40 % of GPT-2's FLOPs.
+- When to log, save, validate and stop: when.StepControl replaces DefaultFlowCallback. It also stops the run when a
+  budget is used up or a signal arrives.
+- Logging: metrics such as the speed are added in `log`, because an added callback would run after the reporting
+  callbacks. `total_flos` is not used, because it misses 40 % of GPT-2's FLOPs.
 - Saving: files are written to staging/ and hashed, then the manifest is written and the folder is renamed. Trainer
   writes in place and resumes from the newest folder, even if it is incomplete.
-- Weights of experts: loaded on resume. Trainer skips them, because transformers saves them under other names.
+- Weights of experts: restored on a resume. Trainer does not restore them, because transformers saves them under
+  other names.
 - Sum of the losses since the last log line: kept in the checkpoint, and reset after a NaN. Trainer loses the sum on
   resume. After one NaN, Trainer logs NaN for the rest of the run.
 """
@@ -56,11 +58,11 @@ class PretrainingTrainer(Trainer):
     """A Trainer that follows a BatchPlan and writes the run directory.
 
     Args:
-        inputs: rows, tokenizer and HellaSwag.
-        run: reads and writes the run directory, to which metrics and checkpoints are written.
+        inputs: the rows, the tokenizer and the HellaSwag items.
+        run: reads and writes the files of the run directory.
         environment: the content of environment.json, including the batch plan and the settings that must not change on
             a resume. The properties of the engine are added when the engine is built.
-        kwargs: further arguments of Trainer.
+        kwargs: additional keyword arguments for Trainer.
     """
 
     args: PretrainingArguments
@@ -112,7 +114,11 @@ class PretrainingTrainer(Trainer):
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:
-        """Add `facts`, which are names and values about the engine, to environment.json."""
+        """Add properties of the training engine to environment.json.
+
+        Args:
+            facts: the names of the properties and their values.
+        """
         self.environment = dataclasses.replace(self.environment, engine={**self.environment.engine, **facts})
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)
@@ -143,7 +149,7 @@ class PretrainingTrainer(Trainer):
     def restore(self, manifest: dict[str, Any]) -> None:
         """Restore the counts of skipped updates and the loss sums from a checkpoint.
 
-        The state files of transformers do not contain them.
+        The files that transformers saves in a checkpoint do not contain these counts and sums.
 
         Args:
             manifest: the manifest of the checkpoint.
@@ -162,8 +168,9 @@ class PretrainingTrainer(Trainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of one micro-batch, scaled for the step.
 
-        The value is world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks). Its mean
-        over ranks, summed over micro-batches, is the mean loss per target. Trainer applies the factor "world size".
+        The value is world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks). If the
+        values of a step are averaged over ranks and summed over micro-batches, the result is the mean loss per target.
+        Trainer applies the factor "world size".
         """
         loss = super().compute_loss(*args, **kwargs)
         self.guard.see_loss(loss)
@@ -178,13 +185,16 @@ class PretrainingTrainer(Trainer):
 
     @property
     def tokens_trained(self) -> int:
-        """Target tokens trained so far (num_input_tokens_seen in trainer_state.json)."""
+        """The number of target tokens trained so far.
+
+        In trainer_state.json, this number is num_input_tokens_seen.
+        """
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
         """Return this rank's micro-batches of one step, and the number of targets.
 
-        The number is the sum of the targets of the step over all ranks.
+        The number of targets is that of the step on all ranks.
         """
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # without the count of targets, which may wait for the device
@@ -198,7 +208,10 @@ class PretrainingTrainer(Trainer):
         return batches, targets
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens, speed, MFU and cost to `logs`, then write and report `logs`."""
+        """Write `logs` to metrics.jsonl and send `logs` to the reporting callbacks.
+
+        If `logs` contains a training loss, tokens, speed, MFU and cost are added first.
+        """
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
@@ -265,7 +278,10 @@ class PretrainingTrainer(Trainer):
         }
 
     def record(self, state: str, **values: Any) -> None:
-        """Write `state`, step, losses and `values` to run_status.json. Rank 0 only."""
+        """Write the state of the run, its step, losses and `values` to run_status.json.
+
+        Ranks other than 0 write nothing.
+        """
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}

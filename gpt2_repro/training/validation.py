@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks.
 
-    HellaSwag is scored at the interval --hellaswag_steps, not in every validation.
+    HellaSwag is scored only in some validations. --hellaswag_steps sets the interval.
 
     Args:
         inputs: contains the rows of the validation sets and the HellaSwag items.
@@ -44,7 +44,7 @@ class Validation:
     def batches(self, step: int) -> int:
         """Return the number of forward passes of rank 0 in the validation at `step`.
 
-        No other rank has more passes.
+        Each other rank makes the same number of passes or fewer.
         """
         shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
         losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
@@ -56,12 +56,12 @@ class Validation:
     ) -> dict[str, float] | None:
         """Return the metrics of a validation, or None if a signal interrupted it.
 
-        A collective: call it on all ranks.
+        This is a collective: call it on all ranks.
 
         Args:
             model: the model in evaluation mode.
             step: the current optimizer step.
-            after_batch: called after each forward pass.
+            after_batch: a function to call after each forward pass.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
         endings, hellaswag = None, self._hellaswag(step)
@@ -92,9 +92,9 @@ class Validation:
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
-        """Return the summed negative log-likelihood and the count of this rank's targets.
+        """Return the summed negative log-likelihood and the number of this rank's targets.
 
-        The result has shape [2] and is in fp64 on the device.
+        The two values are returned as an fp64 tensor of shape [2] on the device.
         """
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
         total = torch.zeros(2, dtype=torch.float64, device=device)
@@ -128,11 +128,12 @@ def validation_batches(
 
     Args:
         rows: a map-style dataset. Indexing it with a list of numbers returns `{"input_ids": [ids, …]}`.
-        process: the rank of this process. It gets the rows whose number modulo `processes` equals `process`.
+        process: the rank of this process. The process gets each row whose number modulo `processes` is its rank.
         processes: the number of processes.
         size: rows per batch.
-        fixed_length: pad every batch to `size` rows with this many positions, so that a compiled model sees one shape.
-            Padded positions are not targets. None: no padding beyond the longest row.
+        fixed_length: the number of positions in each row after padding. Each batch is also padded to `size` rows, so
+            that a compiled model gets only one shape. Padded positions are not targets. None: rows are padded to the
+            longest row of the batch.
     """
     mine, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
     for start in range(0, longest_share, size):

@@ -26,9 +26,9 @@ NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
 class StopSignals:
     """Signal handlers that record the first signal instead of ending the process.
 
-    A second signal is ignored, because one request to stop can send two signals: the launcher forwards its signal, and
-    the terminal or a `kill` of the process group sends another signal. A Ctrl-C more than a second after the first
-    signal ends the process at once.
+    A second signal is ignored, because one request to stop can cause two signals: the terminal or `kill` sends a
+    signal to the process group, and the launcher forwards the signal that it has received. A Ctrl-C more than a second
+    after the first signal ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StopSignals:
     def install(self) -> None:
         """Install the signal handlers. Call this method in the main thread only.
 
-        Signals that are ignored, such as SIGHUP under nohup, stay ignored.
+        If the process already ignores a signal, such as SIGHUP under nohup, the signal stays ignored.
         """
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -57,12 +57,12 @@ class StopSignals:
 class StepControl(DefaultFlowCallback):
     """Decides after each step whether to log, save, validate or stop.
 
-    All ranks make the same decision. transformers' DefaultFlowCallback decides by the step intervals in the arguments.
-    This class also applies save_minutes, stop_at_step, the budgets max_hours and max_usd, and signals.
+    All ranks make the same decision. The base class, DefaultFlowCallback of transformers, uses only the step intervals
+    in the arguments. This class also uses save_minutes, stop_at_step, the budgets max_hours and max_usd, and signals.
 
     Args:
         args: the training arguments.
-        clock: returns the seconds that the run has taken in all attempts. Called on rank 0 only.
+        clock: a function that returns the seconds that the run has taken in all attempts. Called on rank 0 only.
     """
 
     def __init__(self, args: PretrainingArguments, clock: Callable[[], float]) -> None:
@@ -97,7 +97,8 @@ class StepControl(DefaultFlowCallback):
         """Save a checkpoint and stop the run.
 
         Args:
-            wish: the reason to stop, equal on all ranks: MAX_HOURS, MAX_USD, or SIGNAL plus the number of a signal.
+            wish: the reason to stop: MAX_HOURS, MAX_USD, or SIGNAL plus the number of a signal. It must be the same on
+                all ranks.
             control: the control object of Trainer.
         """
         budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
@@ -111,9 +112,10 @@ class StepControl(DefaultFlowCallback):
         return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """Return the signal that a rank has received, as a number for `stop`.
+        """Return the signal that a rank has received, as a `wish` for the method `stop`.
 
-        A collective. The result is SIGNAL plus the highest number of a received signal, or NOTHING without a signal.
+        The result is SIGNAL plus the number of the signal, or NOTHING if no rank has received a signal. If ranks have
+        received different signals, the highest number is used. This is a collective: call it on all ranks.
         """
         return ranks.largest(self._signal())
 
@@ -128,8 +130,8 @@ class StepControl(DefaultFlowCallback):
     def _due(self, step: int, every: int) -> bool:
         """Return whether HellaSwag or a text sample is due at the validation at `step`.
 
-        HellaSwag or the sample is due before the first step, after the last step, and at the first validation at or
-        after each multiple of `every` steps. If `every` is 0, it is never due.
+        Both are due before the first step, after the last step, and at the first validation at or after each multiple
+        of `every` steps. If `every` is 0, the result is always False.
         """
         if not every:
             return False
@@ -153,8 +155,8 @@ class StepControl(DefaultFlowCallback):
 def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
     """Return whether a run that starts at `step` validates before it trains.
 
-    A new run validates if eval_on_start is true. A resumed run validates if a validation was due at the step of its
-    checkpoint, but the checkpoint does not contain the result of this validation.
+    A new run validates if eval_on_start is true. A resumed run validates if a validation is due at the step of its
+    checkpoint and the checkpoint does not contain a validation loss.
 
     Args:
         args: the training arguments.
@@ -169,14 +171,15 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
 
 
 class Watchdog(TrainerCallback):
-    """Ends this process after `seconds` without progress, and prints stack traces.
+    """Ends this process if it makes no progress for `seconds`.
 
-    Progress is a micro-batch, a step, a validation batch, a validation or a checkpoint. The stack traces of all
-    threads are printed to stderr. The timer of each rank is a C thread, which no collective, disk or interpreter lock
-    can block.
+    Progress is the end of a micro-batch, a step, a validation batch, a validation or a save. Before the process ends,
+    the stack traces of all threads are printed to stderr. The timer is a C thread in each process, so a waiting
+    collective, a slow disk or the interpreter lock cannot block it.
 
     Args:
-        seconds: the longest time without progress. It must be longer than compiling or saving takes. 0: no limit.
+        seconds: the longest allowed time without progress. It must be longer than a compilation or a save.
+            0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:

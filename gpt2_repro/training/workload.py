@@ -30,10 +30,10 @@ def plan_run(
         training: the section `training:` of the recipe.
         data: the section `data:` of the recipe.
         num_processes: the world size.
-        epoch_targets: number of targets in all training rows, or None if the data is not prepared.
+        epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
 
     Raises UserError if the tokens per step cannot be divided into micro-batches or into batches by length, or if the
-    sampling strategy does not fit the packing or torch_compile.
+    sampling strategy does not work with the packing or with torch_compile.
     """
     check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
@@ -47,7 +47,10 @@ def plan_run(
 
 
 def check_strategy(training: TrainingSection, data: DataArguments) -> None:
-    """Raise UserError if the sampling strategy does not fit packing or torch_compile."""
+    """Raise UserError if the settings do not allow the sampling strategy.
+
+    The strategy group_by_length works only with the packing `wrap` and without torch_compile.
+    """
     if training.train_sampling_strategy != BY_LENGTH:
         return
     option = f"--train_sampling_strategy {BY_LENGTH}"
@@ -107,7 +110,7 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
 
 def _times(steps: int, every: int) -> int:
-    """Return how often an event happens in a run of `steps` optimizer steps.
+    """Return how many times an event happens in a run of `steps` optimizer steps.
 
     The event happens at step 0, every `every` steps, and after the last step. If `every` is 0, it never happens.
     """

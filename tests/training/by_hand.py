@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_
 
 
 def rows_of(folder: Path, split: str) -> list[Tensor]:
-    """Return the rows of a split of a prepared folder. Rows may differ in length."""
+    """Return the token ids of each row in a split of a prepared folder."""
     return [torch.tensor(row) for row in load_from_disk(str(folder / split))["input_ids"][:]]
 
 
@@ -20,7 +20,10 @@ def targets_of(rows: list[Tensor]) -> int:
 
 
 def untrained(run: Path) -> PreTrainedModel:
-    """Return a model with the initial weights of a run: same seed and configuration."""
+    """Return a model with the same initial weights as a run.
+
+    The model is created with the seed and the configuration of the run.
+    """
     config = AutoConfig.from_pretrained(next(run.glob("checkpoint-*")))
     set_seed(json.loads((run / "environment.json").read_text())["seed"])
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -28,10 +31,12 @@ def untrained(run: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300, begin: int = 0) -> float:
-    """Return the summed negative log-likelihood of a row, without vocabulary padding.
+    """Return the sum of the negative log-likelihoods of all targets of a row.
+
+    Logits of vocabulary padding are ignored.
 
     Args:
-        model: a model, whose vocabulary may be padded.
+        model: a model with or without vocabulary padding.
         row: the token ids of the row.
         vocabulary: the size of the vocabulary without padding.
         begin: the position id of the first token of the row.

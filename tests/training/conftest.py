@@ -22,7 +22,7 @@ def data(tiny_recipe: Path) -> Path:
 def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
     """Return a function that runs train.py on the tiny recipe.
 
-    A failure of train.py is returned, not raised.
+    The function returns the completed process. It does not raise an exception if train.py fails.
     """
 
     def run(output: Path, *options: object, **environment: str) -> CompletedProcess[str]:
@@ -35,14 +35,14 @@ def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
 def straight(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run of the tiny recipe with checkpoints 4 and 8.
 
-    Do not modify it.
+    All tests share this run, so a test must not modify it.
     """
     return train(tmp_path_factory.mktemp("straight") / "run")
 
 
 @pytest.fixture
 def finished(straight: Path, tmp_path: Path) -> Path:
-    """Return a copy of the finished run that a test may modify."""
+    """Return a copy of a finished run. A test may modify this copy."""
     return Path(shutil.copytree(straight, tmp_path / "run"))
 
 
@@ -50,7 +50,7 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the tiny recipe with the option `packing: wrap`.
 
-    Each row contains text of one document and has 8 to 32 targets.
+    Each row contains text of only one document and has 8 to 32 targets.
     """
     folder = tmp_path_factory.mktemp("wrapped")
     recipe = yaml.safe_load(tiny_recipe.read_text())

@@ -15,9 +15,9 @@ from tests.training.by_hand import nll, rows_of, targets_of
 
 
 def naive_loss(run: Path, data: Path) -> float:
-    """Return the mean validation loss of `final/`.
+    """Return the mean validation loss of the final model of a run.
 
-    Each document gets a separate forward pass, with the position ids that its tokens have in the row.
+    Each document of a row gets a separate forward pass. Its tokens keep the position ids that they have in the row.
     """
     model = AutoModelForCausalLM.from_pretrained(run / "final").eval()
     separator = AutoTokenizer.from_pretrained(data / "tokenizer").eos_token_id

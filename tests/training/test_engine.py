@@ -10,10 +10,11 @@ from gpt2_repro.training.engine import fix_restored_optimizer
 
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
 def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device: str) -> None:
-    """Each parameter gets its own step count on the device that the optimizer needs.
+    """Each parameter gets a separate step count on the device where it is needed.
 
-    After a resume in DeepSpeed's universal form, step counts are on the CPU or shared. The device `meta` stands
-    for a GPU.
+    The fused optimizer needs the step counts on the device of the weights. When DeepSpeed restores a
+    checkpoint in universal form, the step counts are on the CPU or shared by parameters. The device `meta` stands for
+    a GPU.
     """
     weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
     optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)
@@ -29,7 +30,8 @@ def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device
 def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, groups: int, decays: list) -> None:
     """The clipping limit and the weight decay are those of the recipe.
 
-    DeepSpeed restores the values of the checkpoint and drops a parameter group without weights.
+    Without the correction, DeepSpeed uses the values in the checkpoint. DeepSpeed also drops a parameter group without
+    weights.
     """
     optimizer = torch.optim.AdamW([{"params": [torch.nn.Parameter(torch.ones(3))]} for _ in range(groups)])
     for group in optimizer.param_groups:

@@ -39,7 +39,7 @@ def test_outlier_is_not_added_to_the_window_but_a_new_level_is() -> None:
 class Run:
     """A model with one weight, whose updates are checked by an UpdateGuard.
 
-    The list `reported` contains the steps of the skipped updates.
+    The list `reported` contains the step of each skipped update.
     """
 
     def __init__(self, fused: bool = False, **limits: float) -> None:
@@ -53,7 +53,7 @@ class Run:
         self.step = 0
 
     def update(self, gradient: float, loss: float = 1.0) -> bool:
-        """Make one step. Return whether the weights, moments or step counts changed."""
+        """Make one step. Return whether a weight, a moment or a step count changed."""
         before = copy.deepcopy((self.weight.data, self.optimizer.state_dict()["state"]))
         self.step += 1
         self.weight.grad = torch.full((3,), gradient)
@@ -122,7 +122,7 @@ def test_updates_skipped_by_the_engine_are_counted() -> None:
 def test_guard_state_is_restored_from_a_checkpoint() -> None:
     """UpdateGuard makes the same decisions after a resume.
 
-    The last losses and gradient norms and the recently skipped steps are restored.
+    The last losses, the last gradient norms and the recently skipped steps are restored from the checkpoint.
     """
     run, other, source = Run(skip_loss_z=6.0), Run(skip_loss_z=6.0), random.Random(1)
     for gradient in (*[1.0] * (WINDOW + 20), *[math.nan] * (IN_A_ROW - 2)):

@@ -1,4 +1,4 @@
-"""Mistakes in launcher files that the libraries silently ignore are refused."""
+"""Mistakes in launcher files are refused, even if libraries silently ignore them."""
 
 import contextlib
 import json

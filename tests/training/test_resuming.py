@@ -50,7 +50,8 @@ class Malicious:
 def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint whose pickle could run code is refused.
 
-    Its manifest is valid, because an attacker who creates the folder can also create the manifest.
+    The manifest of the checkpoint in this test is valid, because an attacker who creates a checkpoint can also create
+    a valid manifest.
     """
     monkeypatch.chdir(tmp_path)
     save(4)

@@ -115,7 +115,7 @@ def test_full_disk_while_saving_ends_the_run_with_one_line(saver, error, raised,
 
 
 def test_rename_may_become_visible_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save waits until its rename is visible on a network file system."""
+    """A save waits until the renamed checkpoint is visible on a network file system."""
     seal = lambda _: (tmp_path / "manifest.json").touch()  # noqa: E731
     monkeypatch.setattr(saving.time, "sleep", seal)
     saving._wait_until_visible(tmp_path)

@@ -24,7 +24,7 @@ def test_service_is_disabled_after_three_failures(caplog: pytest.LogCaptureFixtu
 class Reporting(TrainerCallback):
     """A stand-in for the wandb callback of transformers.
 
-    Like that callback, it makes the step the horizontal axis when training begins.
+    Like the wandb callback, this class makes the step the horizontal axis when training begins.
     """
 
     def __init__(self, wandb: Mock) -> None:

@@ -71,7 +71,7 @@ def test_bad_hellaswag_file_is_refused_and_missing_hub_is_ignored(typed, events,
 def test_processes_make_equal_passes_and_count_each_row_once(rows: int, fixed_length: int | None) -> None:
     """All processes make the same number of passes, and each row is counted once.
 
-    With sharded weights, a process with one more pass would wait forever for the others.
+    With sharded weights, a process that makes one more pass than the other processes would wait for them forever.
     """
     table = Dataset.from_dict({"input_ids": [list(range(n, n + 5)) for n in range(rows)]}).with_format("numpy")
     cut = {"size": 2, "fixed_length": fixed_length}

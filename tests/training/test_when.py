@@ -36,7 +36,7 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """Return what StepControl decides at the end of a step, such as to save or stop.
+    """Return the decisions of StepControl at the end of a step, such as to save.
 
     The run has 10 steps, validates at every fifth step, and has a save interval of 100 steps.
     """
