@@ -27,7 +27,7 @@ class TokenCount(int):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """The number of optimizer steps, and the division of each step.
+    """The number of optimizer steps, and the division of a step into forward passes.
 
     In a step, each process does `gradient_accumulation_steps` forward passes on `micro_batch_size` rows each.
     """
@@ -46,7 +46,7 @@ class BatchPlan:
     def rows_per_step(self) -> int:
         """Number of rows per optimizer step.
 
-        With `by_length`, rows have different lengths, and this is the smallest possible number.
+        With `by_length`, rows have different lengths, and the result is the smallest possible number of rows.
         """
         return self.tokens_per_step // self.sequence_length
 
@@ -69,10 +69,12 @@ class BatchPlan:
 def plan_batches(
     tokens_per_step: int, sequence_length: int, *, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Return the batch plan, and compute its gradient accumulation from the arguments.
+    """Return the batch plan. Its gradient accumulation is computed from the arguments.
 
-    Raises UserError if `tokens_per_step` is not a multiple of the tokens in one forward pass on all processes, which
-    are micro_batch_size * sequence_length * num_processes. The message contains the nearest valid values.
+    All processes together compute micro_batch_size * sequence_length * num_processes tokens in one forward pass.
+
+    Raises UserError if `tokens_per_step` is not a multiple of this number. The message contains the nearest valid
+    values.
     """
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
@@ -91,12 +93,12 @@ def plan_batches(
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
     """Return an upper bound of the number of batches that the rows of one step need.
 
-    A batch is the input of one forward pass. Rows are sorted by length, longest first, and fill each batch up to
-    C = rows * longest positions.
+    A batch is the input of one forward pass on one process. Rows are sorted by length, longest first. Each batch is
+    filled with rows up to a limit of C = rows * longest positions.
 
     Args:
-        tokens_per_step: targets per optimizer step.
-        rows: number of rows of the maximum length that fit into a batch.
+        tokens_per_step: number of targets per optimizer step.
+        rows: how many rows of the maximum length fit into a batch.
         longest, shortest: the largest and smallest number of targets in a row.
 
     Proof: A step has S <= tokens_per_step + longest - 1 targets. Batch j starts with a row of L_j targets and takes
@@ -113,9 +115,9 @@ def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest:
 def plan_by_length(
     tokens_per_step: int, *, longest: int, shortest: int, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Return the batch plan for forward passes over rows of similar length.
+    """Return the batch plan if the rows of each forward pass have similar lengths.
 
-    Each row has `shortest` to `longest` targets.
+    A row has at least `shortest` and at most `longest` targets.
 
     Raises UserError if a step could have fewer rows than forward passes. The message contains valid values.
     """
@@ -143,17 +145,18 @@ def plan_by_length(
 def extend_plan(
     plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
 ) -> tuple[BatchPlan, list[list[int]]]:
-    """Return the batch plan of an extended run, and all extensions of its schedule.
+    """Return the batch plan of an extended run, and the list of all its extensions.
 
-    An extension is a range of steps [from, to]. The learning rate rises again at `from`, and its decay ends at `to`.
+    An extension is a range of steps, stored as [from, to]. The learning rate starts to rise again at step `from`, and
+    its decay ends at step `to`.
 
     Args:
-        extend_to: number of training tokens (targets) of the complete run, or 0 to not extend it.
+        extend_to: number of training tokens (targets) of the complete run, or 0 if the run is not extended.
         extensions: the extensions stored in the checkpoint that the run resumes from.
-        step: the step of that checkpoint, or 0 without a checkpoint.
+        step: the step of the checkpoint that the run resumes from, or 0 without a checkpoint.
 
-    Raises UserError if there is no checkpoint to extend, if `extend_to` is less than the number of tokens that the
-    run already plans, or if a run that was extended is resumed without `extend_to`.
+    Raises UserError if `extend_to` is set without a checkpoint, if it is less than the number of tokens in the current
+    plan of the run, or if a run that was already extended is resumed without `extend_to`.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:

@@ -1,4 +1,4 @@
-"""Find the checkpoint that a user passed, without loading its weights."""
+"""Find a checkpoint by its folder, run or Hub id, without loading its weights."""
 
 import dataclasses
 import logging
@@ -24,12 +24,14 @@ class Checkpoint:
     """A checkpoint on disk or on the Hub.
 
     Args:
-        name: the name in tables, such as `final (runs/demo)`. For weights outside a run, the folder or Hub id.
-        source: the folder or Hub id that `from_pretrained` takes for the model and the tokenizer.
-        form: "training" for a checkpoint-N and "final" for a final/ in a run directory. Otherwise "folder" or "hub".
+        name: the name in tables, such as `final (runs/demo)`. For weights outside a run directory, it is the folder or
+            Hub id.
+        source: the folder or Hub id to pass to `from_pretrained` for the model and the tokenizer.
+        form: "training" for a checkpoint-N in a run directory, "final" for final/ in a run directory, "folder" for
+            another folder, or "hub" for a Hub id.
         run: the run directory that contains the checkpoint, or None.
-        record: the training that led to the weights, as stored in the folder's manifest.json. None if train.py did not
-            write this file, or if it is damaged.
+        record: how the weights were trained, as stored in manifest.json in the checkpoint's folder. None if train.py
+            did not write manifest.json, or if this file is damaged.
     """
 
     name: str
@@ -40,7 +42,7 @@ class Checkpoint:
 
     @property
     def tokens_trained(self) -> int | None:
-        """Number of target tokens trained on before this checkpoint; None if unknown."""
+        """Number of target tokens that the model was trained on, or None if unknown."""
         return self.record.tokens if self.record else None
 
     def window(self, num_positions: int) -> int:
@@ -57,7 +59,7 @@ class Checkpoint:
 
 
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
-    """Return the checkpoint for a folder, a run directory or a Hub id.
+    """Return the checkpoint for `name`: a folder, a run directory or a Hub id.
 
     For a run directory, the result is the checkpoint in `final/`. If `final/` is missing and `unfinished` is set, the
     newest complete checkpoint of the run is returned, and the name of this checkpoint is logged.

@@ -63,11 +63,11 @@ def _check_launcher_variables() -> None:
 
 
 def run(main: Callable[[list[str]], None]) -> None:
-    """Call `main` with the command line, and convert errors to exit codes.
+    """Call `main` with the command-line arguments, and convert errors to exit codes.
 
     The message of a UserError or RunFailed is printed on stderr as one line. The exit code is 2 for a UserError and 1
-    for a RunFailed. Under a launcher, only local rank 0 prints. Each rank also writes the message to the file
-    $TORCHELASTIC_ERROR_FILE. The launcher prints the message from this file after the launcher's traceback.
+    for a RunFailed. Under a launcher, only local rank 0 prints the message, but each rank writes it to the file
+    $TORCHELASTIC_ERROR_FILE. The launcher prints a traceback and then the message from this file.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
         # Importing torch takes seconds. transformers can list its arguments without torch, after a warning.
@@ -121,12 +121,12 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 
 def _discard(stream: IO[str]) -> None:
-    """Redirect a stream to /dev/null, including buffered text."""
+    """Redirect an output stream to /dev/null, and discard its buffered text."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress(tqdm):
-    """A progress bar, or one line every LINE_SECONDS if stderr is not a terminal.
+    """A progress bar, or a line every LINE_SECONDS seconds if stderr is no terminal.
 
     Args:
         iterable, desc, options: arguments of tqdm.
@@ -174,7 +174,7 @@ class _LogHandler(logging.StreamHandler):
 
 
 def _disable_bars() -> None:
-    """Disable the progress bars of all libraries, which would fill a log file."""
+    """Disable the progress bars of all libraries, because they would fill a log file."""
     begin = tqdm.__init__
 
     def disabled(self: Any, *args: Any, **options: Any) -> None:
@@ -227,7 +227,7 @@ class OneLineErrors(argparse.ArgumentParser):
 
 
 def _whole_number(text: str) -> int:
-    """Return the integer in `100`, `1_000` or `1e2`. Raises ValueError otherwise."""
+    """Parse an integer such as `100`, `1_000` or `1e2`. Raises ValueError otherwise."""
     try:
         return int(text)
     except ValueError:
@@ -263,7 +263,7 @@ def _name(action: argparse.Action) -> str:
 
 
 def _place(action: argparse.Action) -> str:
-    """Return the name of a positional argument in the usage line."""
+    """Return the name that the usage line shows for a positional argument."""
     return str(action.metavar or action.dest.upper())
 
 
@@ -286,14 +286,15 @@ def _example(action: argparse.Action) -> str:
 
 
 def other_name(name: str, options: Collection[str], prog: str = "") -> str | None:
-    """Return what to pass instead of an option of another project.
+    """Return a hint on what to pass instead of an option of another project.
+
+    The result is None if the option is not in other_names.yaml.
 
     Args:
         name: the unknown option.
         options: the options of this command.
-        prog: the name of this command if it has a recipe, so that other commands with a recipe are suggested too.
-
-    None if the option is not in other_names.yaml.
+        prog: the name of this command if it takes a recipe. Options of other commands that take a recipe are then
+            suggested, too.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
@@ -316,7 +317,7 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
 
 
 class CommandParser(OneLineErrors):
-    """The parser of commands without a recipe. Errors name the nearest valid option."""
+    """A parser for commands without a recipe. Errors name the nearest valid option."""
 
     def __init__(self, *, prog: str, description: str | None, **kwargs: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter

@@ -38,10 +38,10 @@ DIAGNOSIS_TABLES = {
 
 
 class Cell(NamedTuple):
-    """A table cell: its text, and its kind, which determines the formatting.
+    """A table cell. `kind` determines how its text is formatted.
 
-    The kind of a score is "number". The kind of a difference is its verdict if this is "better" or "worse", and "even"
-    for all other verdicts. The kind of plain text is "".
+    The kind of plain text is "", and the kind of a score is "number". For a difference from the baseline, the kind is
+    "better" or "worse" if the comparison has that verdict, "even" for every other verdict, and "" without a verdict.
     """
 
     text: str
@@ -67,9 +67,9 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The value of a metric for one model, and the standard error of this value.
+    """The value of a metric for one model, and its standard error.
 
-    The standard error is computed over the documents of the task.
+    The standard error is computed from the scores of the single documents of a task.
     """
 
     value: float | None
@@ -91,14 +91,15 @@ class Difference:
     def kind(self) -> str:
         """The kind of the table cell that shows this difference.
 
-        It is the verdict if this is "better" or "worse", "even" for other verdicts, and "" without a verdict.
+        The kind is "better" or "worse" if the difference has that verdict, "even" for every other verdict, and ""
+        without a verdict.
         """
         return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedModel:
-    """A model in a comparison: one column of the table."""
+    """A model in a comparison."""
 
     name: str
     source: str = ""  # a folder, a Hub id or "untrained"
@@ -124,8 +125,8 @@ class TaskDetails:
 class ComparisonRow:
     """One metric of one task: each model's value and its difference from the baseline.
 
-    The keys of `values` and `difference` are model names. `higher_is_better` is None if lm-eval does not define it for
-    the task. This is the case for some groups of tasks.
+    The keys of `values` and `difference` are model names. `higher_is_better` is None if lm-eval does not define
+    whether higher or lower values are better, for example for some groups of tasks.
     """
 
     task: str
@@ -136,20 +137,20 @@ class ComparisonRow:
 
     @property
     def heading(self) -> str:
-        """The metric with ↑ if higher values are better, or ↓ if lower values are better."""
+        """The metric's name, followed by ↑ if higher is better, or ↓ if lower is better."""
         return self.metric + ARROWS[self.higher_is_better]
 
     def score(self, model: str) -> str:
         """Return a model's value as text, such as `0.2945 ± 0.0046`.
 
-        The number after ± is the standard error, which is omitted if unknown. The text is "-" if the model has no
-        value for this metric.
+        The number after ± is the standard error. If it is unknown, ± is omitted, too. The text is "-" if the model has
+        no value for this metric.
         """
         score = self.values.get(model, Score(None))
         return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
 
     def change(self, model: str) -> Cell:
-        """Return a table cell with a model's difference from the baseline and the verdict."""
+        """Return a table cell: a model's difference from the baseline, and the verdict."""
         if (difference := self.difference.get(model)) is None:
             return Cell("-")
         shown = self._with_stderr(difference.value, difference.stderr, sign="+")
@@ -158,7 +159,7 @@ class ComparisonRow:
     def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
         """Return `value` as text, followed by ± and `stderr` unless `stderr` is None.
 
-        The largest value in this row of the table determines the number of decimals.
+        The number of decimals depends on the largest value of any model in this row.
         """
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
         decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
@@ -170,12 +171,12 @@ class ComparisonRow:
 class Comparison:
     """The content of comparison.json: models, settings and one row per metric.
 
-    The settings are the same for all models.
+    The settings, such as `seed` and `dtype`, are the same for all models.
 
     Args:
         tasks: names of the tasks in the rows, including subtasks and groups of tasks.
-        limit: the number of documents per task in a smoke test, which has no verdicts. None if all documents were
-            scored.
+        limit: the number of documents per task in a smoke test. A smoke test has no verdicts. None if all documents
+            were scored.
         baseline: the name of the baseline model, or None.
     """
 
@@ -210,11 +211,12 @@ class Comparison:
     def table(self, names: Mapping[str, str] | None = None) -> Table:
         """Return the scores and differences as a table.
 
-        The terminal, the Markdown file, the report and the model card show this table. A table of more than
-        MOST_COLUMNS models has one row per model.
+        The terminal, the Markdown file, the report and the model card show this table. It has one column per model.
+        With more than MOST_COLUMNS models, it has one row per model instead.
 
         Args:
-            names: the column heading of each model to show, by model name. None shows all models under their names.
+            names: the heading for each model to show. The keys are model names. None shows all models, and their names
+                are the headings.
         """
         names = names or {model.name: model.name for model in self.models}
         if len(names) > MOST_COLUMNS:
@@ -243,7 +245,7 @@ class Comparison:
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
-    """Return the tables for the content of a diagnosis.json, by title."""
+    """Return the tables of a diagnosis by title. `diagnosis` is from diagnosis.json."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
     return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}

@@ -107,7 +107,7 @@ def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
 
 
 def _baseline(passed: str | None, run: Path | None) -> str:
-    """Return the baseline that was passed, or else the baseline in the run's recipe.
+    """Return the baseline from the command line, or else from the run's recipe.
 
     Raises UserError if the baseline is "none" or "untrained".
     """
@@ -118,10 +118,10 @@ def _baseline(passed: str | None, run: Path | None) -> str:
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
-    """Return the texts to score, and the number of occurrences of each token id.
+    """Return the texts to score, and how many times each token id occurs.
 
-    The token ids are counted in the training rows of the prepared folder `folder`. The counts have the shape
-    [vocabulary]. Without a prepared folder, the counts are None.
+    The token ids are counted in the training rows of the prepared folder `folder`. The counts are an array of shape
+    [vocabulary], or None without a prepared folder.
     """
     domains: list[Domain] = []
     counts = None
@@ -158,7 +158,7 @@ def _read_prepared(folder: Path, tokenizer: Any, tokens: int) -> tuple[list[Doma
 
 
 def _spread(rows: Any, tokens: int) -> list[texts.Ids]:
-    """Return evenly spaced rows with about `tokens` targets in total."""
+    """Select evenly spaced items of `rows` with about `tokens` targets in total."""
     count = -(-len(rows) * tokens // max(1, int((rows.lengths() - 1).sum())))
     return [row["input_ids"] for row in rows.__getitems__(evenly(range(len(rows)), count))]
 

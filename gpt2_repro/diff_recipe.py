@@ -44,7 +44,7 @@ class Deviation:
     def as_text(self) -> dict[str, str]:
         """Return the name of the field, its value in the run, and its value in the recipe.
 
-        All three are text. The name contains the section, such as `training.seed`.
+        The name and the values are text. The name starts with the section, for example `training.seed`.
         """
         return {"field": f"{self.section}.{self.key}", "run": _shown(self.run), "recipe": _shown(self.recipe)}
 
@@ -69,7 +69,8 @@ def diff_recipe(run: TrainingRecipe, other: str) -> None:
 def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
     """Return every field whose value differs between a run and a recipe.
 
-    Fields that keep their default in the run or in the recipe are compared, too. The result is ordered by section.
+    Fields that are not set in the run or in the recipe are compared by their default values. The result is ordered by
+    section.
     """
     found = []
     for section in run.sections:
@@ -80,10 +81,10 @@ def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
 
 
 def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
-    """Return a run's deviations from the default recipe, for its environment.json.
+    """Compare a run with the default recipe. The result is saved in environment.json.
 
-    `deviations` lists the fields that change the training. `reference` names the published loss curve that the run
-    should follow. `reference` is None if a difference changes the validation loss.
+    In the result, `deviations` lists the fields that change the training. `reference` names the published loss curve
+    that the run should follow, or is None if a deviation changes the validation loss.
     """
     found = deviations(run, load_recipe([str(DEFAULT_RECIPE)]))
     moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE
@@ -98,7 +99,7 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
 def _values(recipe: TrainingRecipe, section: str) -> dict[str, Any]:
     """Return the values of a recipe section by field name.
 
-    `total_tokens` and `max_steps` are both set to the actual length of the run.
+    The values of `total_tokens` and `max_steps` are computed from the actual length of the run.
     """
     values = values_of(recipe.sections[section])
     if section == "training":

@@ -14,7 +14,7 @@ from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
 
 
 def dry_run(recipe: TrainingRecipe) -> None:
-    """Print the resolved recipe, and the sizes and steps derived from it.
+    """Print the resolved recipe, and the sizes and steps computed from it.
 
     No GPU and no launcher are needed. Prepared data is needed only if the size of the vocabulary is not known from the
     name of the tokenizer.

@@ -27,15 +27,15 @@ class Diverged(RunFailed):
 
 
 def in_a_line(error: object) -> str:
-    """Return an error's message on one line, or its class name without a message."""
+    """Return an error's message on one line. If it is empty, return the class name."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """Return the valid word that is nearest to `word`, or None.
 
-    If `word` abbreviates a valid word (attn for attn_implementation), the result is this valid word. Otherwise it is
-    the most similar valid word.
+    If `word` abbreviates a valid word (attn for attn_implementation), this valid word is returned. Otherwise the most
+    similar valid word is returned, or None if no valid word is similar.
     """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     parts = word.lstrip("-").lower().replace("-", "_").split("_")
@@ -48,7 +48,8 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """Return a sentence about an unknown word that suggests valid words.
 
-    The sentence contains the valid word nearest to `word`, or otherwise all valid words.
+    The sentence contains the valid word nearest to `word`. If no valid word is near, it lists all valid words, or
+    names the option that lists them if there are many.
     """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     if near := nearest(word, choices):

@@ -90,7 +90,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the run's evaluation results, and the checkpoint's name in these results.
+    """Return the run's evaluation results, and the name of the checkpoint in them.
 
     The result is (None, None) if comparison.json is missing or damaged, or has no results for these weights.
 
@@ -108,7 +108,7 @@ def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, 
 def require_same(written: Any, again: Any) -> None:
     """Raise RunFailed if two models do not compute exactly the same logits.
 
-    Both models are converted to fp32.
+    For this comparison, both models are converted to fp32.
 
     Args:
         written: the model that was exported.

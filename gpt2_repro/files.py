@@ -1,6 +1,6 @@
 """Read and write small files safely.
 
-A kill, a full disk or a second writer never leaves a partly written file.
+If the process is killed, the disk is full or another process writes to the same file, no partly written file remains.
 """
 
 import gzip
@@ -20,7 +20,7 @@ from gpt2_repro.errors import UserError, in_a_line
 def sync_folder(folder: Path) -> None:
     """Fsync a folder and everything in it.
 
-    This puts the files on the disk before the folder is renamed.
+    Call this function before the folder is renamed, so that its files are on the disk by then.
     """
     for path in [*folder.rglob("*"), folder]:
         if path.is_file() or path.is_dir():
@@ -39,7 +39,7 @@ def sync(path: Path) -> None:
 def expand(path: str) -> str:
     """Replace `~` and environment variables in a path.
 
-    This is needed for paths in quotes and in recipes, because the shell does not replace anything there.
+    This is needed because the shell does not replace them in paths that are quoted or written in a recipe.
     """
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
 
@@ -48,7 +48,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file atomically.
 
     The content is written to a temporary file next to `path`, synced and renamed. Readers see either the old or the
-    new content. Several writers use separate temporary files, and the last rename wins.
+    new content. If several processes write the same file, each uses its own temporary file, and the last rename
+    determines the content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
@@ -64,7 +65,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if the file is missing or damaged."""
+    """Return the JSON object in a file, or {} if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (ValueError, RecursionError):
@@ -73,11 +74,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of each line in a .jsonl or .jsonl.gz file.
+    """Yield the line number and JSON value of each line in a .jsonl or .jsonl.gz file.
 
-    Blank lines are skipped. Only "\\n" ends a line.
+    Blank lines are skipped. Only "\\n" ends a line; other Unicode line breaks are part of the line.
 
-    Raises UserError, with file and line, if the file cannot be read or a line is not JSON in UTF-8.
+    Raises UserError if the file cannot be read, or if a line is not JSON in UTF-8. The message contains the path and
+    the line number.
     """
     number = 0
     try:
@@ -109,8 +111,8 @@ def sha256_of(path: Path) -> str:
 def append_line(path: Path, line: str) -> None:
     """Append a line to a text file.
 
-    If the file does not end with a line break, a line break is added before `line`. This happens after a full disk cut
-    off the last line.
+    If the file does not end with a line break, for example because a full disk cut off its last line, a line break is
+    added before `line`.
     """
     with path.open("a+b") as file:
         if size := file.seek(0, os.SEEK_END):

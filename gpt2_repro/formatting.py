@@ -16,7 +16,7 @@ def tokens(count: float) -> str:
 def duration(seconds: float | None) -> str:
     """Return a duration as text, such as `4 min 12 s`, or a dash for None.
 
-    The other formats are `45 s`, `4 min`, `3 h 05 min` and `2 d 3 h`.
+    Other examples of the format are `45 s`, `4 min`, `3 h 05 min` and `2 d 3 h`.
     """
     if seconds is None:
         return "–"
@@ -32,5 +32,5 @@ def duration(seconds: float | None) -> str:
 
 
 def now() -> str:
-    """Return the current UTC time in ISO format, to the second."""
+    """Return the current UTC time in ISO format, without fractions of a second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,6 +1,6 @@
 """Find the accelerators of this machine and their capabilities.
 
-The peak FLOP/s of an unknown GPU is None, so its MFU is not reported.
+For an unknown GPU, the peak FLOP/s is None, and the MFU (model FLOPs utilization) of a run is not reported.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ USE_CPU = "--use_cpu to train on the CPU, or use recipes/own_text.yaml, whose mo
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """The devices that a run computes on."""
+    """The GPUs or the CPU that a run computes on."""
 
     kind: str  # "cuda" or "cpu"
     name: str
@@ -51,13 +51,13 @@ class Accelerator:
 def peak_flops(name: str) -> float | None:
     """Return the dense bf16 FLOP/s of the GPU called `name`, or None if unknown.
 
-    MIG slices and variants of the GPUs in the table, such as laptop GPUs, are unknown.
+    The result is None for MIG slices and for variants of the GPUs in PEAK_FLOPS, such as laptop GPUs.
     """
     return next((peak for part, peak in PEAK_FLOPS.items() if is_named(part, name)), None)
 
 
 def is_named(part: str, name: str) -> bool:
-    """Return whether the GPU called `name` is the model called `part`.
+    """Return whether the GPU called `name` is of the model `part`, such as `A100`.
 
     For MIG slices and for variants with a similar name, such as laptop GPUs, the result is False.
     """
@@ -83,7 +83,7 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
     Args:
         use_cpu: compute on the CPU even if there is a GPU.
         accept_any_hardware: compute on the CPU if there is no GPU.
-        cpu_option: the option that selects the CPU, for the error message.
+        cpu_option: the name of the option that selects the CPU. The error message contains it.
 
     Raises UserError if torch cannot use an NVIDIA device that is present, or if there is no GPU and neither
     `use_cpu` nor `accept_any_hardware` is set.
@@ -115,7 +115,7 @@ def check_processes(num_processes: int) -> None:
 
 
 def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tuple[bool, str]:
-    """Return whether to multiply in bf16, and the reason.
+    """Return whether to multiply matrices in bf16, and the reason.
 
     Args:
         asked: whether the recipe sets bf16.
@@ -143,9 +143,10 @@ def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bo
     """Return whether to use torch.compile.
 
     Args:
-        asked: the value of torch_compile in the recipe. None uses torch.compile on GPUs, but not on the CPU.
+        asked: the value of torch_compile in the recipe. If it is None, torch.compile is used on GPUs but not on the
+            CPU.
         use_cpu: whether the run computes on the CPU.
-        accept_any_hardware: if `asked` is None, train without torch.compile if it cannot work.
+        accept_any_hardware: if `asked` is None and torch.compile cannot work on this machine, train without it.
 
     Raises UserError if torch.compile should be used but cannot work on this machine.
     """
@@ -193,7 +194,7 @@ def nvidia_driver() -> str | None:
 def cpu_multiplies_bf16() -> bool:
     """Return whether this CPU has bf16 matrix instructions.
 
-    Such instructions are AVX512-BF16, AMX and Arm's BF16. CPUs without them emulate bf16.
+    These are AVX512-BF16, AMX or Arm's BF16. A CPU without such instructions emulates bf16.
     """
     try:
         flags = Path("/proc/cpuinfo").read_text()
@@ -205,8 +206,8 @@ def cpu_multiplies_bf16() -> bool:
 def demo_processes() -> int:
     """Return the number of processes for `make demo`.
 
-    On GPUs, the result is the largest power of two up to the number of visible GPUs, and at most 8, because the demo
-    has 8 rows per step. On a CPU, it is 2 on Linux and 1 on other systems.
+    With GPUs, the result is the number of visible GPUs, rounded down to a power of two. It is at most 8, because the
+    demo has 8 rows per step. Without a GPU, the result is 2 on Linux and 1 on other systems.
     """
     accelerator = find_accelerator()
     if accelerator.kind == "cuda":

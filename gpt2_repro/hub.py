@@ -1,6 +1,6 @@
 """Check whether the Hugging Face Hub is reachable.
 
-Without this check, the libraries of the Hub would retry for minutes if the Hub is not reachable.
+Without this check, the libraries of the Hub would retry for minutes while the Hub is not reachable.
 """
 
 import functools
@@ -18,7 +18,7 @@ SECONDS = 4.0  # timeout of the check
 
 @functools.cache
 def check_hub() -> bool:
-    """Return whether the Hub is reachable. If not, switch to offline mode.
+    """Return whether the Hub is reachable. If it is not, switch to offline mode.
 
     In offline mode, the libraries of the Hub read only their cache. If offline mode is already on, nothing is checked
     and the result is True.

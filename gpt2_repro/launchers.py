@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[1]
 
 
 class CheckpointForm(NamedTuple):
-    """A checkpoint format: a description and a file name.
+    """A checkpoint format, recognized by the name of a file in the checkpoint.
 
-    A file with this name exists only in checkpoints of this format. The name is given without extension. It is "" for
-    checkpoints without DeepSpeed or FSDP2.
+    `words` describes the format. `file` is the name, without extension, of a file that exists only in checkpoints of
+    this format. It is "" for the format of checkpoints without DeepSpeed or FSDP2.
     """
 
     words: str
@@ -36,11 +36,11 @@ class Launcher(NamedTuple):
 
     Args:
         name: the name of the file without .yaml.
-        form: the format of the checkpoints. A run can be resumed with every launcher that has the same format.
+        form: the format of the checkpoints. Every launcher with the same format can resume the run.
         deepspeed_json: the name of the DeepSpeed config in ds_configs/, or "" without DeepSpeed.
-        torch_compile: whether the loss can be compiled. Sharded weights prevent this, because they are gathered and
-            freed inside the loss.
-        muon: whether the optimizer gets complete weight matrices, which Muon needs.
+        torch_compile: whether torch.compile can compile the loss. With sharded weights it cannot, because the weights
+            are gathered and freed while the loss is computed.
+        muon: whether the Muon optimizer can be used. Muon needs complete (not sharded) weight matrices.
         torchrun_on_cpu: whether torchrun starts the CPU processes, because accelerate launch would need mpirun.
     """
 
@@ -53,11 +53,11 @@ class Launcher(NamedTuple):
 
     @property
     def config(self) -> str:
-        """The path to pass to `accelerate launch` as --config_file."""
+        """The path of the config file to pass to `accelerate launch` as --config_file."""
         return f"accelerate_configs/{self.name}.yaml"
 
     def command(self, num_processes: int, *, use_cpu: bool = False) -> list[str]:
-        """Return the launcher's command line up to, but without, the training script."""
+        """Return the part of the command line that comes before the training script."""
         if use_cpu and self.torchrun_on_cpu:
             return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
         config = ["--config_file", str(ROOT / self.config), "--num_processes", str(num_processes)]
@@ -80,14 +80,15 @@ LAUNCHERS = {
 
 
 def recommended_launcher(*, muon: bool = False) -> Launcher:
-    """Return the first launcher, or with `muon` the first launcher that supports Muon."""
+    """Return the first launcher. With `muon`, return the first that supports Muon."""
     return next(launcher for launcher in LAUNCHERS.values() if launcher.muon or not muon)
 
 
 def current_launcher() -> Launcher:
     """Return the launcher that this process was started with.
 
-    accelerate sets environment variables for FSDP2 and DeepSpeed. Without these variables, the launcher is ddp.
+    The launcher is found by the environment variables that accelerate sets for FSDP2 and DeepSpeed. Without these
+    variables, the result is the launcher ddp.
     """
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return LAUNCHERS["fsdp2"]

@@ -1,6 +1,6 @@
 """Check whether this machine can train a recipe.
 
-`python -m gpt2_repro.preflight` prints each finding on one line.
+Each check returns its result (a "finding"), which `python -m gpt2_repro.preflight` prints on one line.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ MANY_MINUTES = 2 * 24 * 60.0
 def check_devices(recipe: TrainingRecipe) -> list[Finding]:
     """Check the driver, GPUs, precision, compiler and attention.
 
-    The same rules apply in train.py.
+    train.py applies the same rules.
     """
     model, training = recipe.model, recipe.training
     version = hardware.nvidia_driver()
@@ -70,9 +70,9 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
 
 def _judge(about: str, rule: Callable[[], str]) -> Finding:
-    """Return a finding with the text that `rule` returns, or with its UserError.
+    """Call `rule`, and return its text or the message of its UserError as a finding.
 
-    `about` is the name of the check.
+    `about` is the name of the check that the finding belongs to.
     """
     try:
         return Finding("✓", about, rule())
@@ -94,7 +94,7 @@ def check_links(file: str | None) -> list[Finding]:
     """Return advice about the links between the GPUs.
 
     Args:
-        file: a saved output of `nvidia-smi topo -m`. None runs the command on this machine.
+        file: a file with saved output of `nvidia-smi topo -m`. If it is None, the command is run on this machine.
     """
     if file:
         try:
@@ -121,7 +121,7 @@ def check_links(file: str | None) -> list[Finding]:
 def check_sum(cards: int | None) -> Finding:
     """Check that an all-reduce over all GPUs gives the right sum.
 
-    On a machine without a GPU, two CPU processes compute the sum, or `cards` processes if it is set.
+    On a machine without a GPU, the sum is computed by `cards` CPU processes, or by two if `cards` is None.
     """
     import torch
 
@@ -167,9 +167,9 @@ def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, ca
 def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
     """Return the training speed of this CPU in tokens per second.
 
-    The speed is the median of several forward and backward passes without optimizer steps. To save time, only the
-    first blocks of a large model are built, and its rows are shorter. The speed of the complete model is computed from
-    this measurement and the FLOPs per token.
+    The speed is the median of several forward and backward passes without optimizer steps. To save time, a large model
+    is measured with only its first blocks and with shorter rows. The speed of the complete model is then computed from
+    the FLOPs per token.
     """
     import torch
     from transformers.utils import logging
@@ -197,7 +197,7 @@ def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
 
 
 def check_time(minutes: float, tokens_per_second: float) -> Finding:
-    """Return a finding on how long the run takes on this CPU."""
+    """Return a finding that says how long the run takes on this CPU."""
     years = minutes / 60 / 24 / 365
     about = f"{years:.1f} years" if years > 1 else duration(60 * max(1, round(minutes)))
     told = f"about {about} on this CPU (measured {tokens_per_second:,.0f} tokens/s)"
@@ -248,7 +248,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
 def check_data(recipe: TrainingRecipe) -> Finding:
     """Check that the prepared folder fits the recipe.
 
-    If the folder is not prepared yet, the finding is only a warning.
+    If the data is not prepared yet, the result is a warning and not an error.
     """
     folder = recipe.data.dataset_dir
     if not Path(folder, MANIFEST).is_file():

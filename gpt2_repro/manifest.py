@@ -1,6 +1,7 @@
 """Define the manifest of a prepared folder: request, counts and hashes.
 
-The request is the section `data` of the recipe. The file manifest.json contains the manifest as JSON.
+A manifest is stored as the file manifest.json in the prepared folder. It contains the request (the section `data` of
+the recipe that the folder was prepared with), the counts of documents and tokens, and the hashes of the files.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ class RowForm:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """The numbers of documents, tokens and rows in a split."""
+    """How many documents, tokens and rows a split contains."""
 
     documents: int
     empty_documents: int  # not counted in `documents`
@@ -38,7 +39,7 @@ class SplitCounts:
 
 @dataclasses.dataclass(frozen=True)
 class ReadCounts:
-    """The counts of everything that was read from the source files, over all splits."""
+    """Counts of what was read from the source files, summed over all splits."""
 
     documents: int
     text_bytes: int
@@ -49,7 +50,7 @@ class ReadCounts:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file with rows of a split."""
+    """A file that contains rows of a split."""
 
     name: str
     rows: int
@@ -88,7 +89,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as a dict, as written to manifest.json.
 
-        Its keys are in the order of the fields. Fields that are None are omitted.
+        The keys are in the order in which the class defines its fields. Fields that are None are omitted.
         """
         return dataclasses.asdict(
             self, dict_factory=lambda items: {key: value for key, value in items if value is not None}

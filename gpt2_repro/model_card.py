@@ -37,7 +37,7 @@ def model_card(
 
     Args:
         name: the title of the card. The code example in the card loads the model by this name.
-        record: the training that led to the weights, as stored in the manifest of the checkpoint.
+        record: how the weights were trained, as stored in the manifest of the checkpoint.
         comparison: the evaluation results. Results of a smoke test are omitted.
         column: the name of this model in `comparison`.
     """
@@ -90,8 +90,8 @@ def model_card(
 def add_results(checkpoint: Checkpoint, comparison: Comparison) -> None:
     """Write the evaluation results of a final model into its model card.
 
-    Results of a smoke test are not written. If the weights have changed since they were scored, the card is not
-    changed.
+    The card is not changed if the results are from a smoke test, or if the weights have changed since they were
+    scored.
     """
     folder, record = Path(checkpoint.source), checkpoint.record
     if comparison.limit is None and checkpoint.form == "final" and record and training_record(folder) == record:
@@ -106,7 +106,7 @@ def _rows(comparison: Comparison | None, column: str | None) -> list[ComparisonR
 
 
 def _results(rows: list[ComparisonRow], column: str) -> list[dict[str, Any]]:
-    """Return the evaluation results in the format of the Hub."""
+    """Return the evaluation results in the format that the Hub uses in model cards."""
     results = []
     for task in dict.fromkeys(row.task for row in rows):
         title, dataset, split = DATASETS.get(task, (task, task, "test"))
@@ -137,7 +137,7 @@ def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column
 def _shorten_files(value: Any) -> Any:
     """Return a source's description with at most three file names per list.
 
-    In a mixture, the list of each source is shortened.
+    If the source is a mixture, the list of files of each mixed source is shortened.
     """
     if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
         names = [Path(file["path"]).name for file in files]
@@ -148,7 +148,7 @@ def _shorten_files(value: Any) -> Any:
 
 
 def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
-    """Return the card's section that lists the deviations from the default recipe.
+    """Return the lines of the card that list the deviations from the default recipe.
 
     The result is [] for runs of earlier versions, which did not record deviations.
     """

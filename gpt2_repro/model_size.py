@@ -6,7 +6,8 @@ from typing import NamedTuple
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
     """Return the number of parameters of a GPT-2 with tied embeddings.
 
-    The result is 124,439,808 for 12 layers of width 768, 1,024 positions and a vocabulary of 50,257.
+    For example, the result is 124,439,808 for 12 layers, a width (`n_embd`) of 768, 1,024 positions and a vocabulary
+    of 50,257.
     """
     block = 12 * n_embd**2 + 13 * n_embd
     return vocab_size * n_embd + n_positions * n_embd + n_layer * block + 2 * n_embd
@@ -22,10 +23,11 @@ class ModelScale(NamedTuple):
 
     Attributes:
         parameters: the number of parameters without vocabulary padding.
-        active: the number of these parameters that each token uses. It is smaller only in a mixture of experts.
-        trained: the number of parameters during training, when the vocabulary is padded.
+        active: how many of these parameters each token uses. It is less than `parameters` only in a mixture of
+            experts.
+        trained: the number of parameters during training. It includes the vocabulary padding.
         flops_per_token: the training FLOPs per token.
-        padded_vocab_size: the size of the padded vocabulary, which is used during training.
+        padded_vocab_size: the vocabulary size during training, including the padding.
     """
 
     parameters: int
@@ -52,9 +54,10 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
     """Return the training FLOPs per token: 6N + 12LCT.
 
     This is the formula of PaLM, appendix B, as used by nanoGPT. N is the number of parameters, L the number of layers,
-    C the width and T the sequence length. The result is 855 MFLOP for the 124M model with 50,257 ids. llm.c
-    counts all parameters and only the causal half of attention: 6N + 6LCT. This gives 803 MFLOP, and an MFU that is
-    6 % lower.
+    C the width and T the sequence length. For the 124M model with a vocabulary of 50,257, the result is 855 MFLOP.
+
+    llm.c uses the formula 6N + 6LCT, in which N includes all parameters and only the causal half of attention counts.
+    The result is then 803 MFLOP, so the MFU (model FLOPs utilization) that llm.c reports is 6 % lower.
 
     Args:
         parameters: the number of parameters without position embeddings, which are not multiplied.
@@ -66,8 +69,8 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
 def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
     """Return the size of a `checkpoint-N` in bytes.
 
-    A checkpoint contains the fp32 master weights, the Adam moments m and v in fp32, and two copies of the model. The
-    training engine writes one copy. The other copy is in safetensors format. The copies are in bf16 if `bf16` is set,
-    and otherwise in fp32.
+    A checkpoint contains the fp32 master weights, the Adam moments m and v in fp32, and two copies of the model: one
+    that the training engine writes, and one in safetensors format. Both copies are in bf16 if `bf16` is set, and
+    otherwise in fp32.
     """
     return parameters * (12 + 2 * (2 if bf16 else 4))

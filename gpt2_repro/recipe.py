@@ -2,8 +2,8 @@
 
 A recipe is one YAML file with the sections data, model, training and evaluation. Each section is a dataclass next to
 the code that it configures. The keys of the file are converted to options and placed before the options of the command
-line. This way the file and the command line get the same validation, and the command line overrides the file. For the
-fields that users cannot set, the attribute `refused` of a dataclass gives the reasons.
+line. This way the file and the command line get the same validation, and the command line overrides the file. The
+attribute `refused` of a dataclass lists the fields that users cannot set, with the reasons.
 """
 
 import argparse
@@ -42,10 +42,10 @@ class Recipe(Generic[D, M, T, E]):
 
     Attributes:
         path: the file of the recipe.
-        typed: names of the fields and options that were passed on the command line.
+        typed: names of all fields and options that were passed on the command line.
         stated: names of the fields that were passed on the command line or set in the file.
         options: the options of the command that are not fields of a recipe.
-        written: the sections as written in the file.
+        written: the sections of the recipe as written in the file, without defaults and overrides.
     """
 
     path: Path
@@ -65,9 +65,9 @@ class Recipe(Generic[D, M, T, E]):
 
     @property
     def title(self) -> str:
-        """The name of the recipe and the changes on the command line.
+        """The name of the recipe and the values that the command line changed.
 
-        For example `gpt2_124m learning_rate=0.0003 seed=43`.
+        An example is `gpt2_124m learning_rate=0.0003 seed=43`.
         """
         values = {key: value for section in self.sections.values() for key, value in values_of(section).items()}
         typed = [f"{key}={values[key]}" for key in sorted(self.typed & values.keys()) if key not in PLACES]
@@ -76,8 +76,8 @@ class Recipe(Generic[D, M, T, E]):
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML text, which is a valid recipe.
 
-        The text contains all fields that the dataclass of a section declares. Fields that this class inherits are only
-        included if their value differs from their default.
+        The text contains all fields that the dataclass of a section itself declares. Inherited fields are included
+        only if their values differ from their defaults.
         """
         shown: dict[str, dict[str, Any]] = {}
         for name, section in self.sections.items():
@@ -182,13 +182,15 @@ def parse_recipe(
 
     Args:
         argv: the command line after the name of the program.
-        data, model, training, evaluation: the dataclasses of the sections. A section without a class is not checked,
-            because other commands use it.
+        data, model, training, evaluation: the dataclasses of the sections. A section without a dataclass is not
+            checked, because only other commands use it.
         offered: the sections whose fields are also options of this command.
         description: the text that --help shows, usually the docstring of the command.
-        prog: the name of the command, if it is not the name of its file.
-        options: further options of this command by name, with the keyword arguments of `add_argument`.
-        groups: the names of the options that --help lists, by the title of the group. `--help all` lists all options.
+        prog: the name of the command for --help. None uses the name of the script.
+        options: the options that are not fields of a recipe. Each name has a dict of keyword arguments for
+            `add_argument`.
+        groups: the names of the options that --help lists. The keys are the titles of the groups. `--help all` lists
+            all options.
 
     Raises UserError for a missing recipe, and for unknown or refused sections, keys, options and choices.
     """
@@ -226,7 +228,7 @@ def parse_recipe(
 
 
 def read_section(path: Path, section: str, cls: type[D]) -> D:
-    """Return one section of a recipe.
+    """Return one section of a recipe as an instance of the dataclass `cls`.
 
     Fields that are not set in the file have their defaults.
     """
@@ -237,7 +239,7 @@ def read_section(path: Path, section: str, cls: type[D]) -> D:
 
 
 def own_fields(cls: type) -> list[str]:
-    """Return the fields declared by a section's dataclass, without inherited fields."""
+    """Return the fields that a dataclass itself declares, without inherited fields."""
     return [field.name for field in dataclasses.fields(cls) if field.init and field.name in cls.__annotations__]
 
 

@@ -1,6 +1,6 @@
 """Compare a run with the published numbers in references.yaml.
 
-The file has scores and losses of OpenAI's GPT-2 models, and the losses of llm.c's GPT-2 124M.
+The file contains scores and losses of OpenAI's GPT-2 models, and losses of the GPT-2 124M that llm.c trained.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ class Baseline:
     Args:
         hellaswag: HellaSwag accuracy.
         gpt3_hellaswag: HellaSwag accuracy of the GPT-3 model with the same size.
-        losses: losses in nats per token on llm.c's validation shard of each text, by text: "fineweb" or "fineweb-edu".
+        losses: losses in nats per token on llm.c's validation shards. The keys are the texts of the shards: "fineweb"
+            and "fineweb-edu".
     """
 
     name: str
@@ -44,7 +45,7 @@ GPT2 = BASELINES[0]
 
 
 def baseline_of(parameters: float | None) -> Baseline:
-    """Return the GPT-2 model with the nearest number of parameters.
+    """Return the GPT-2 model whose number of parameters is nearest to `parameters`.
 
     If `parameters` is None, the result is the smallest model.
     """
@@ -54,10 +55,10 @@ def baseline_of(parameters: float | None) -> Baseline:
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:
     """Return a baseline's published loss on the validation split of a prepared folder.
 
-    The result is None if no loss was published for this split.
+    The result is None if no loss was published for this validation split.
 
     Args:
-        request: the section `data` of the recipe that the folder was prepared with.
+        request: the settings of the prepared folder (the section `data` of its recipe).
         tokens: the number of targets that each validation of the run scores.
     """
     shard = SHARDS.get(str(request.get("source")))
@@ -78,8 +79,8 @@ BELOW = "Usual causes: validation documents in the training rows, other validati
 def band(step: int) -> tuple[float, float] | None:
     """Return the lowest and highest expected validation loss after `step`.
 
-    The unit is nats per token. The range is based on three published runs of llm.c. The result is None before step 250
-    and after step 19,500.
+    The losses are in nats per token. The range is based on three published runs of llm.c. It is known from step 250 to
+    step 19,500; for other steps, the result is None.
     """
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None
@@ -93,7 +94,7 @@ def band(step: int) -> tuple[float, float] | None:
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
     """Return whether a validation loss is inside, above or below the expected range.
 
-    NaN counts as above. The result is None if `band` has no range for this step.
+    A loss of NaN counts as above. The result is None if `band` has no range for this step.
     """
     if (limits := band(step)) is None:
         return None
@@ -101,9 +102,9 @@ def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | Non
 
 
 def compared(step: int, loss: float) -> str:
-    """Return the expected range and whether `loss` is inside it, for a log line.
+    """Return text for a log line: the expected range, and whether `loss` is inside it.
 
-    For example `llm.c 4.315–4.345 ✓`. The result is "" if `band` has no range for this step.
+    An example is `llm.c 4.315–4.345 ✓`. The result is "" if `band` has no range for this step.
     """
     found, limits = verdict(step, loss), band(step)
     if limits is None:

@@ -124,7 +124,10 @@ class Supervisor:
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
-        """Return whether the command needs no restart. Raises RunFailed if it failed."""
+        """Return True if the command needs no restart, or False if it needs one.
+
+        Raises RunFailed or UserError if the run failed and must not be restarted.
+        """
         state, reason = status.state, status.reason
         if state == "diverged":
             raise RunFailed(f"The run is not restarted: {reason}")
@@ -143,8 +146,8 @@ class Supervisor:
     def _forward(self, errors: BinaryIO) -> None:
         """Print the text that the command wrote to stderr since the last call.
 
-        If the command ended because of a mistake of the user, the text is not printed, because it is the traceback of
-        the launcher. After a signal, the text is stored, and is printed only if the run fails.
+        If a mistake of the user ended the command, the text is not printed, because it is only the launcher's
+        traceback. After a signal, the text is stored instead, and is printed later only if the run fails.
         """
         text = errors.read().decode(errors="replace")
         if self.signalled:

@@ -1,7 +1,7 @@
 """Send short texts from a training command to the supervisor that restarts it.
 
-Each text ("note") is a file in one folder. The environment variable GPT2_REPRO_SUPERVISED contains the path of this
-folder.
+Each text (a "note") is stored as a file in the supervisor's folder. The environment variable GPT2_REPRO_SUPERVISED
+contains the path of this folder.
 """
 
 import os
@@ -15,9 +15,10 @@ RUN, WENT_BACK, MISTAKE, SINCE = "run", "went_back", "mistake", "since"
 
 
 def note(name: str, text: str) -> None:
-    """Write the file `name` for the supervisor, if a supervisor started this command.
+    """Write `text` to the file `name` for the supervisor that started this command.
 
-    Nothing is written if the supervisor's folder is missing, because the supervisor may have been killed.
+    Nothing is written if no supervisor started this command, or if the supervisor's folder is missing, for example
+    because the supervisor was killed.
     """
     if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
         Path(folder, name).write_text(text)
@@ -26,7 +27,7 @@ def note(name: str, text: str) -> None:
 def noted(name: str, folder: str | Path | None = None) -> str | None:
     """Return the text of the file `name` for the supervisor, or None if it is missing.
 
-    This attempt or an earlier attempt of the training command may have written the file.
+    The file can be from this attempt or from an earlier attempt of the training command.
 
     Args:
         folder: the supervisor's folder. By default, it is the folder in GPT2_REPRO_SUPERVISED.

@@ -1,6 +1,6 @@
 """Divide the time of a run into parts such as training, validation and saving.
 
-Every second belongs to exactly one part.
+Every second of the run is counted in exactly one part.
 """
 
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
     Parts without time are omitted. The last row is the total. The table is empty if no time has passed.
 
     Args:
-        parts: seconds of each part of the run, by the keys of PARTS ("startup", "training" and so on).
-        usd_per_hour: price of the complete machine, 0 or None if unknown. With a price, each row also contains
-            the cost in dollars.
+        parts: the seconds that each part of the run took. The keys are the keys of PARTS, such as "startup".
+        usd_per_hour: price of the complete machine, 0 or None if unknown. If it is known, each row also contains the
+            cost in dollars.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()} | {"total": total}

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether `value` is a number between -1e30 and 1e30.
 
-    Larger numbers cannot be plotted.
+    Numbers outside this range cannot be plotted.
     """
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
 
@@ -21,9 +21,9 @@ def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = N
     `kind` is a dataclass, or a list or mapping of dataclasses. Keys without a field are ignored.
 
     Args:
-        tolerant: skip fields and items of a wrong type. If false, the types of numbers, strings and bools are not
-            checked.
-        default: an instance of `kind` with values for the fields that `value` does not contain.
+        tolerant: skip fields and items of a wrong type. Otherwise they raise an error, but the types of numbers,
+            strings and bools are not checked.
+        default: an instance of `kind` that has the values of fields missing in `value`.
 
     Raises TypeError or AttributeError if `value` has another type or lacks a required field.
     """

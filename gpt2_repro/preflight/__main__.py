@@ -72,7 +72,10 @@ def main(argv: list[str]) -> None:
 
 
 def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
-    """Return the results of all checks and the plan, for this machine or for --gpu."""
+    """Return the results of all checks, and the plan (time and cost) of the run.
+
+    Both are for the GPUs of the option --gpu, or for this machine if the option was not passed.
+    """
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
     from gpt2_repro.training.workload import workload_of
@@ -121,7 +124,7 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
-    """Return a note if several cards have `name` in their names.
+    """Return a note if `name` matches several cards.
 
     Raises UserError if the card is unknown and --tokens_per_second was not passed.
     """

@@ -1,7 +1,7 @@
 """Estimate the minutes and dollars of a run on a machine.
 
-Also rank all cards by the cost of training GPT-2 124M on 10B tokens. Prices and speeds come from two YAML tables
-(gpu_prices.yaml, cards.yaml) in which each row names its source.
+This module also ranks all cards by the cost of training GPT-2 124M on 10B tokens. The prices are from gpu_prices.yaml
+and the speeds from cards.yaml. Each row of these files names its source.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Card(NamedTuple):
 
 @functools.cache
 def price_table() -> tuple[Price, ...]:
-    """Return all rows of gpu_prices.yaml. `price_of` uses the first row of a card."""
+    """Return the rows of gpu_prices.yaml. `price_of` uses the first row of each card."""
     return tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
@@ -70,13 +70,19 @@ def card_table() -> tuple[Card, ...]:
 
 
 def price_of(name: str) -> Price | None:
-    """Return the list price of a card by its name (see `cards_named`), or None."""
+    """Return the list price of the first card that matches `name`, or None.
+
+    `cards_named` defines which cards match.
+    """
     card = card_of(name)
     return next((row for row in price_table() if card and row.card == card.card), None)
 
 
 def card_of(name: str) -> Card | None:
-    """Return the first card that matches a name (see `cards_named`), or None."""
+    """Return the first card that matches `name`, or None if no card matches.
+
+    `cards_named` defines which cards match.
+    """
     return next(iter(cards_named(name)), None)
 
 
@@ -84,7 +90,7 @@ def cards_named(name: str) -> list[Card]:
     """Return the cards that match a name.
 
     Args:
-        name: the name that the driver reports, or consecutive words of the card's name in cards.yaml.
+        name: the full name that the driver reports for a card, or consecutive words of a name in cards.yaml.
     """
     if found := [row for row in card_table() if is_named(row.name, name)]:
         return found[:1]
@@ -93,7 +99,11 @@ def cards_named(name: str) -> list[Card]:
 
 
 def _words(name: str) -> str:
-    """Return `A100 SXM 40GB` as ` a100 sxm 40 gb `, so that only full words match."""
+    """Return the words of a name in lower case, with spaces around each word.
+
+    With these spaces, a search for one name in another finds only full words. For example, `A100 SXM 40GB` becomes
+    ` a100 sxm 40 gb `.
+    """
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
     return f" {' '.join(words)} " if words else ""
 
@@ -115,15 +125,16 @@ class Workload:
         eval_tokens: number of tokens in all validations together.
         hellaswag_tokens: number of tokens in all HellaSwag scorings together.
         samples: number of generated samples.
-        saves: number of checkpoints due to `save_steps`.
+        saves: number of checkpoints that are saved because of `save_steps`.
         save_minutes: longest time between two checkpoints, 0 for no limit.
         checkpoint_bytes: size of one checkpoint.
         final_bytes: size of the final model in fp32.
         run_bytes: largest disk space of the run directory: the kept checkpoints, the best checkpoint, the checkpoint
             being written, and the final model.
         data_bytes: size of the prepared folder.
-        missing_bytes: largest disk space needed while the data is prepared, 0 if the data is already prepared.
-        is_reference: whether the published speeds apply (a compiled GPT-2 in bf16 without activation checkpointing).
+        missing_bytes: largest disk space that is needed while the data is prepared. 0 if the data is already prepared.
+        is_reference: whether the published speeds apply to the run. They apply to a compiled GPT-2 in bf16 without
+            activation checkpointing.
     """
 
     tokens: int
@@ -145,16 +156,18 @@ class Workload:
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
-    """Return the time budget of a rented machine from boot to stop.
+    """Return how many minutes each activity on a rented machine takes.
+
+    The activities cover the complete time from boot to stop.
 
     Args:
         tokens_per_second: training speed of all GPUs together. Validation is three times as fast, because a forward
             pass takes a third of the time of a training pass.
-        basis: origin of the speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
-            CPU, which is not rented).
+        basis: where the speed comes from: "published", "estimated", "typed" (passed as an option) or "measured" (on
+            this CPU, which is not rented).
 
     Returns:
-        One mapping per item, in chronological order, with the keys `name`, `minutes` and `basis`.
+        One mapping per activity, in chronological order, with the keys `name`, `minutes` and `basis`.
     """
     training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
@@ -176,7 +189,7 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
 
 
 def ranking() -> list[dict[str, Any]]:
-    """Return the cost of training GPT-2 124M on 10B tokens for each list price.
+    """Return what training GPT-2 124M on 10B tokens costs at each list price.
 
     Only the training steps are counted, without start-up, validation, saving and evaluation. The list starts with the
     lowest cost.
@@ -201,14 +214,14 @@ def plan_on(
 ) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
-    The speeds in cards.yaml apply to a compiled GPT-2 124M in bf16 without activation checkpointing. For other sizes
-    of GPT-2 they are scaled by the FLOPs per token. All other models and settings need `tokens_per_second`.
+    The speeds in cards.yaml are for a compiled GPT-2 124M in bf16 without activation checkpointing. For other sizes of
+    GPT-2, the speeds are scaled by the FLOPs per token. For other models and settings, pass `tokens_per_second`.
 
     Args:
         name: name of the card as reported by the driver or as written in cards.yaml.
         cards: number of GPUs.
-        usd_per_hour: price of the complete machine, 0 for the list price.
-        tokens_per_second: speed of all GPUs together, None for the speed in cards.yaml.
+        usd_per_hour: price of the complete machine. With 0, the list price is used.
+        tokens_per_second: speed of all GPUs together. With None, the speed in cards.yaml is used.
         measured: whether `tokens_per_second` was measured on this CPU (otherwise it was passed as an option).
     """
     card, price = card_of(name), price_of(name)
@@ -242,7 +255,7 @@ def plan_on(
 
 
 def plan_lines(planned: dict[str, Any]) -> list[str]:
-    """Return the plan of a run (see `plan_on`) as lines for the terminal."""
+    """Return `planned`, the result of `plan_on`, as lines for the terminal."""
     work, machine = planned["work"], planned["machine"]
     lines = ["", f"{work['steps']:,} steps, {tokens(work['tokens'])} tokens on {machine['cards']} x {machine['card']}"]
     lines += [f"  {its['name']:<16} {its['minutes']:>7,.1f} min  {its['basis']}" for its in planned["budget"]]

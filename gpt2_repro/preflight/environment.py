@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 def check_python(requirements: Path) -> list[Finding]:
     """Check the versions of Python and of the packages listed in requirements.txt.
 
-    The packages are not imported.
+    The versions are read without importing the packages.
     """
     from packaging.requirements import Requirement
 
@@ -85,10 +85,10 @@ class Need(NamedTuple):
 
 
 def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> list[Finding]:
-    """Check that each file system has enough free space for the folders on it.
+    """Check that each file system has enough free space for the folders stored on it.
 
     Args:
-        needs: the folders and the bytes that the run will write to each folder. The folder of the data comes first.
+        needs: for each folder, the number of bytes that the run will write to it. The first is the folder of the data.
         volume_bytes: rented size of the volume with the data, or None to use the free space that the file system
             reports. Pass the size of a network volume, because its file system reports the free space of the complete
             storage cluster.
@@ -117,13 +117,16 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
 
 
 def _existing(folder: Path) -> Path:
-    """Return a folder or its nearest existing parent, with symbolic links resolved."""
+    """Return the folder if it exists, or else its nearest parent that exists.
+
+    Symbolic links are resolved.
+    """
     resolved = folder.resolve()
     return next(path for path in (resolved, *resolved.parents) if path.is_dir())
 
 
 def _used_bytes(folder: Path) -> int:
-    """Return the bytes used on the file system of a folder, as counted by `du`."""
+    """Return how many bytes are used on a folder's file system. `du` counts them."""
     mount = next(path for path in (folder, *folder.parents) if path.is_mount())
     command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
     return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0])

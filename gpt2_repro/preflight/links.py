@@ -1,8 +1,8 @@
 """Check the links between GPUs.
 
-The first check reads the output of `nvidia-smi topo -m`. The second check times and verifies an all-reduce over
-all processes. `python -m gpt2_repro.preflight --dist` runs the second check by this command, with a time limit of
-30 seconds:
+The first check reads the output of `nvidia-smi topo -m`. The second check times and verifies an all-reduce over all
+processes. For example, `python -m gpt2_repro.preflight --dist` runs the second check on 8 GPUs with the following
+command, whose last argument is the time limit in seconds:
 
     torchrun --nproc_per_node 8 -m gpt2_repro.preflight.links 30
 """
@@ -32,10 +32,12 @@ WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
 
 
 def parse_topology(text: str) -> Links:
-    """Return the GPU distances in the output of `nvidia-smi topo -m`.
+    """Return the kinds of links between GPUs in the output of `nvidia-smi topo -m`.
 
-    Colour codes, network cards and the legend are ignored. A single GPU has only the distance `X` to itself.
-    Raises UserError if the text is not such an output.
+    Colour codes, network cards and the legend are ignored. For a single GPU, the result contains only `X`, the entry
+    of a GPU with itself.
+
+    Raises UserError if the text is not output of this command.
     """
     lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     header = next((line for line in lines if re.match(r"\s*GPU0(\s|$)", line)), "X")
@@ -76,11 +78,11 @@ def advice(links: Links) -> tuple[bool, str]:
 
 
 def measure(seconds: float) -> None:
-    """Time and verify an all-reduce on this process; rank 0 prints the speed in GB/s.
+    """Time and verify all-reduces in this process. Rank 0 prints the speed in GB/s.
 
-    The summed numbers depend on the rank and the position, and each result is compared with the expected sum. The
-    process exits with code 3 and an error line if a sum is wrong, or if the sums are not complete `seconds` after all
-    processes have connected.
+    The numbers to add depend on the rank and on the position, and each sum is compared with the expected sum. The
+    process prints an error line and exits with code 3 if a sum is wrong, or if the all-reduces take longer than
+    `seconds`. The time is counted from when all processes have connected.
     """
     import torch
     import torch.distributed as dist
@@ -121,7 +123,7 @@ def measure(seconds: float) -> None:
 def _fail(reason: str) -> None:
     """Print an error line and exit immediately with code 3.
 
-    The exit is immediate, because a normal exit would wait for an all-reduce that hangs.
+    A normal exit would wait for an all-reduce that hangs.
     """
     os.write(1, f"error: {reason}\n".encode())  # a single write: all processes share the output
     os._exit(3)
@@ -134,7 +136,7 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     the cause.
 
     Args:
-        seconds: time limit of all sums, counted from the time when all processes have connected.
+        seconds: time limit for all sums together, counted from when all processes have connected.
     """
     about = f"sum over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
@@ -147,7 +149,10 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
 
 
 def _attempt(processes: int, seconds: float, **variables: str) -> tuple[str, str]:
-    """Run the all-reduce check once; return (speed, "") or ("", error message)."""
+    """Run the all-reduce check once.
+
+    Returns (speed, "") if the check succeeds, and ("", error message) if it fails.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     limit = STARTING + seconds
     code, said = run_to_end([*launcher, *WORKER, str(seconds)], seconds=limit, **variables)

@@ -43,10 +43,10 @@ class MemoryEstimate(NamedTuple):
     Document masks, dropout and eager attention need more memory than estimated.
 
     Args:
-        ranks: number of processes that the optimizer state is divided over.
+        ranks: number of processes among which the optimizer state is divided.
         chunk: number of tokens whose logits are in memory at the same time.
-        saved: bytes saved for the backward pass, per token, block and unit of width. The number of bytes is that in
-            SAVED_BYTES for bf16, and twice that for fp32.
+        saved: number of bytes saved for the backward pass, divided by tokens, blocks and width. For bf16, it is a
+            value of SAVED_BYTES, and for fp32, it is twice this value.
     """
 
     parameters: int
@@ -81,8 +81,8 @@ class MemoryEstimate(NamedTuple):
         Activation checkpointing is added only if no micro-batch fits without it.
 
         Args:
-            most: the largest micro-batch to consider, and whether activation checkpointing is on already.
-            rows: rows per process and optimizer step. The micro-batch must divide them.
+            most: the largest micro-batch to consider, and whether the recipe already uses activation checkpointing.
+            rows: number of rows per process and optimizer step. It must be a multiple of the micro-batch.
             memory_bytes: memory of one GPU.
         """
         sizes = [size for size in range(min(most.micro_batch, rows), 0, -1) if rows % size == 0]
@@ -91,7 +91,7 @@ class MemoryEstimate(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of trying a memory setting.
+    """The result of an attempt to train with a memory setting.
 
     Args:
         trial: the memory setting that was tried.
@@ -105,17 +105,18 @@ class Outcome(NamedTuple):
 
 
 def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
-    """Try micro-batches until the largest one that fits is found. Return all outcomes.
+    """Search for the largest micro-batch that fits in memory. Return all outcomes.
 
-    The search starts at the micro-batch `start`. If this micro-batch fits in GPU memory, it is doubled up to `most`.
-    Otherwise it is halved. If not even one row fits, the search starts again with activation checkpointing, which
-    reduces the speed by a third. The search stops at an error that is not about memory.
+    The search starts with a micro-batch of `start` rows. If it fits in GPU memory, larger micro-batches up to `most`
+    are tried, each about twice as large. If it does not fit, smaller micro-batches are tried, each about half as
+    large. If not even one row fits, the search starts again with activation checkpointing, which reduces the speed by
+    a third. The search stops at an error that is not about memory.
 
     Args:
         start: micro-batch of the first attempt.
         most: largest micro-batch.
-        rows: rows per process and optimizer step. The micro-batch must divide them.
-        attempt: function that tries one memory setting.
+        rows: number of rows per process and optimizer step. It must be a multiple of the micro-batch.
+        attempt: function that trains with a memory setting and returns the outcome.
     """
     ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
     while ladder[-1] > 1:
@@ -137,7 +138,7 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
 def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
     """Return the memory setting with the largest micro-batch that fits, or None.
 
-    `outcomes` is the result of `find_largest`, so the last setting that fits has the largest micro-batch.
+    `outcomes` is the result of `find_largest`. In this order, the last setting that fits has the largest micro-batch.
     """
     return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
 
@@ -145,7 +146,7 @@ def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
     """Run a training command with a memory setting, and return whether it fits.
 
-    The command runs in a new process for each memory setting, because a process frees all its memory when it ends.
+    Each memory setting is tried in a new process, because a process frees all its memory when it ends.
 
     Args:
         command: the training command without the options of the memory setting.

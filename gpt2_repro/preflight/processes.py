@@ -1,4 +1,4 @@
-"""Run commands and end all their processes when this process ends."""
+"""Run commands, and end all their processes even if this process is interrupted."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> t
     """Run a command and return its exit code and output.
 
     The exit code is None if the command took longer than `seconds`. All processes that the command started are killed
-    before this function returns, even if this process is interrupted.
+    before this function ends, even if this process is interrupted.
 
     Args:
         variables: additional environment variables.

@@ -79,7 +79,7 @@ def _losses(run: Run) -> list[Sign]:
 
 
 def _reference(run: Run) -> list[Sign]:
-    """Compare the newest validation loss with published losses at the same step."""
+    """Compare the newest validation loss with the published range at the same step."""
     measured = [row for row in run.validation if run.environment.reference and is_number(row.get("eval_loss"))]
     judged = [(int(row["step"]), row["eval_loss"]) for row in measured if band(int(row["step"]))]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
@@ -97,7 +97,7 @@ def _speed(run: Run) -> list[Sign]:
 
 
 def rising_validation(losses: Sequence[float]) -> str | None:
-    """Return a message if each of the last RISES losses is higher than the one before."""
+    """Return a message if the validation loss rose RISES times in a row, or else None."""
     last = losses[-RISES - 1 :]
     if len(last) <= RISES or not all(later > earlier for earlier, later in itertools.pairwise(last)):
         return None
@@ -107,8 +107,8 @@ def rising_validation(losses: Sequence[float]) -> str | None:
 def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
     """Return a message if the smoothed training loss is far above its lowest value.
 
-    The result is None if the difference is at most ABOVE_BEST nats. The smoothing has a time constant of STEPS
-    optimizer steps.
+    The result is None if the smoothed loss is at most ABOVE_BEST nats above its lowest value. The smoothing has a time
+    constant of STEPS optimizer steps.
 
     Args:
         rows: training events with a finite `loss`, ordered by step.

@@ -28,8 +28,8 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
     """Write the HTML page of the runs to `output`.
 
     Args:
-        folder: folder to which the figures are also written as PNG files, with a subfolder for each run if there are
-            several runs. None writes no PNG files.
+        folder: folder to which the figures are also written as PNG files. Several runs get a subfolder each. If it is
+            None, no PNG files are written.
     """
     labels, several = label_runs(runs), len(runs) > 1
     figures = [run_figures(run) for run in runs]

@@ -1,4 +1,4 @@
-"""Draw the figures of runs as PNG images with captions.
+"""Draw figures about runs, as PNG images with captions.
 
 The HTML page scales the figures to its width.
 """
@@ -53,9 +53,9 @@ class Picture(NamedTuple):
 
 
 def run_figures(run: Run) -> dict[str, Picture]:
-    """Return the figures of one run, by file name without extension.
+    """Return the figures of one run. The keys are file names without extension.
 
-    A figure is omitted if the run has not logged the numbers for it.
+    A figure is omitted if the run has not logged the numbers that the figure shows.
     """
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
@@ -79,7 +79,7 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Pic
 
 
 def render(draw: Callable[[Figure], str]) -> Picture:
-    """Return a figure as a PNG image with its caption.
+    """Draw a figure, and return it as a PNG image with its caption.
 
     Args:
         draw: function that draws on an empty figure and returns the caption.
@@ -103,7 +103,7 @@ def legend(axes: Axes, columns: int = 2) -> None:
 def smooth(values: Sequence[float]) -> list[float]:
     """Return the centred moving average of the values.
 
-    The window of the average covers 2 % of the values. It shrinks at both ends of the list.
+    The window of the average covers 2 % of the values. It is smaller near both ends of the list.
     """
     half, last = max(1, len(values) // 100), len(values) - 1
     reaches = [min(half, place, last - place) for place in range(len(values))]
@@ -113,12 +113,12 @@ def smooth(values: Sequence[float]) -> list[float]:
 def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> str:
     """Limit the y-axis so that the steep first part of long curves is not shown.
 
-    Otherwise the rest of each curve would look like a flat line. The y-axis stays unchanged if all curves have fewer
-    than 20 points, or if the values after the first 5 % of the tokens span at least a third of the range of all
-    values.
+    With the steep part, the rest of each curve would look like a flat line. The y-axis is not changed if all curves
+    have fewer than 20 points, or if the range of the values after the first 5 % of the tokens is at least a third of
+    the range of all values.
 
     Args:
-        curves: the token counts and the values of each curve.
+        curves: for each curve, the list of its token counts (x) and the list of its values (y).
 
     Returns:
         A sentence for the caption, or an empty string if the y-axis was not changed.
@@ -133,13 +133,13 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
 
 
 def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> list[str]:
-    """Label the token axis, the reference lines and the last value of each curve.
+    """Draw the reference lines, and label them, the token axis and the curves.
 
-    The labels of the lines and curves are placed at the right edge.
+    The labels of the reference lines and of the last values of the curves are placed at the right edge.
 
     Args:
         ends: the last value of each curve, with the label and the colour.
-        references: values by name. Each value is drawn as a dashed horizontal line.
+        references: the values of the reference lines by name. Each is drawn as a dashed horizontal line.
         number: format of the reference values.
 
     Returns:
@@ -170,7 +170,7 @@ def _thousands() -> EngFormatter:
 
 
 def _plot(axes: Axes, run: Run, key: str, colour: str) -> list[float]:
-    """Draw a thin curve of the logged training values of `key`; return these values."""
+    """Draw the logged training values of `key` as a thin curve. Return these values."""
     tokens, values = points(run.training, key)
     # With fewer than 10 points a line is hard to see, so markers are added.
     axes.plot(tokens, values, color=colour, linewidth=0.8, marker="." if len(tokens) < 10 else "")
@@ -205,7 +205,7 @@ def _draw_loss(figure: Figure, run: Run) -> str:
 
 
 def _explain(axes: Axes, run: Run, shown: Sequence[str]) -> str:
-    """Return the caption for the reference lines `shown` in a figure of losses."""
+    """Return the caption that explains the reference lines named in `shown`."""
     counting = [name for name in shown if name in run.reference_losses]
     caption = f" Dashed, {' and '.join(counting)}: n-gram models built from the training split." if counting else ""
     for name in baseline_losses(run).keys() & {*shown}:
@@ -218,9 +218,9 @@ def _explain(axes: Axes, run: Run, shown: Sequence[str]) -> str:
 
 
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
-    """Return the range of the published runs' losses at each validation of a run.
+    """Return the range of the published runs' losses at each validation of `run`.
 
-    Each item is (tokens, lowest loss, highest loss). The result is empty if the run does not use the recipe of the
+    Each item is (tokens, lowest loss, highest loss). The result is empty if `run` does not use the recipe of the
     published runs.
     """
     rows = [row for row in run.validation if run.environment.reference and is_number(row.get("tokens"))]
@@ -235,7 +235,7 @@ def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None
 
 
 def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
-    """Return the run's validation losses relative to the range of the published runs.
+    """Return how far the run's losses are from the middle of the published range.
 
     Each item is (tokens, validation loss minus the middle of the range, half of the width of the range).
     """
@@ -244,7 +244,7 @@ def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
 
 
 def _draw_reference(figure: Figure, run: Run) -> str:
-    """Draw the validation losses relative to the published runs."""
+    """Draw how far the validation losses are from the middle of the published range."""
     axes = figure.subplots()
     tokens, differences, halves = zip(*_reference_differences(run), strict=True)
     lows = [-half for half in halves]
@@ -264,7 +264,7 @@ def _draw_reference(figure: Figure, run: Run) -> str:
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[str], key: str) -> list[End]:
-    """Draw one curve per run; return each curve's last value, label and colour."""
+    """Draw one curve of `key` per run. Return each last value, its label and colour."""
     ends = []
     for number, rows in enumerate(curves):
         tokens, values = points(rows, key)
@@ -303,7 +303,7 @@ def _draw_overlay(figure: Figure, runs: Sequence[Run], labels: Sequence[str]) ->
 
 
 def _common(lines: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the reference lines that all runs have in common."""
+    """Return the reference lines that are the same for all runs."""
     return dict(set.intersection(*(set(its.items()) for its in lines)))
 
 

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The recorded data of one run. Fields whose files are missing are empty."""
+    """The recorded data of one run. If a file is missing, its fields are empty."""
 
     path: Path
     recipe_text: str
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def reference_losses(self) -> dict[str, float]:
-        """Validation losses of n-gram models in nats per token, by the model's name."""
+        """Validation losses of n-gram models in nats per token, by the name of the model."""
         losses = mapping(self.environment.data.get("reference_losses"))
         return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
 
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def further_sets(self) -> list[str]:
-        """The names of all validation sets except the main one.
+        """The names of all validation sets except the main validation set.
 
         The names are taken from the keys `eval_<set>_loss` of the validation results.
         """
@@ -127,7 +127,7 @@ def values(rows: Sequence[Row], key: str) -> list[float]:
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """Return the token counts and the values of `key`, as two lists of equal length.
 
-    A logged event in which one of the two numbers is missing or not finite is skipped.
+    A logged event is skipped if its token count or its value is missing or not finite.
     """
     placed = [row for row in rows if is_number(row.get("tokens")) and is_number(row.get(key))]
     return values(placed, "tokens"), values(placed, key)
@@ -148,7 +148,7 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
 
 
 def _samples(rows: Iterable[Row]) -> list[Row]:
-    """Return one sample per step and prompt; a later sample replaces an earlier one.
+    """Return the last sample for each step and prompt.
 
     Samples without a step or a text are skipped.
     """
@@ -164,7 +164,7 @@ def _samples(rows: Iterable[Row]) -> list[Row]:
 def _last_per_step(rows: Iterable[Row]) -> list[Row]:
     """Merge the logged events of each step into one, and return them ordered by step.
 
-    A resumed run logs some steps twice. For these steps, later values replace earlier values.
+    A resumed run logs some steps a second time. For these steps, the later values are used.
     """
     merged: dict[int, Row] = {}
     for row in rows:

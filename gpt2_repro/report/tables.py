@@ -31,7 +31,7 @@ class KeyNumber(NamedTuple):
 def progress(run: Run) -> str:
     """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`.
 
-    The time left is estimated from the median speed. The time is shown only while the run is running.
+    The remaining time (`45 s left`) is estimated from the median speed and is shown only while the run is running.
     """
     step, tokens = run.status.step, run.status.tokens
     if step is None:
@@ -72,7 +72,7 @@ def key_numbers(run: Run) -> list[KeyNumber]:
 
 
 def _against(loss: float, references: Mapping[str, float]) -> list[Cell]:
-    """Return one note per reference loss, such as `bigram 4.601: better by 0.478`."""
+    """Compare `loss` with each reference, such as `bigram 4.601: better by 0.478`."""
     kinds = {name: "worse" if loss > reference else "better" for name, reference in references.items()}
     return [
         Cell(f"{name} {references[name]:.3f}: {kind} by {abs(loss - references[name]):.3f}", kind)
@@ -88,9 +88,9 @@ def _median(run: Run, key: str) -> float | None:
 def baseline_losses(run: Run) -> dict[str, float]:
     """Return the baseline's loss on the run's validation set, by the baseline's name.
 
-    diagnosis.json contains the loss difference between the run and a baseline on the same tokens of the validation
-    set. If this difference was measured, the result is the run's last validation loss minus the difference. Otherwise
-    the result is the published loss of the baseline, or empty if no loss was published.
+    If diagnosis.json contains the loss difference (run minus baseline) on the same tokens of the validation set, the
+    result is the run's last validation loss minus this difference. Otherwise, the result is the published loss of the
+    baseline, or an empty dict if no loss was published.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:
@@ -105,7 +105,7 @@ def baseline_losses(run: Run) -> dict[str, float]:
 
 
 def _baseline(run: Run) -> Baseline:
-    """Return the GPT-2 model closest in size to the run's number of active parameters."""
+    """Return the GPT-2 model whose size is nearest to the run's active parameters."""
     return baseline_of(run.environment.active_parameters or run.environment.parameters)
 
 
@@ -158,7 +158,7 @@ def evaluation_table(run: Run, *, brief: bool = False) -> Table:
     Raises UserError if comparison.json is damaged.
 
     Args:
-        brief: omit perplexities and nats per token if there are other metrics.
+        brief: omit perplexities and nats per token, unless there are no other metrics.
     """
     with reading(run.path / COMPARISON):
         if not run.comparison:
@@ -193,8 +193,8 @@ def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ())
     """Return a table with one row per item of `records` and one column per key.
 
     Args:
-        name: header of the first column, which contains the keys of `records`.
-        without: keys that get no column.
+        name: header of the first column. This column contains the keys of `records`.
+        without: keys that are not shown as columns.
     """
     columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
     rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]
@@ -202,7 +202,7 @@ def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ())
 
 
 def time_table(run: Run) -> Table:
-    """Return a table of the time, share and cost (if the price is known) per activity."""
+    """Return a table of the time, share and cost (if known) of each part of the run."""
     price = run.environment.usd_per_hour
     rows = breakdown(run.status.time_breakdown, usd_per_hour=price)
     headers = ["activity", "time", "share", *(["cost"] if price else [])]
@@ -239,7 +239,7 @@ def recipe_differences(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping as a flat mapping with dotted keys."""
+    """Return a nested mapping as a flat mapping with keys such as `data.source`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -247,7 +247,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def entries(tree: Row, without: Sequence[str] = ()) -> dict[str, str]:
-    """Return a nested mapping as a flat mapping of dotted keys to formatted values.
+    """Flatten a nested mapping to keys such as `data.source` and formatted values.
 
     Args:
         without: top-level keys to omit, because the page shows them elsewhere.

@@ -35,8 +35,8 @@ class RunRecord:
 
     Attributes:
         measured: function that returns how many seconds this process spent on each part of the run. The keys are the
-            keys of `time_breakdown.PARTS`. By default, all seconds count as "startup". The trainer sets another
-            function.
+            keys of `time_breakdown.PARTS`. The default function counts all seconds as "startup". The trainer replaces
+            it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -72,9 +72,9 @@ class RunRecord:
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
-        """Return the validation losses by name, or {} if none are recorded.
+        """Return the losses of the validation at `step` by name, or {} if there are none.
 
-        The losses are from the validation at `step`. If `step` is None, they are from the last validation.
+        If `step` is None, the losses are from the last validation.
         """
         losses: dict[str, float] = {}
         for event in events.read(self.metrics)[0]:
@@ -85,7 +85,7 @@ class RunRecord:
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, or None if it is complete.
 
-        The manifest and the sizes of the files are checked.
+        The manifest and the sizes of the files are checked, but not the hashes of the files.
         """
         return checkpoints.defect(self.final, read_files=False)
 
@@ -94,10 +94,10 @@ class RunRecord:
         return max(map(layout.step_of, checkpoints.complete_checkpoints(self.path)), default=-1)
 
     def is_finished(self, steps: int) -> bool:
-        """Return whether the run is complete and was planned for this number of steps.
+        """Return whether the run is complete and was planned for `steps` optimizer steps.
 
-        `final/` must have all its files. If the run was extended with --extend_to, `steps` can also be the number
-        of steps before the first extension.
+        A complete run has all files of `final/`. If the run was extended with --extend_to, the result is also True if
+        `steps` is the number of steps planned before the first extension.
         """
         if self.status().state != "complete" or self.final_defect() is not None:
             return False
@@ -107,9 +107,9 @@ class RunRecord:
     def check_owner(self) -> None:
         """Raise UserError if the run directory cannot be used.
 
-        The directory must not be inside another run directory or a prepared folder. It must be empty, apart from
+        The directory must not be inside another run directory or a prepared folder. It must have no files except
         hidden files, or contain an intact file of a run. One intact file is enough, because a power cut may have
-        emptied all other files.
+        emptied all other files of the run.
         """
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
@@ -164,7 +164,7 @@ class RunRecord:
         self._earlier = time_of_earlier_attempts(self.status())
 
     def claim(self, recipe: str) -> None:
-        """Lock the run directory, write the resolved recipe and set the state to running."""
+        """Lock the run directory, write recipe.yaml and set the state to "running"."""
         self.lock()
         write_whole(self.path / layout.RECIPE, recipe)
         self.write_status("running", reason=None)
@@ -194,7 +194,8 @@ class RunRecord:
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
         """Delete the logged events after `step`, so that the run can continue from `step`.
 
-        With `validates_again`, the validation at `step` is deleted, too, because it will be repeated.
+        With `validates_again`, the validation and the samples at `step` are also deleted, because they will be
+        repeated.
         """
         for path in (self.metrics, self.samples):
             events.rewind(path, step, validates_again=validates_again)
@@ -208,9 +209,10 @@ class RunRecord:
     # Time
 
     def seconds(self) -> float:
-        """Return the time of all attempts of this run in seconds.
+        """Return how many seconds all attempts of this run took together.
 
-        The time of an attempt begins with the start of its process, because this time costs money on a rented machine.
+        The time of an attempt is counted from the start of its process, because a rented machine costs money from then
+        on.
         """
         return sum(self._earlier.values()) + process_seconds()
 
@@ -223,7 +225,7 @@ class RunRecord:
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Move the time of steps that will be repeated to the part "redone".
+        """Count the time of steps that will be repeated as the part "redone" of the run.
 
         Args:
             step: the step at which this attempt starts.

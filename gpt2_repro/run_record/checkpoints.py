@@ -27,8 +27,8 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
     The manifest does not list the model card of final/, because the card is written later.
 
     Args:
-        files: `bytes` and `sha256` of each file that was hashed while it was written, by its path in the folder. All
-            other files are read and hashed here.
+        files: `bytes` and `sha256` of each file that was hashed while it was written. The keys are paths relative to
+            the folder. All other files are read and hashed here.
         facts: additional entries of the manifest, such as the number of tokens trained.
     """
     files = dict(files)
@@ -47,7 +47,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Rename a complete staging folder to `target`, and replace an existing folder."""
+    """Rename a complete staging folder to `target`. An existing `target` is replaced."""
     discard(target)
     staged.rename(target)
     sync(target.parent)
@@ -56,7 +56,7 @@ def publish(staged: Path, target: Path) -> None:
 def discard(path: Path) -> None:
     """Delete a folder if it exists.
 
-    The folder is renamed first, so that a kill cannot leave a partly deleted folder under the old name.
+    The folder is renamed first. If the process is killed, no partly deleted folder remains under the old name.
     """
     if path.exists():
         trash = path.with_name(f"{TRASH}-{path.name}")
@@ -66,7 +66,7 @@ def discard(path: Path) -> None:
 
 
 def sweep(run: Path) -> None:
-    """Delete the staging folder and the partly deleted checkpoints of a killed run."""
+    """Delete the staging folder and partly deleted checkpoints that a killed run left."""
     for path in (run / STAGING, *run.glob(f"{TRASH}-*")):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -74,7 +74,8 @@ def sweep(run: Path) -> None:
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
     """Return why a checkpoint or final/ is not complete, or None if it is complete.
 
-    The sizes of the files are compared with the manifest. With `read_files`, their hashes are compared, too.
+    The sizes of the files are compared with the manifest. With `read_files`, the hashes of the files are compared,
+    too.
     """
     manifest = read_manifest(checkpoint)
     if not manifest:
@@ -97,10 +98,10 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint, and why newer checkpoints were skipped.
+    """Return the newest complete checkpoint, and the reasons why others were skipped.
 
-    The hashes of all files are checked. If no checkpoint is complete, the first result is None. The second result has
-    one line of text per skipped checkpoint.
+    The hashes of all files are checked. If no checkpoint is complete, the first result is None. The second result
+    contains one line of text for each newer checkpoint that is not complete.
     """
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
@@ -112,9 +113,9 @@ def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def named(run: Path, name: str) -> Path:
-    """Return the run's checkpoint with this name (checkpoint-N) or path.
+    """Return the run's checkpoint whose name (checkpoint-N) or path is `name`.
 
-    Raises UserError if the run has no such checkpoint, or if it is not complete.
+    Raises UserError if the run has no such checkpoint, or if the checkpoint is not complete.
     """
     chosen = run / Path(name).name
     elsewhere = len(Path(name).parts) > 1 and Path(name).parent.resolve() != run.resolve()
@@ -132,7 +133,7 @@ def named(run: Path, name: str) -> Path:
 def set_aside(run: Path, *, after: int) -> list[Path]:
     """Rename the checkpoints after the step `after` to abandoned-checkpoint-N.
 
-    Folders with this name are ignored when the newest checkpoint is searched. Returns the new paths.
+    Renamed folders are no longer found as checkpoints of the run. Returns the new paths.
     """
     aside = []
     for path in checkpoints(run):
@@ -148,14 +149,14 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged.
 
     The manifest contains the sizes and hashes of the files, the number of tokens trained, the losses and the settings
-    of the run. The manifest also contains a hash of its other entries, which shows whether the manifest is damaged.
+    of the run. It also contains a hash of all its other entries, so that a damaged manifest can be recognized.
     """
     manifest = read_object(checkpoint / MANIFEST)
     return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
-    """Return the sha256 of a manifest without its entry `sha256`."""
+    """Return the sha256 of all entries of a manifest except its entry `sha256`."""
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -163,8 +164,8 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 def training_record(checkpoint: Path) -> TrainingRecord | None:
     """Return how the weights in a `final/` or `checkpoint-N` were trained.
 
-    The result comes from the manifest.json in the folder. For a `checkpoint-N`, most values come from the
-    run's environment.json. The result is None if train.py did not write the manifest, or if the manifest is damaged.
+    For `final/`, all values are read from its manifest.json. For a `checkpoint-N`, most values are read from the run's
+    environment.json instead. The result is None if train.py did not write manifest.json, or if this file is damaged.
     """
     manifest = read_manifest(checkpoint)
     if not manifest:

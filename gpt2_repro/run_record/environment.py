@@ -21,14 +21,15 @@ class Environment:
 
     Args:
         parameters: number of parameters, without the padding of the vocabulary.
-        active_parameters: number of these parameters that each token uses, without idle experts.
+        active_parameters: how many of these parameters each token uses. Parameters of idle experts are not counted.
         attention: name of the attention implementation and, in parentheses, the reason for the choice.
         data: manifest of the prepared folder.
-        deviations: the fields that differ from the default recipe and change the training, with the values of the run
-            and of the recipe. Earlier versions did not record them.
+        deviations: the fields that change the training and differ from the default recipe, with their values in the
+            run and in the recipe. None if the run is of an earlier version, which did not record deviations.
         reference: name of the published runs whose loss curve the run should follow.
         run_identity: the settings that must not change when the run is resumed.
-        engine: wrapper class, optimizer, dtypes and compilation of the training engine (such as DeepSpeed).
+        engine: properties of the training engine (such as DeepSpeed): wrapper class, optimizer, dtypes and
+            compilation.
     """
 
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -63,8 +64,8 @@ class TrainingRecord:
     """The training that led to the weights in a checkpoint-N or final/.
 
     The values are read from the manifest.json of the checkpoint. For a checkpoint-N, `environment` is read from
-    environment.json, except for `run_identity`. The values can differ from the other files of the run, because these
-    files describe a later state after --extend_to or --resume_from.
+    environment.json, except for `run_identity`. If the run was continued with --extend_to or --resume_from, other
+    files of the run describe its later state and can have other values.
 
     Args:
         losses: validation losses at this step in nats per token, by name.

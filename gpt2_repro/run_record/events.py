@@ -28,8 +28,8 @@ def append(path: Path, event: Event) -> None:
 def read(path: Path) -> tuple[list[Event], int]:
     """Return the events of a file, and the number of damaged lines.
 
-    A damaged last line is not counted, because a kill leaves it incomplete. If a resumed run wrote more text after an
-    incomplete line, the line is counted.
+    A damaged last line is not counted, because a killed process can leave an incomplete last line. If a resumed run
+    has added more lines after it, it is no longer the last line and is counted.
     """
     events = [event for _, event in _read(path)]
     return [event for event in events if event is not None], events[:-1].count(None)
@@ -54,7 +54,7 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 def _read(path: Path) -> list[tuple[str, Event | None]]:
     """Return each non-empty line with its JSON object, or None for a damaged line.
 
-    Only "\\n" ends a line.
+    Only "\\n" ends a line; other Unicode line breaks are part of the line.
     """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [(line, _parse(line)) for line in text.split("\n") if line]

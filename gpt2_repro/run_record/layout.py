@@ -20,7 +20,7 @@ TRASH = "trash"
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
-    """Return the folder of the checkpoint at a step."""
+    """Return the path of the folder of a run's checkpoint at `step`."""
     return run / f"checkpoint-{step}"
 
 

@@ -1,4 +1,4 @@
-"""Define the status of a run (state, progress and time), and measure its time."""
+"""Define the status of a run: state, progress and time. Also measure the time."""
 
 import contextlib
 import dataclasses
@@ -26,12 +26,13 @@ class RunStatus:
 
     Args:
         state: running, complete, stopped, failed or diverged; None if no run has started.
-        seconds: time of all attempts.
-        time_breakdown: seconds of all attempts by the keys of `time_breakdown.PARTS`.
-        updated: UTC time of the last write in ISO format.
-        losses: losses of the last validation in nats per token, by name: eval_loss, and eval_<name>_loss for
-            each additional validation set.
-        save_seconds: duration of the last save of a checkpoint.
+        seconds: total time of all attempts.
+        time_breakdown: seconds that all attempts spent on each part of the run. The keys are the keys of
+            `time_breakdown.PARTS`.
+        updated: UTC time, in ISO format, at which the file was last written.
+        losses: losses of the last validation in nats per token. The keys are eval_loss, and eval_<name>_loss for each
+            additional validation set.
+        save_seconds: how many seconds it took to save the last checkpoint.
     """
 
     state: str | None = None
@@ -55,8 +56,9 @@ class RunStatus:
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
     """Return how many seconds earlier attempts spent on each part of the run.
 
-    The keys are the keys of `time_breakdown.PARTS`. Seconds without a recorded part are counted as "redone". The time
-    since the last status update is counted as "idle" if the supervisor was already running at that update.
+    The keys are the keys of `time_breakdown.PARTS`. Seconds that were not recorded for any part are counted as
+    "redone". If the supervisor was already running at the last status update, the time from that update to the start
+    of this process is counted as "idle".
     """
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
@@ -71,7 +73,7 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
 def process_seconds() -> float:
     """Return the age of this process in seconds.
 
-    On Linux, changes of the system clock do not affect it.
+    On Linux, the result is right even if the system clock was changed.
     """
     if sys.platform == "linux":
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # ticks since boot

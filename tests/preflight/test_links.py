@@ -106,8 +106,8 @@ def test_what_processes_say_is_judged(
 ) -> None:
     """A failed all-reduce is reported with its error, and with a fix if one is known.
 
-    `works_without_p2p` is the simulated result of a second attempt without peer-to-peer transfers. The value is None
-    on a machine without a GPU, where the test expects no second attempt.
+    `works_without_p2p` says whether a simulated second attempt without peer-to-peer transfers succeeds. It is None for
+    a machine without a GPU, because the test expects no second attempt there.
     """
 
     def run(command, seconds, **variables) -> tuple[int | None, str]:

@@ -30,7 +30,7 @@ run_to_end([sys.executable, "-c", *sys.argv[1:]], seconds=600)
 def has_ended(pid: int) -> bool:
     """Return whether a process has ended.
 
-    A zombie counts as ended: if an earlier test made pytest adopt orphaned processes, they remain zombies after
+    A zombie process counts as ended. If an earlier test made pytest adopt orphaned processes, they become zombies when
     they end.
     """
     try:

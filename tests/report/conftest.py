@@ -1,4 +1,4 @@
-"""Provide a run directory like that of a small run after train.py and evaluate.sh."""
+"""Provide the run directory of a small run, as train.py and evaluate.sh write it."""
 
 import json
 import math
@@ -13,12 +13,12 @@ SAMPLE = 'there was a <script>alert("king")</script> & a crown'
 
 
 def change(path: Path, **values: object) -> None:
-    """Set keys of a JSON file. The file is created if it is missing."""
+    """Set some keys of the object in a JSON file. A missing file is created."""
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
 
 
 def add(run: Path, file: str = "metrics.jsonl", **event: object) -> None:
-    """Append the event with these keys to a JSON-lines file in a run directory."""
+    """Append an event to the JSON-lines file `file` in the run directory `run`."""
     with (run / file).open("a") as lines:
         lines.write(json.dumps(event) + "\n")
 
