@@ -41,6 +41,7 @@ def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, sta
         (command.process if rank is None else command.ranks()[rank]).send_signal(number)
         command.end()
         gone, alive = psutil.wait_procs(workers, timeout=5)
+        alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]  # waits for init to reap it
         assert not alive, f"{name}: {alive} still running"
         recorded = status(run)
         assert recorded["reason"] == reason and recorded["step"] > before, name
