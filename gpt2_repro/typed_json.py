@@ -21,8 +21,8 @@ def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = N
     `kind` is a dataclass, or a list or mapping of dataclasses. Keys without a field are ignored.
 
     Args:
-        tolerant: skip fields and items of a wrong type. Otherwise they raise an error, but the types of numbers,
-            strings and bools are not checked.
+        tolerant: if True, skip each field and item of a wrong type. If False, raise an error for a wrong object or
+            list, and accept wrong numbers, strings and bools without a check.
         default: an instance of `kind` that has the values of fields missing in `value`.
 
     Raises TypeError or AttributeError if `value` has another type or lacks a required field.

@@ -19,7 +19,7 @@ def pack_rows(
     Args:
         pieces: arrays of ids with any lengths. All arrays joined are the sequence.
         sequence_length: number of targets per row.
-        rows_per_block: number of rows in every yielded array except the last. It does not depend on the pieces.
+        rows_per_block: number of rows in every yielded array except the last, however the ids are cut into pieces.
 
     Yields arrays of shape [rows, sequence_length + 1] with the dtype of the pieces.
     """
@@ -62,7 +62,7 @@ def pack_windows(
         pieces: pairs of arrays: the concatenated ids of complete documents, and the length of each document.
         sequence_length: maximum number of targets per row.
         min_length: minimum number of targets per row, at most sequence_length.
-        rows_per_block: number of rows in every yielded block except the last. It does not depend on the pieces.
+        rows_per_block: number of rows in every yielded block except the last, however the ids are cut into pieces.
 
     Yields pairs of arrays: the concatenated ids of rows, with the dtype of the pieces, and the length of each row.
     """

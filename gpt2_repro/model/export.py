@@ -94,7 +94,8 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
         with safe_open(folder / name, framework="pt") as file:
             tensors += len(file.keys())
     if (layers := getattr(config.get_text_config(), "num_hidden_layers", 0)) > tensors:
-        raise UserError(f"{folder} has {tensors:,} tensors, but {layers:,} layers in config.json. Pass another model.")
+        found = f"{folder} has {tensors:,} tensors, too few for the {layers:,} layers of its config.json."
+        raise UserError(f"{found} Pass another model.")
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:

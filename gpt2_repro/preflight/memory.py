@@ -138,7 +138,7 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
 def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
     """Return the memory setting with the largest micro-batch that fits, or None.
 
-    `outcomes` is the result of `find_largest`. In this order, the last setting that fits has the largest micro-batch.
+    `outcomes` is the result of `find_largest`, which is ordered so that the last setting that fits is the largest.
     """
     return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
 

@@ -119,7 +119,9 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
     size = f"{model.n_layer} layers of width {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
     schedule = f"{training.total_tokens:,} tokens ({training.total_tokens / tokens:.1f} epochs)"
-    logger.info("sizes %s: %s. Training: %s, %s per step", origin, size, schedule, f"{training.tokens_per_step:,}")
+    logger.info(
+        "model size %s: %s. Training: %s, %s tokens per step", origin, size, schedule, f"{training.tokens_per_step:,}"
+    )
     return recipe
 
 

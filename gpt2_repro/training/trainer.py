@@ -194,7 +194,7 @@ class PretrainingTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
         """Return this rank's micro-batches of one step, and the number of targets.
 
-        The number of targets is that of the step on all ranks.
+        The number of targets is the sum over all ranks.
         """
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # without the count of targets, which may wait for the device

@@ -1,6 +1,6 @@
-"""All methods of the data preparation benchmark write the expected tokens.
+"""All methods of the benchmark write the expected number of tokens.
 
-The expected number of tokens is computed with another implementation of the tokenizer.
+Another implementation of the tokenizer computes this number.
 """
 
 import json
