@@ -6,6 +6,7 @@
 # make upgrade-check  test the private APIs we use with the newest transformers, accelerate and DeepSpeed
 
 SHELL := /bin/bash
+MAKEFLAGS += --no-builtin-rules
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 # One thread per worker, so that tests do not depend on the number of cores. All tests of a file run in the same worker

@@ -38,8 +38,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse(argv)
     if min(args.max_new_tokens, args.num_samples) < 1 or args.top_k < 0:
         raise UserError("--max_new_tokens and --num_samples must be at least 1, --top_k at least 0 (0: all tokens).")
-    if not (0 <= args.temperature < math.inf and 0 < args.top_p <= 1):
-        raise UserError("--temperature must be at least 0. --top_p must be above 0 and at most 1, such as 0.9.")
+    if not 0 <= args.temperature < math.inf:
+        raise UserError(f"--temperature {args.temperature} must be at least 0, such as 0.8.")
+    if not 0 < args.top_p <= 1:
+        raise UserError(f"--top_p {args.top_p} must be above 0 and at most 1, such as 0.9.")
     if args.num_samples > MOST_SAMPLES:
         raise UserError(
             f"--num_samples {args.num_samples} is more than {MOST_SAMPLES}. For more, run again with another --seed."

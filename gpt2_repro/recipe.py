@@ -129,7 +129,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         document, reason = None, in_a_line(getattr(error, "problem_mark", None) or error)
         if path.suffix in (".yaml", ".yml"):
-            fix = "Write each field as `key: value`, indented below its section."
+            fix = "Write each field as `key: value`, indented below its section. Quote a value that has a colon."
             if isinstance(error, UnicodeDecodeError):
                 fix = "Save it as UTF-8."
             raise UserError(f"{path} is not YAML: {reason} {fix}") from None

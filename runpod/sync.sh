@@ -22,7 +22,7 @@ fi
 if [[ $target =~ ^[a-z0-9]+:// && -z ${bucket:-} ]]; then
   mistake "Unknown target $target. Use hf://buckets/USER/BUCKET, a folder, or HOST:FOLDER for rsync."
 fi
-[[ -n ${bucket:-} ]] || needs rsync "Run: apt-get install rsync"
+[[ -n ${bucket:-} ]] || needs rsync "For a bucket, pass hf://buckets/$target. For a folder, run: apt-get install rsync"
 if [[ $run == --check ]]; then
   if [[ -n ${bucket:-} ]]; then
     hf buckets info "$bucket" >/dev/null || mistake "Cannot reach $bucket. To create it: hf buckets create $bucket."

@@ -110,7 +110,7 @@ def test_help_needs_no_torch(command: str, type_command) -> None:
 
 def test_options_of_other_projects_name_ours(recipe: Path) -> None:
     known = {field.name for cls in (*SECTIONS, PreparationOptions) for field in dataclasses.fields(cls)}
-    known |= {"temperature", "num_samples", "max_new_tokens"}  # of generate
+    known |= {"temperature", "num_samples", "max_new_tokens", "prompt"}  # of generate
     known |= {*train.OPTIONS, *prepare_data.OPTIONS, "no_bf16"} - TrainingSection.refused.keys()
     for table in yaml.safe_load(OTHER_NAMES.read_text()).values():
         assert (ROOT / table.get("page", "README.md")).exists()

@@ -46,7 +46,9 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
 
     destination.mkdir(parents=True, exist_ok=True)
     given = Path(name).parent if name.endswith("/tokenizer.json") else Path(name)
-    given = given / FINAL if (given / FINAL).is_dir() else given
+    given = next((given / inner for inner in (FINAL, "tokenizer") if (given / inner).is_dir()), given)
+    if given.is_file() or name.startswith("train="):
+        raise UserError(f"{name} is not a tokenizer. Pass a folder, a Hub id, train, train:4096 or char.")
     source = given if given.is_dir() else _download_tokenizer(name)
     for file in TOKENIZER_FILES:
         if (source / file).is_file():

@@ -114,7 +114,7 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
             raise UserError(f"The task {task} needs the file validation.jsonl. {fix}")
         if task not in LOCAL_TASKS and task not in stock_task_names():
             fix = "Pass paths of checkpoints before --tasks." if Path(task).exists() else ""
-            near = [name for name in LOCAL_TASKS if name.startswith(task)]
+            near = [name for name in LOCAL_TASKS if task in name]
             near = near or difflib.get_close_matches(task, stock_task_names() | LOCAL_TASKS.keys(), n=1)
             raise UserError(f"There is no task {task!r}. {fix or did_you_mean(task, near or LOCAL_TASKS)}")
 

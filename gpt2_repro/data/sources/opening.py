@@ -200,6 +200,8 @@ class SourceOpener:
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
                 if not path.is_file() and not path.is_dir():
                     raise UserError(f"{path} is not a regular file. Write the text to a .txt file and pass that file.")
+                if (path / "dataset_info.json").is_file():
+                    raise UserError(f"{path} was written by save_to_disk. Write the text with to_json or to_parquet.")
                 found.update([path] if path.is_file() else _text_files_in(path))
         # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())

@@ -195,7 +195,7 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
     try:
         value = json.loads(decoded)
     except (ValueError, RecursionError):
-        raise ValueError("is not valid JSON") from None
+        raise ValueError("is not valid JSON. Write one JSON object per line, or one array in a .json file") from None
     text = _text_of(value, column)
     if b"\\u" in line:
         text.encode()  # raises UnicodeEncodeError for half of a surrogate pair
@@ -209,11 +209,11 @@ def _text_of(value: Any, column: str) -> str:
     """
     if not isinstance(value, dict) or column not in value:
         keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
-        raise ValueError(f"has no key `{column}`. Its keys: {keys}. Pass --text_column with the key of the text"[:300])
+        fix = "Pass --text_column with a key whose value is text, or convert the file to one object with text per line"
+        raise ValueError(f"has no key `{column}`. Its keys: {keys[:200]}. {fix}")
     if not isinstance(text := value[column], str | None):
-        raise ValueError(
-            f"has a value of type {type(text).__name__} under the key `{column}`, not text. Pass another --text_column"
-        )
+        found = f"has a value of type {type(text).__name__} under the key `{column}`, not text"
+        raise ValueError(f"{found}. Convert it to text, or pass another --text_column")
     return text or ""
 
 
