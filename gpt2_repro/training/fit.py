@@ -106,7 +106,10 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
             if when.reason:
                 why = f" by {when.reason}" if when.reason.startswith("--") else ""
-                logger.info("Stopped at step %d%s. Run the same command to continue.", trainer.state.global_step, why)
+                fix = "with a larger limit" if when.reason.startswith("--max_") else "again"
+                logger.info(
+                    "Stopped at step %d%s. Run the command %s to continue.", trainer.state.global_step, why, fix
+                )
     except BaseException as error:
         reason = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         trainer.record("diverged" if isinstance(error, Diverged) else "failed", reason=reason)

@@ -79,7 +79,11 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
     kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
     names = [name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
     if column not in names:
-        fix = f"Pass --text_column with one of: {', '.join(names)}" if names else "None of its columns has text"
+        fix = (
+            f"Pass --text_column with one of: {', '.join(names)}"
+            if names
+            else "None of its columns has text. Convert one to strings"
+        )
         raise UserError(f"{path} has no column `{column}` with text. {fix}.")
     return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
 

@@ -145,7 +145,7 @@ class TextPart(Part):
         try:
             header = next(rows, [])
             if (columns := header.count(column)) != 1:
-                fix = f"Pass --text_column with one of the names in its first line: {in_a_line(', '.join(header))}."
+                fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
                 if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
                     fix = f"Its columns are separated by {other!r}. Save it with commas instead."
                 raise UserError(f"{self.name} has {columns} columns named `{column}`, not exactly one. {fix}")
