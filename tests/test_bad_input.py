@@ -212,6 +212,16 @@ def test_variables_of_a_launcher_that_did_not_start_it(variables: dict[str, str]
     assert f"unset {next(iter(variables))}" in capsys.readouterr().err
 
 
+def test_variables_of_accelerate_launch_with_zero1_are_accepted(monkeypatch) -> None:
+    variables = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds_configs/zero1.json"}
+    for name, value in {**variables, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    called: list[bool] = []
+    cli.run(lambda argv: called.append(True))
+    assert called
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_a_disk_that_cannot_be_written(number: int, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["export.py"])
