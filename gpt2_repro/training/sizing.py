@@ -39,8 +39,8 @@ def follow_data(
     """Return a copy of the recipe in which each size of 0 is replaced with a value.
 
     If the run has started before, the value is read from recipe.yaml in the run directory. Otherwise the value is
-    derived and logged. The section `data:` is replaced with the settings of the prepared folder, and `epochs` is
-    converted to `total_tokens`.
+    derived and logged. The micro-batch is always derived, because it depends on the number of processes. The section
+    `data:` is replaced with the settings of the prepared folder, and `epochs` is converted to `total_tokens`.
 
     Args:
         recipe: the recipe, in which sizes may be 0.
