@@ -18,6 +18,7 @@ import numpy as np
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.hub import check_hub, hub_reason
+from gpt2_repro.run_record.layout import FINAL
 
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ Engine = Literal["auto", "fastokens", "tokenizers"]
 # Maximum amount of text for training a tokenizer. The trainer keeps every distinct word: more text takes gigabytes of
 # memory and changes little.
 TRAINING_BYTES = 500_000_000
-FINAL = "final"  # the model of a run directory
 LONGEST_WORD = 1000  # characters
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
 
