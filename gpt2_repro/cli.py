@@ -24,6 +24,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
+from gpt2_repro.launchers import check_variables
 from gpt2_repro.supervision import MISTAKE, note
 
 
@@ -48,20 +49,6 @@ def is_local_main_process() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
-def _check_launcher_variables() -> None:
-    """Raise UserError if launcher variables are set without a launcher."""
-    stale = []
-    if "MASTER_ADDR" not in os.environ:
-        stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
-    configured = {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_DEEPSPEED_CONFIG_FILE"} & os.environ.keys()
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not configured:
-        stale.append("ACCELERATE_USE_DEEPSPEED")
-    if stale:
-        set_here = ", ".join(f"{name}={os.environ[name]}" for name in stale)
-        fix = f"Run `unset {' '.join(stale)}`, or start the command with accelerate launch."
-        raise UserError(f"The environment has {set_here}, but no launcher started this process. {fix}")
-
-
 def run(main: Callable[[list[str]], None]) -> None:
     """Call `main` with the command-line arguments, and convert errors to exit codes.
 
@@ -83,7 +70,7 @@ def run(main: Callable[[list[str]], None]) -> None:
         _disable_bars()
     logging.getLogger("gpt2_repro").setLevel(level)
     try:
-        _check_launcher_variables()
+        check_variables()
         try:
             main(sys.argv[1:])
         except OSError as error:
@@ -126,7 +113,7 @@ def _discard(stream: IO[str]) -> None:
 
 
 class Progress(tqdm):
-    """A progress bar, or a line every LINE_SECONDS seconds if stderr is no terminal.
+    """A progress bar, or a line every LINE_SECONDS if stderr is not a terminal.
 
     Args:
         iterable, desc, options: arguments of tqdm.
@@ -269,8 +256,7 @@ def _place(action: argparse.Action) -> str:
 
 def _kind(action: argparse.Action) -> tuple[str, str]:
     """Return a description of an option's value, and an example value."""
-    value = str(action.metavar or action.dest.upper())
-    return KINDS.get(getattr(action.type, "__name__", ""), ("a value", value))
+    return KINDS.get(getattr(action.type, "__name__", ""), ("a value", _place(action)))
 
 
 def _example(action: argparse.Action) -> str:
@@ -286,7 +272,7 @@ def _example(action: argparse.Action) -> str:
 
 
 def other_name(name: str, options: Collection[str], prog: str = "") -> str | None:
-    """Return a hint on what to pass instead of an option of another project.
+    """Return the option that replaces an option of another project, as a sentence.
 
     The result is None if the option is not in other_names.yaml.
 

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from gpt2_repro.errors import UserError
+
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,6 +84,20 @@ LAUNCHERS = {
 def recommended_launcher(*, muon: bool = False) -> Launcher:
     """Return the first launcher. With `muon`, return the first that supports Muon."""
     return next(launcher for launcher in LAUNCHERS.values() if launcher.muon or not muon)
+
+
+def check_variables() -> None:
+    """Raise UserError if launcher variables are set without a launcher."""
+    stale = []
+    if "MASTER_ADDR" not in os.environ:
+        stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
+    configured = {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_DEEPSPEED_CONFIG_FILE"} & os.environ.keys()
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not configured:
+        stale.append("ACCELERATE_USE_DEEPSPEED")
+    if stale:
+        set_here = ", ".join(f"{name}={os.environ[name]}" for name in stale)
+        fix = f"Run `unset {' '.join(stale)}`, or start the command with accelerate launch."
+        raise UserError(f"The environment has {set_here}, but no launcher started this process. {fix}")
 
 
 def current_launcher() -> Launcher:
