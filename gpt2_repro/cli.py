@@ -284,7 +284,9 @@ def other_name(name: str, options: Collection[str], prog: str = "") -> str | Non
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():
-        ours = table["options"].get(key)
+        groups = table.get("names", [])
+        ours = next((group["to"] for group in groups if key in group["names"].split()), None)
+        ours = ours or table.get("options", {}).get(key)
         if ours is None or (project == "llm.c") == name.startswith("--"):
             continue
         known = {text: re.split("[ ,]", text)[0] in options for text in ([ours] if isinstance(ours, str) else ours)}

@@ -276,7 +276,7 @@ def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argpars
     known = {option: action for action in parser._actions for option in action.option_strings}
     typed = set()
     for flag in flags:
-        if not flag.startswith("-") or re.match(r"-([\d.]|inf|nan)", flag):
+        if not flag.startswith("-") or re.match(r"-([\d.]|inf|nan|$)", flag):
             continue
         name = flag.split("=")[0]
         field = name.removeprefix("--").removeprefix("no_").removeprefix("no-").replace("-", "_")

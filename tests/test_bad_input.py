@@ -49,6 +49,8 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--config_overrides n_iner=3", ["config_overrides", "'n_inner'"]),
         ("--config_overrides wide", ["'wide'"]),
         ("--optim moun", ["--optim moun", "'muon'"]),
+        ("--min_learning_rate 1e-5", ["--final_learning_rate_fraction"]),
+        ("--threads 4", ["OMP_NUM_THREADS"]),
         ("--no_bf16 true", ["takes no value"]),
         ("--early_stopping_patience 3", ["--keep_best_checkpoint"]),
         ("--report_to wandb,tensorboard", ["spaces"]),

@@ -45,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"data_files": ["plays"]}, "data/plays"),
         ({"data_files": ["plays/*.txt"]}, "data/plays"),
         ({"data_files": ["plays/a.txt", "plays/b.txt"]}, "data/plays"),
-        ({"data_files": ["a.txt", "b.txt"]}, "data/a"),
+        ({"data_files": ["a.txt", "b.txt"]}, "data/a+b"),
         ({"source": "OWNER/some.set:en@main#body"}, "data/some"),
         ({"source": "fineweb-edu-10bt=0.9,pg19=0.1"}, "data/fineweb-edu-10bt+pg19"),
         ({"source": "files"}, ""),

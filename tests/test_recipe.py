@@ -111,10 +111,18 @@ def test_help_needs_no_torch(command: str, type_command) -> None:
 def test_options_of_other_projects_name_ours(recipe: Path) -> None:
     known = {field.name for cls in (*SECTIONS, PreparationOptions) for field in dataclasses.fields(cls)}
     known |= {"temperature", "num_samples", "max_new_tokens", "prompt"}  # of generate
-    known |= {*train.OPTIONS, *prepare_data.OPTIONS, "no_bf16"} - TrainingSection.refused.keys()
+    known |= {
+        *train.OPTIONS,
+        *prepare_data.OPTIONS,
+        "no_bf16",
+        "no_torch_compile",
+        "n",
+    } - TrainingSection.refused.keys()
     for table in yaml.safe_load(OTHER_NAMES.read_text()).values():
         assert (ROOT / table.get("page", "README.md")).exists()
-        for ours in table["options"].values():
+        names = [word for group in table.get("names", []) for word in group["names"].split()]
+        assert len(names) == len(set(names))
+        for ours in [*table.get("options", {}).values(), *(group["to"] for group in table.get("names", []))]:
             text = ours if isinstance(ours, str) else " ".join(ours)
             assert set(re.findall(r"--(\w+)", text)) <= known | LAUNCHERS_OPTIONS, text
     for word, ours in (("--batch_size=3", "--per_device_train_batch_size"), ("-d", "--tokens_per_step")):

@@ -75,6 +75,8 @@ class DataArguments:
     max_tokens: TokenCount = option(TokenCount(0), "Stop after reading this many tokens of text; 0 means no limit.")
 
     def __post_init__(self) -> None:
+        if "-" in self.data_files:
+            raise UserError("--data_files - is not supported. Save the text in a .txt file and pass that file.")
         self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:
@@ -93,11 +95,14 @@ def default_folder(data: DataArguments) -> str:
     """Return the default folder data/NAME, or "" if neither files nor source are set.
 
     NAME is derived from the files or the source. The file books/shakespeare.txt.gz gives data/shakespeare. The folder
-    books, the glob 'books/*.txt' and several files in books give data/books.
+    books, the glob 'books/*.txt' and several files in books give data/books. Two or three files in the working
+    directory give data/NAME+NAME.
     """
     texts = data.source.split(",") if data.source != "files" else []
     if data.data_files:
-        texts = [os.path.commonprefix(data.data_files) or data.data_files[0]]
+        texts = data.data_files
+        if len(texts) > 1 and (len(texts) > 3 or any("/" in text for text in texts)):
+            texts = [os.path.commonpath([Path(text).resolve().parent for text in texts])]
     names = []
     for text in texts:
         path = Path(re.split(r"[*?[#@:=]", text)[0])

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpt2_repro.comparison import ComparedModel, Comparison, ComparisonRow, Difference, Score, TaskDetails
 from gpt2_repro.evaluation.scores import COMPLETION, EvaluationSettings, Metric, ScoredModel, TaskScores
-from gpt2_repro.evaluation.statistics import paired
+from gpt2_repro.evaluation.statistics import FEWEST, paired
 
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,8 @@ def _difference(ours: Found | None, theirs: Found | None) -> Difference | None:
     (our_documents, our), (their_documents, their) = ours, theirs
     if our.value is None or their.value is None:
         return None
-    unpaired = Difference(our.value - their.value)
+    verdict = f"too few documents (1 of {FEWEST})" if len(our.values) == len(their.values) == 1 else None
+    unpaired = Difference(our.value - their.value, verdict=verdict)
     if our_documents != their_documents or our.aggregation is None or not len(our.values) == len(their.values) > 1:
         return unpaired
     mine, base = our.array(), their.array()

@@ -234,6 +234,9 @@ def plan_on(
         source = card.speed if is_124m else f"{card.speed}, scaled by this model's FLOPs per token"
         basis = "published" if is_124m and not card.speed.startswith("estimated") else "estimated"
     paid = usd_per_hour or (price.usd_per_hour * cards if price else None)
+    priced = str(price) if price else None
+    if usd_per_hour:
+        priced = "passed as an option" + (f" for all {cards} GPUs" if cards > 1 else "")
     entries = budget(work, speed, basis=basis) if speed else []
     minutes = sum(entry["minutes"] for entry in entries)
     return {
@@ -245,7 +248,7 @@ def plan_on(
             "usd_per_hour": paid,
         },
         "speed": source,
-        "price": "passed as an option" if usd_per_hour else str(price) if price else None,
+        "price": priced,
         "work": dataclasses.asdict(work),
         "budget": entries,
         "minutes": minutes or None,

@@ -143,13 +143,13 @@ class TextPart(Part):
         rows = csv.reader(text, strict=True)
         number = line = 0
         try:
-            header = next(rows, [])
-            if (columns := header.count(column)) != 1:
+            header = [name.strip() for name in next(rows, [])]
+            if (columns := header.count(column.strip())) != 1:
                 fix = f"Pass --text_column with one of the names in its first line: {in_a_line(header)}."
                 if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), "")):
                     fix = f"Its columns are separated by {other!r}. Save it with commas instead."
                 raise UserError(f"{self.name} has {columns} columns named `{column}`, not exactly one. {fix}")
-            place = header.index(column)
+            place = header.index(column.strip())
             line = rows.line_num
             for row in rows:
                 line = rows.line_num

@@ -79,6 +79,7 @@ WANTED = {
         ("a.jsonl.gz", gzip.compress(jsonl(TEXTS[:3]), mtime=0) + gzip.compress(jsonl(TEXTS[3:]), mtime=0)),
         ("a.jsonl.zst", zstd(jsonl(TEXTS[:3])) + zstd(jsonl(TEXTS[3:]))),
         ("a.csv", csv_of(TEXTS)),
+        ("blank.csv", csv_of(TEXTS).replace(b"id,text", b"id, text ")),
         ("a.csv.gz", gzip.compress(csv_of(TEXTS), mtime=0)),
         ("body.jsonl", jsonl(TEXTS).replace(b'"text"', b'"body"')),
         ("body.csv", csv_of(TEXTS).replace(b"id,text", b"id,body")),
