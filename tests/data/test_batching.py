@@ -1,8 +1,4 @@
-"""Batches have the form that Trainer needs, with rows in a reproducible order.
-
-The order of rows depends only on seed and epoch. If each batch has rows of similar length, all steps have about the
-same number of targets.
-"""
+"""Batches have the form that Trainer needs, with rows in a reproducible order."""
 
 import itertools
 

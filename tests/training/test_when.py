@@ -36,10 +36,7 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """Return the decisions of StepControl at the end of a step, such as to save.
-
-    The run has 10 steps, validates at every fifth step, and has a save interval of 100 steps.
-    """
+    """Return StepControl's decisions, such as to save, at the end of a step of 10."""
     state = SimpleNamespace(global_step=step, max_steps=10, logging_steps=100, eval_steps=5, save_steps=100)
     state.is_world_process_zero = rank == 0
     when.on_step_end(when.args, state, control := TrainerControl())
@@ -139,10 +136,7 @@ def test_interrupted_validation_is_repeated() -> None:
 
 
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind of progress, such as a step or a save, restarts the watchdog's timer.
-
-    The test that a hanging process is ended is in tests/faults/test_hangs.py.
-    """
+    """Every kind of progress, such as a step or a save, restarts the watchdog's timer."""
     calls: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))

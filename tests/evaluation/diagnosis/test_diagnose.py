@@ -1,9 +1,4 @@
-"""`gpt2_repro.diagnose` names a model's defect, and no cause without a defect.
-
-The models learn a small artificial language. A document of the kind "village" repeats one of forty people and one of
-forty places. A document of the kind "market" repeats a product and its price. The loss therefore depends on the
-context, the kind of text, the position and the start of the document.
-"""
+"""`gpt2_repro.diagnose` names a model's defect, and no cause without a defect."""
 
 import copy
 import functools
@@ -28,6 +23,8 @@ from gpt2_repro.evaluation.documents import cut_passages
 
 
 WINDOW, END = 64, "<|endoftext|>"
+# A "village" document repeats a person and a place. A "market" document repeats a product and its price. The loss
+# therefore depends on the context, the kind of text, the position and the start of the document.
 KINDS = {"village": ("visits", "the", "people", "places"), "market": ("costs", "exactly", "goods", "prices")}
 
 
@@ -87,10 +84,7 @@ def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GP
 
 @pytest.fixture(scope="module")
 def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that saves the model with a named defect, and returns its folder.
-
-    For some names, the model has no defect.
-    """
+    """A function that saves a model with the named defect, and returns its folder."""
     untrained, brief, sound = train_model(language, make_documents(2000, seed=1))
 
     def with_random(weights: str, rows: slice | list[int], kept: float = 0.0, scale: float = 0.1) -> GPT2LMHeadModel:
@@ -146,10 +140,7 @@ def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder of "village" and "market" text, with two validation sets.
-
-    The second validation set contains only "village" text.
-    """
+    """A prepared folder with two validation sets: all text, and only "village" text."""
     folder = tmp_path_factory.mktemp("prepared")
     language.save_pretrained(folder / "tokenizer")
     village = write_lines(folder / "village.jsonl", "text", make_documents(150, seed=6, kind="village"))
