@@ -69,7 +69,7 @@ class GPT2(nn.Module):
 def train(
     model: GPT2, rows: Tensor, *, steps: int, rows_per_step: int, peak: float, warmup: int, clip: float, decay: float
 ) -> Iterator[dict[str, float]]:
-    """Train on the rows in their order; yield loss, grad_norm and learning_rate.
+    """Train on the rows in order; yield each step's loss, grad_norm and learning_rate.
 
     Args:
         rows: token ids of shape [n, T + 1].
@@ -102,6 +102,6 @@ def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
 
 
 def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
-    """Return the token ids of each text, including its separator, of shape [length]."""
+    """Return an array of token ids, with the separator, for each text."""
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths))[:-1]

@@ -36,10 +36,7 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
-    """Return a function that returns the expected value stored under a name.
-
-    With --update_golden, the function stores and returns the measured value.
-    """
+    """Return a function that returns the expected value stored under a name."""
 
     def check(file: str, name: str, value: Any) -> Any:
         path = GOLDEN / f"{file}.json"

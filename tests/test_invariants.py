@@ -30,7 +30,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def reference(train, tmp_path_factory) -> Path:
-    """Return the run with which all other runs are compared: one process, fp32."""
+    """Return the run to compare with: one process, fp32, no gradient accumulation."""
     return train(tmp_path_factory.mktemp("reference") / "run")
 
 

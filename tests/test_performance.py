@@ -28,7 +28,7 @@ VIEWS |= {"select", "detach", "alias", "as_strided", "unbind"}
 
 
 class Counter(TorchDispatchMode):
-    """Count `operations` that move data, and `syncs`, the host syncs."""
+    """Count the operations that move data (`operations`) and the host syncs (`syncs`)."""
 
     def __init__(self) -> None:
         super().__init__()

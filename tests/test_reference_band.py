@@ -1,4 +1,4 @@
-"""The range of reference losses contains three runs of llm.c, but not GPT-2."""
+"""Published losses of three llm.c runs are in the reference range; GPT-2's is not."""
 
 import csv
 import itertools

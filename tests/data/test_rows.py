@@ -13,7 +13,10 @@ from gpt2_repro.data.rows import Rows, open_rows
 
 
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fixed: bool) -> list[list[int]]:
-    """Write 24 rows of 2 to 5 ids, or 5 ids if `fixed`, in three shards; return them."""
+    """Write 24 rows in three shards, and return the rows.
+
+    Rows have 5 ids if `fixed`, otherwise 2 to 5.
+    """
     monkeypatch.setattr(writing, "SHARD_BLOCKS", 2)
     source = np.random.default_rng(0)
     rows = [source.integers(0, 2**16, 5 if fixed else source.integers(2, 6)).tolist() for _ in range(24)]

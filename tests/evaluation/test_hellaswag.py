@@ -41,7 +41,7 @@ def losses_of(network):
 
 @torch.no_grad()
 def naive(network, gpt2_tokenizer, line: dict, window: int = 160) -> list[float]:
-    """Return the mean loss of each ending, computed one ending at a time."""
+    """Return the mean loss of each ending of an item, computed one ending at a time."""
     context, means = gpt2_tokenizer(line["ctx"])["input_ids"], []
     for ending in line["endings"]:
         tokens = gpt2_tokenizer(" " + ending)["input_ids"]

@@ -92,7 +92,7 @@ def test_few_differing_documents_are_inconclusive() -> None:
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY])
 def test_the_error_of_a_difference_is_comparable_with_those_of_its_scores(aggregation: str) -> None:
-    """The error of a difference to an almost perfect score is the other score's error."""
+    """If one score has almost no error, the difference has the other score's error."""
     theirs = -np.random.default_rng(0).normal(9, 2, 40)
     ours = theirs / 1000
     if aggregation == WEIGHTED_PERPLEXITY:

@@ -36,7 +36,7 @@ def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
 
 
 def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
-    """Return log-probabilities of shape [ids - 1, vocabulary]; row 0 predicts ids[1]."""
+    """Return log-probabilities [len(ids) - 1, vocabulary]; row 0 predicts ids[1]."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1]
     return logits.log_softmax(-1)

@@ -31,7 +31,7 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Return a function that starts a run of the tiny recipe in the background.
 
-    `fault` is None, or a tuple of the fault's name, step(s) and rank.
+    The function's argument `fault` is None, or a tuple of fault name, step(s) and rank.
     """
     started: list[Started] = []
 

@@ -48,15 +48,17 @@ def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> 
 
 
 def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any, *args: Any) -> Any:
-    """Raise an out-of-memory error if the micro-batch has more than one or two rows."""
-    # With activation checkpointing, the simulated device has memory for two rows.
+    """Raise an out-of-memory error for micro-batches of more than one row.
+
+    With activation checkpointing, the limit is two rows.
+    """
     if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     return original()
 
 
 def inject(fault: str) -> None:
-    """Patch a function of the project so that calling it causes the fault."""
+    """Patch a function so that calling the function on rank FAULT_RANK causes a fault."""
     from gpt2_repro.run_record import checkpoints
     from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.hashing import _HashedFile

@@ -24,10 +24,7 @@ OPTIONS = (
 
 
 def strike(command, source: random.Random, disk: Path) -> str:
-    """Cause a random fault in the run of `command`, and return the name of the fault.
-
-    `disk` is a folder of a small file system that a fault may fill.
-    """
+    """Cause a random fault in the run of `command`, and return the name of the fault."""
     ranks = command.ranks()
     # Until the launcher has started its workers, only the launcher can be killed.
     what = source.choice(["launcher", "worker", "all", "term", "disk"] if len(ranks) == 2 else ["launcher"])

@@ -19,7 +19,7 @@ OPTIONS = ("--save_steps", 2, "--per_device_train_batch_size", 4)
 def test_a_flipped_bit_on_one_rank_ends_the_run_before_it_is_validated_or_saved(
     train, fault, golden, launcher, at: int, tmp_path: Path
 ) -> None:
-    """A flipped bit in one rank's weights ends the run before the next save."""
+    """A flipped bit in one rank's weights ends the run before the weights are saved."""
     run = tmp_path / "run"
     code, text = fault("flipped_bit", at, run, *OPTIONS, rank=1, launcher=launcher)
     assert code == 1 and re.search("step 4 rank 1 .* transformer.wte.weight", text)

@@ -21,7 +21,7 @@ CONFIGS = {
 
 
 def build(family: str, attention="causal_sdpa", *, dtype=torch.float32, documents=None) -> PreTrainedModel:
-    """Return a tiny model with the pre-training forward and fixed weights.
+    """Return a tiny model with the pre-training forward and reproducible weights.
 
     `family` is gpt2, llama or mixtral.
     """

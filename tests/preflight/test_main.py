@@ -24,7 +24,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def look(capsys: pytest.CaptureFixture[str]):
-    """Run the preflight command and return its exit code and output."""
+    """Return a function that runs preflight and returns the exit code and output."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as end:

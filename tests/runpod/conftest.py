@@ -63,10 +63,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 class Pod:
-    """A simulated pod that runs the scripts of runpod/.
-
-    `calls()` returns the commands that the scripts called, in order.
-    """
+    """A simulated pod that runs the scripts of runpod/."""
 
     def __init__(self, folder: Path) -> None:
         # The space in the path tests the quoting.
@@ -108,7 +105,7 @@ class Pod:
         return [int(word) if word.isdecimal() else word for word in words]
 
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
-        """Start a script of runpod/ with changed environment variables; None unsets one."""
+        """Start a script of runpod/ with changed environment variables (None: unset)."""
         environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = ["bash", str(ROOT / "runpod" / script), *map(str, words)]

@@ -114,7 +114,7 @@ def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
 def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]) -> None:
     """After a failure or an early end, the script waits before it stops the pod.
 
-    If the script is killed while it waits, the pod keeps running, and the script can be started again.
+    If the script is killed while waiting, the pod keeps running.
     """
     words = ("--hours", 1, "--grace", 0.5, *TRAIN)
     for number in (1, 2):

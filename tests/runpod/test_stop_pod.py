@@ -90,10 +90,7 @@ def test_an_output_that_fails_ends_nothing(pod, output: str) -> None:
 
 
 def test_a_shell_without_the_pods_variables_takes_them_from_process_1(pod) -> None:
-    """In an ssh session, the scripts read the pod's environment from process 1.
-
-    Values are not executed as code, and variables of the shell are not replaced.
-    """
+    """In an ssh session, the scripts read the pod's environment from process 1."""
     # A shell opened by ssh lacks the environment variables of the pod.
     start = pod.folder / "environ"
     bad = f"$(touch {pod.folder}/executed)"

@@ -31,7 +31,6 @@ def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300, begin: int =
     """Return the sum of the negative log-likelihoods of all targets of a row.
 
     Args:
-        row: token ids of shape [length].
         vocabulary: number of logits to use; the rest is vocabulary padding.
         begin: position id of the first token of the row.
     """

@@ -20,7 +20,7 @@ def data(tiny_recipe: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
-    """Return a function that runs train.py on the tiny recipe, and may fail."""
+    """Return a function that runs train.py; a failure does not raise an exception."""
 
     def run(output: Path, *options: object, **environment: str) -> CompletedProcess[str]:
         return type_warm("python", "train.py", tiny_recipe, "--output_dir", output, *options, **environment)
@@ -42,7 +42,7 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe with one document per row, and 8 to 32 targets per row."""
+    """Return a recipe whose rows have text of one document and 8 to 32 targets."""
     folder = tmp_path_factory.mktemp("wrapped")
     recipe = yaml.safe_load(tiny_recipe.read_text())
     recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}

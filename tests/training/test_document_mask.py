@@ -15,7 +15,7 @@ from tests.training.by_hand import nll, rows_of, targets_of
 
 
 def naive_loss(run: Path, data: Path) -> float:
-    """Return the final model's mean validation loss, with each document run alone."""
+    """Return the final model's mean validation loss, one forward pass per document."""
     model = AutoModelForCausalLM.from_pretrained(run / "final").eval()
     separator = AutoTokenizer.from_pretrained(data / "tokenizer").eos_token_id
     rows, total = rows_of(data, "validation"), 0.0

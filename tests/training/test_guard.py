@@ -37,10 +37,7 @@ def test_outlier_is_not_added_to_the_window_but_a_new_level_is() -> None:
 
 
 class Run:
-    """A model with one weight, whose updates are checked by an UpdateGuard.
-
-    The list `reported` contains the step of each skipped update.
-    """
+    """A model with one weight, whose updates are checked by an UpdateGuard."""
 
     def __init__(self, fused: bool = False, **limits: float) -> None:
         self.weight = torch.nn.Parameter(torch.ones(3))

@@ -36,7 +36,10 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """Return StepControl's decisions, such as to save, at the end of a step of 10."""
+    """Return the decisions of StepControl, such as to save, at the end of a step.
+
+    The run has 10 steps and validates every 5 steps.
+    """
     state = SimpleNamespace(global_step=step, max_steps=10, logging_steps=100, eval_steps=5, save_steps=100)
     state.is_world_process_zero = rank == 0
     when.on_step_end(when.args, state, control := TrainerControl())

@@ -1,4 +1,4 @@
-"""A prepared folder is complete and the same for any number of workers, or absent."""
+"""A prepared folder is absent or complete, and the same for any number of workers."""
 
 import json
 from pathlib import Path

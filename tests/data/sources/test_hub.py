@@ -41,7 +41,7 @@ class Hub:
 
     Args:
         files: content of each file, by repository and path.
-        faults: the next answers for a file name: an HTTP status, or `broken` to send zeros.
+        faults: the next answers for a file name: an HTTP status, or `broken` to send zeros as content.
         asked: names of the files that were sent.
     """
 

@@ -45,7 +45,7 @@ def parquet(texts: list[str | None] | pa.Array, kind: pa.DataType | None = None,
 def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]]:
     """Return the documents of a file, and the errors of its bad rows.
 
-    A file named body.* has the text column `body`. Files named line.* and paragraph.* are read with that `sample_by`.
+    Files named body.* have the text column `body`. Files named line.* or paragraph.* are read with that `sample_by`.
     """
     column = "body" if path.stem == "body" else "text"
     sample_by = path.name.partition(".")[0] if path.name.startswith(("line.", "paragraph.")) else "document"
