@@ -20,8 +20,8 @@ LAUNCHERS = {"launch": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp2": "fs
 def start_command(words: tuple[object, ...], environment: dict[str, str], **streams: Any) -> subprocess.Popen[str]:
     """Start a command in the root folder of the project, as a user would.
 
-    The first item of `words` is `python`, `bash` or a launcher. A launcher is followed by the number of processes:
-    `launch N` (accelerate with ZeRO-1), `zero2 N`, `zero3 N`, `fsdp2 N` or `torchrun N`.
+    `words` starts with `python`, `bash`, or a launcher and its number of processes. The launchers are `launch`
+    (accelerate with ZeRO-1), `zero2`, `zero3`, `fsdp2` and `torchrun`.
     """
     return subprocess.Popen(
         ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],
@@ -47,11 +47,8 @@ def words_of(words: tuple[object, ...]) -> list[str]:
 
 
 def kill_all(pid: int) -> None:
-    """Kill the process `pid` and all its descendants.
-
-    The process is a command that start_command or start_warm started. A signal to its process group is not enough,
-    because the workers of the command run in separate sessions.
-    """
+    """Kill the process `pid` and all its descendants."""
+    # A signal to the process group is not enough, because the workers run in separate sessions.
     with contextlib.suppress(psutil.NoSuchProcess):
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         for process in processes:

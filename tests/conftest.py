@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Return the folder with public test data; without this folder, skip the test."""
+    """Return the folder with public test data; skip the test if the folder is missing."""
     if not REAL_DATA.is_dir():
         pytest.skip(f"No real data in {REAL_DATA}. Set GPT2_REPRO_TEST_DATA.")
     return REAL_DATA
@@ -63,11 +63,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
-    """Return 120 documents of 20 to 200 random words, and three special documents.
-
-    The special documents often cause errors. The first is empty, the second contains the text of the separator, and
-    the third contains accents, Japanese and an emoji.
-    """
+    """Return 120 documents of 20 to 200 random words, and three with unusual text."""
     source = random.Random(1)
     words = ["".join(source.choices("abcdefghij", k=source.randint(2, 6))) for _ in range(80)]
     texts = [" ".join(source.choices(words, k=source.randint(20, 200))) for _ in range(120)]
@@ -76,7 +72,7 @@ def documents() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Write the documents to two .jsonl files, and return the paths of the files."""
+    """Return the paths of two .jsonl files that contain the documents."""
     folder = tmp_path_factory.mktemp("corpus")
     paths = [folder / "a.jsonl", folder / "b.jsonl"]
     for path, part in zip(paths, (documents[:50], documents[50:]), strict=True):
@@ -102,7 +98,7 @@ def tiny_recipe(corpus: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs a command and returns its exit code and output.
 
-    The arguments are those of tests.commands.start_command.
+    The function takes the arguments of tests.commands.start_command.
     """
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -119,10 +115,7 @@ def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a command like type_command, but starts it faster.
-
-    The function forks a process that has already imported the libraries. This saves the imports, which take seconds.
-    """
+    """Return a function like type_command that saves the seconds of the imports."""
     output, errors = (tmp_path_factory.mktemp("warm") / name for name in ("stdout", "stderr"))
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -141,8 +134,7 @@ def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproc
 def train(tiny_recipe: Path, type_warm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Path]:
     """Return a function that trains the tiny recipe and returns the run directory.
 
-    The arguments of the function are the run directory, more options of train.py, and a launcher. Without a launcher,
-    the training uses one process.
+    The function takes the run directory, options of train.py, and `launcher`, for example ("launch", 2).
     """
 
     def run(output: Path, *options: object, launcher: tuple[object, ...] = ("python",)) -> Path:

@@ -1,9 +1,4 @@
-"""Build and train GPT-2 in plain PyTorch, without the code of this project.
-
-The model is written from the description in the GPT-2 paper. `train` is a training loop like those of build-nanogpt
-and nanoGPT. The tests compare the losses, gradient norms and learning rates of this loop with those that train.py
-logs.
-"""
+"""Build and train GPT-2 in plain PyTorch, without the code of this project."""
 
 import math
 from collections.abc import Iterator
@@ -53,11 +48,7 @@ class GPT2(nn.Module):
         return self.norm(x) @ self.tokens.weight.T
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of a Hugging Face GPT-2.
-
-        The matrices of linear layers are transposed, because Hugging Face stores them as [in, out] and nn.Linear as
-        [out, in].
-        """
+        """Load the weights of a Hugging Face GPT-2."""
         parts = {"ln_1": "norm_1", "ln_2": "norm_2", "attn.c_attn": "qkv", "attn.c_proj": "out"}
         parts |= {"mlp.c_fc": "up", "mlp.c_proj": "down"}
         names = {"transformer.wte.weight": "tokens.weight", "transformer.wpe.weight": "positions.weight"}
@@ -66,6 +57,7 @@ class GPT2(nn.Module):
             for theirs, ours in parts.items():
                 for kind in ("weight", "bias"):
                     names[f"transformer.h.{layer}.{theirs}.{kind}"] = f"blocks.{layer}.{ours}.{kind}"
+        # Hugging Face stores the matrices as [in, out], and nn.Linear as [out, in].
         turned = {
             names[name]: weight.T if ".c_" in name and name.endswith("weight") else weight
             for name, weight in weights.items()
@@ -77,11 +69,13 @@ class GPT2(nn.Module):
 def train(
     model: GPT2, rows: Tensor, *, steps: int, rows_per_step: int, peak: float, warmup: int, clip: float, decay: float
 ) -> Iterator[dict[str, float]]:
-    """Train on the rows in their order, and yield a dictionary after each step.
+    """Train on the rows in order; yield each step's loss, grad_norm and learning_rate.
 
-    `rows` is a tensor of token ids of shape [n, T + 1]. The dictionary contains the loss, the gradient norm before
-    clipping, and the learning rate. `peak` is the highest learning rate, `clip` is the gradient norm to which larger
-    gradients are clipped, and `decay` is the weight decay of the matrices.
+    Args:
+        rows: token ids of shape [n, T + 1].
+        peak: highest learning rate.
+        clip: limit of the gradient norm.
+        decay: weight decay of the matrices.
     """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -102,18 +96,12 @@ def train(
 
 
 def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
-    """Write token ids to a data file in the format of llm.c.
-
-    The file has a header of 256 int32 numbers, followed by the ids as uint16 (see dev/data/data_common.py of llm.c).
-    """
+    """Write token ids to a data file in the format of llm.c's dev/data/data_common.py."""
     path.write_bytes(np.array([20240520, 1, len(ids), *[0] * 253], "<i4").tobytes() + ids.astype("<u2").tobytes())
     return path
 
 
 def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
-    """Return the token ids of each text as an array of shape [length].
-
-    The ids of a text include its separator.
-    """
+    """Return an array of token ids, with the separator, for each text."""
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths))[:-1]

@@ -1,8 +1,4 @@
-"""Import the libraries of train.py, so that tests/warm.py can fork this process.
-
-The imports take most of the time of a short run. Each run is a fork of one process, so the libraries are imported only
-once.
-"""
+"""Import the libraries of train.py, so that tests/warm.py can fork this process."""
 
 import accelerate.commands.launch
 import torch.distributed.run

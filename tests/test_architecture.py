@@ -1,8 +1,4 @@
-"""Modules import only from lower layers, and the `main` functions are short.
-
-Each library such as DeepSpeed is imported in at most one module or subpackage. Only the subpackage run_record contains
-the names of the files in a run directory.
-"""
+"""Modules import only from lower layers, and the `main` functions are short."""
 
 import ast
 from pathlib import Path
@@ -31,11 +27,7 @@ def files() -> list[Path]:
 
 
 def layer_of(module: str) -> int:
-    """Return the level (0 to 3) of a Python module in the project's import order.
-
-    A module may import modules of its subpackage and of lower levels. Modules of the levels 0 and 3 may also import
-    modules of the same level. Examples of module names are `gpt2_repro.data.rows` and `train`.
-    """
+    """Return the layer of a module such as `gpt2_repro.data.rows`: 0 (lowest) to 3."""
     parts = module.split(".")
     room = parts[1] if len(parts) > 1 else ""
     if parts[0] != "gpt2_repro" or room in ENTRY_POINTS or parts[-1] == "__main__":
@@ -48,10 +40,7 @@ def module_of(path: Path) -> str:
 
 
 def imports(path: Path) -> list[str]:
-    """Return the full names of all imports in a file.
-
-    For example, the full name of `from gpt2_repro import hardware` is `gpt2_repro.hardware`.
-    """
+    """Return all names that a file imports, for example `gpt2_repro.hardware`."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -78,10 +67,7 @@ def test_names_of_run_files_are_known_to_run_record_only() -> None:
 
 
 def texts_of(path: Path) -> list[str]:
-    """Return the strings in a Python file, or the complete text of another file.
-
-    Docstrings are not included. F-strings are returned as source code.
-    """
+    """Return a Python file's strings except docstrings, or the text of another file."""
     if path.suffix != ".py":
         return [path.read_text()]
     tree = ast.parse(path.read_text())

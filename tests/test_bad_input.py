@@ -1,7 +1,4 @@
-"""A wrong command or recipe ends with a one-line error message and exit code 2.
-
-The error message names the fix. The commands end within seconds and leave no files.
-"""
+"""A wrong command or recipe ends with a one-line error message and exit code 2."""
 
 import errno
 import importlib
@@ -24,11 +21,7 @@ from tests.commands import ROOT
 
 @pytest.fixture
 def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs train.py with wrong options and returns the error.
-
-    The function fails the test if train.py accepts the options, if a run directory is written, or if the error message
-    has several lines.
-    """
+    """Return a function that runs train.py with wrong options and returns the error."""
     monkeypatch.chdir(ROOT)
 
     def run(*options: object, recipe: Path | None = None) -> str:

@@ -22,7 +22,7 @@ ROWS = DataArguments(sequence_length=512, packing="wrap", min_length=256)
 def llmc_learning_rate(step: int, warmup: int, total: int, final: float, kind: str) -> float:
     """Return the learning rate of a step by the formulas of llm.c, with a peak of 1.
 
-    The formulas are those of the functions get_lr in train_gpt2.py and get_learning_rate_wsd in schedulers.h.
+    Source: get_lr in llm.c's train_gpt2.py, and get_learning_rate_wsd in llm.c's schedulers.h.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -78,11 +78,7 @@ def test_max_steps_replaces_total_tokens() -> None:
 
 
 def test_an_extended_schedule_goes_on_from_where_it_is() -> None:
-    """The learning rate has no jump if a run is extended with --extend_to.
-
-    From its current value, the learning rate rises to the peak again. It reaches its final value at the last step of
-    the extended run.
-    """
+    """The learning rate has no jump if a run is extended with --extend_to."""
     shape = {"warmup_steps": 10, "max_steps": 100, "final_factor": 0.1}
     plain = [learning_rate_factor(step, **shape) for step in range(101)]
     for joint in (60, 100):

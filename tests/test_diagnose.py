@@ -1,8 +1,4 @@
-"""The command `python -m gpt2_repro.diagnose` works on finished runs.
-
-The command lists causes for the difference between the losses of two models. The tests in tests/evaluation/diagnosis
-check these causes.
-"""
+"""The command `python -m gpt2_repro.diagnose` works on finished runs."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""`train.py --diff_recipe` lists all fields that differ from another recipe.
-
-The fields are listed in three groups: fields that change the training, fields that change only how the validation loss
-is measured, and all other fields.
-"""
+"""`train.py --diff_recipe` lists all fields that differ from another recipe."""
 
 from pathlib import Path
 

@@ -55,10 +55,7 @@ def defaults(command: str) -> dict[str, str]:
 
 
 def code_of(page: Path) -> Iterator[str]:
-    """Yield each command in the code blocks of a page, and all inline code.
-
-    A line that ends with a backslash is joined with the next line.
-    """
+    """Yield each command in the code blocks of a page, and all inline code."""
     text = page.read_text()
     for block in re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         lines = (re.sub(r"(^|\s)#\s.*", "", line) for line in block.replace("\\\n", " ").splitlines())
@@ -69,8 +66,7 @@ def code_of(page: Path) -> Iterator[str]:
 def allowed_in(code: str) -> list[tuple[str, set[str]]]:
     """Split a command line into commands, and return each with its valid options.
 
-    For example, `accelerate launch … train.py …` consists of two commands. If `code` is only an option, the options of
-    all commands of this project are valid.
+    `code` may also be a single option; then the options of all commands are valid.
     """
     if code.startswith(FOREIGN):
         return []

@@ -1,7 +1,4 @@
-"""The commands and tables in docs/data.md agree with the code.
-
-All commands of the page must parse. Commands that need no network are also run.
-"""
+"""The commands and tables in docs/data.md agree with the code."""
 
 import csv
 import gzip
@@ -60,10 +57,7 @@ def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pyte
 
 @pytest.fixture
 def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create a temporary folder with all files that the commands of docs/data.md read.
-
-    The folder also has a link to recipes/. The test runs in this folder.
-    """
+    """Change to a temporary folder with all files that docs/data.md's commands read."""
     monkeypatch.chdir(tmp_path)
     Path("recipes").symlink_to(ROOT / "recipes")
     for folder in ("books", "notes", "more", "shards", "web"):

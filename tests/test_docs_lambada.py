@@ -1,8 +1,4 @@
-"""The commands of the six short training runs in docs/lambada.md are correct.
-
-For each run, the page also has a command that prepares its data. The first run is the baseline. Each of the five other
-runs differs from the baseline in one property, for example in the dropout.
-"""
+"""The commands of the six short training runs in docs/lambada.md are correct."""
 
 import re
 import shlex

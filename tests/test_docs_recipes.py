@@ -1,8 +1,4 @@
-"""Each run in docs/recipes.md and docs/lambada.md follows a recipe.
-
-A run may change one property of the recipe, for example the dropout. For each run, the pages also have the command
-that prepares its data.
-"""
+"""Runs in docs/recipes.md and docs/lambada.md change at most one recipe property."""
 
 import re
 import shlex
@@ -24,11 +20,7 @@ FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """Return the arguments of each documented command that runs the script `story`.
-
-    `story` is a file name such as train.py. The commands are those in docs/recipes.md and in the section of
-    docs/lambada.md about full-length runs.
-    """
+    """Return the arguments of each documented command that runs the script `story`."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]

@@ -1,7 +1,4 @@
-"""`python -m gpt2_repro.export` writes folders, llm.c files and model cards.
-
-The command also uploads folders to the Hub. In these tests, a fake replaces the Hub.
-"""
+"""`python -m gpt2_repro.export` writes folders, llm.c files and model cards."""
 
 import dataclasses
 import json

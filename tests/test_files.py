@@ -1,7 +1,4 @@
-"""Files are written completely or not at all.
-
-Reading a damaged file raises no error.
-"""
+"""Files are written completely or not at all, and damaged files raise no error."""
 
 import multiprocessing
 from pathlib import Path

@@ -30,10 +30,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def reference(train, tmp_path_factory) -> Path:
-    """Train the run with which all other runs are compared; return its directory.
-
-    The run uses one process and fp32. All 8 rows of a step are in one micro-batch, so gradients are not accumulated.
-    """
+    """Return the run to compare with: one process, fp32, no gradient accumulation."""
     return train(tmp_path_factory.mktemp("reference") / "run")
 
 

@@ -1,7 +1,4 @@
-"""The files in accelerate_configs/ and ds_configs/ are valid and complete.
-
-The table of launchers in gpt2_repro/launchers.py lists all files of accelerate_configs/.
-"""
+"""The files in accelerate_configs/ and ds_configs/ are valid and complete."""
 
 import json
 from pathlib import Path
@@ -25,10 +22,7 @@ GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("runs.json").rea
     "launcher", [(name, 2) for name in ("torchrun", "launch", "zero2", "zero3", "fsdp2")], ids=lambda its: its[0]
 )
 def test_two_processes_are_one(launcher, type_command, type_warm, tiny_recipe: Path, events, tmp_path: Path) -> None:
-    """Training with two processes has the same losses as with one process.
-
-    The losses of training with one process are stored in tests/golden/runs.json.
-    """
+    """Training with two processes has the same losses as with one process."""
     words = ("train.py", tiny_recipe, "--per_device_train_batch_size", 4, "--output_dir", tmp_path / "run")
     done = (type_command if launcher[0] == "launch" else type_warm)(*launcher, *words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -67,10 +61,7 @@ def test_the_table_of_launchers_has_every_file() -> None:
 
 @pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
 def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: Path) -> None:
-    """DeepSpeed gets the values of every recipe, such as gradient clipping and bf16.
-
-    tests/training/test_launcher.py checks which values in the files of ds_configs/ must be "auto".
-    """
+    """DeepSpeed gets the values of every recipe, such as gradient clipping and bf16."""
     written = json.loads(path.read_text())
     assert written["data_types"]["grad_accum_dtype"] == "fp32"
     assert isinstance(written["zero_optimization"]["reduce_bucket_size"], int)

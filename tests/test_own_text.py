@@ -1,7 +1,4 @@
-"""A user's text determines folder names, splits, model size and batch size.
-
-Model size and batch size also depend on the machine.
-"""
+"""A user's text determines folder names, splits, model size and batch size."""
 
 import dataclasses
 import json

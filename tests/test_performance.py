@@ -1,8 +1,4 @@
-"""A training step has at most a fixed number of operations and host syncs.
-
-The tests also limit the bytes saved for the backward pass and the number of collective operations. Everything is
-counted on a CPU. No test measures time.
-"""
+"""A training step has at most a fixed number of operations and host syncs."""
 
 import itertools
 import json
@@ -32,10 +28,7 @@ VIEWS |= {"select", "detach", "alias", "as_strided", "unbind"}
 
 
 class Counter(TorchDispatchMode):
-    """Count the operations that move data, and the operations that cause a host sync.
-
-    The counts are in `operations` and `syncs`.
-    """
+    """Count the operations that move data (`operations`) and the host syncs (`syncs`)."""
 
     def __init__(self) -> None:
         super().__init__()

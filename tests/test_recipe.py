@@ -1,7 +1,4 @@
-"""Recipes and command-line options are checked by the same rules.
-
-Options replace the values of the recipe. The error for an unknown name suggests the most similar valid name.
-"""
+"""Recipes and command-line options are checked by the same rules."""
 
 import dataclasses
 import re

@@ -1,8 +1,4 @@
-"""Every recipe is valid in all scripts and for the numbers of GPUs in its header.
-
-The header is the comment at the top of a recipe. Recipes also agree with the published runs that they reproduce. No
-field belongs to two sections of a recipe.
-"""
+"""Every recipe is valid in all scripts and for the numbers of GPUs in its header."""
 
 import dataclasses
 import json
@@ -70,10 +66,7 @@ def changed(values: dict[str, dict], default: dict[str, dict]) -> set[str]:
 
 
 def processes_of(path: Path) -> list[int]:
-    """Return the numbers of GPUs or processes that the header of a recipe mentions.
-
-    If the header mentions none, the list contains only 1.
-    """
+    """Return the numbers of GPUs that a recipe's top comment mentions, by default [1]."""
     found = re.search(r"((?:\d+(?:, | or | and ))*\d+) (?:GPUs|processes)", header_of(path))
     return [int(number) for number in re.findall(r"\d+", found[1])] if found else [1]
 
@@ -200,11 +193,9 @@ def test_another_published_run(name: str, wanted: dict[str, Any]) -> None:
 
 
 def test_the_dataclasses_default_to_the_default_recipe() -> None:
-    """The dataclass default of every field is the value in the default recipe.
-
-    The exception is hellaswag_steps, whose dataclass default is 0 because HellaSwag must be downloaded.
-    """
+    """The dataclass default of every field is the value in the default recipe."""
     for section in parse_for_training().sections.values():
+        # The dataclass default of hellaswag_steps is 0, because HellaSwag must be downloaded.
         for name in set(own_fields(type(section))) - {"hellaswag_steps"}:
             assert getattr(section, name) == getattr(type(section)(), name), name
 

@@ -1,7 +1,4 @@
-"""train.py has the same losses as an independent loop in plain PyTorch.
-
-train.py and the loop start from the same weights and train on the same rows.
-"""
+"""train.py has the same losses as an independent loop in plain PyTorch."""
 
 from pathlib import Path
 
@@ -23,10 +20,7 @@ STEPS, WARMUP, PEAK, CLIP = 20, 5, 1e-2, 0.6
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkpoint from which two training loops start.
-
-    All weights, LayerNorm gains and biases are random. The loops are those of train.py and tests/reference.py.
-    """
+    """Return a checkpoint with random weights, biases and LayerNorm gains."""
     torch.manual_seed(5)
     config = GPT2Config(vocab_size=300, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)

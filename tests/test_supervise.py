@@ -1,7 +1,4 @@
-"""The supervisor restarts a crashed command, up to a limited number of crashes.
-
-It does not restart a command that was stopped, that diverged, or that ended because of a user error.
-"""
+"""The supervisor restarts a crashed command, up to a limited number of crashes."""
 
 import contextlib
 import json

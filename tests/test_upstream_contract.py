@@ -1,7 +1,6 @@
 """Other libraries still have the private attributes that gpt2_repro uses.
 
-If an upgraded library is incompatible, these tests fail first. `make upgrade-check` runs this file against the newest
-transformers, accelerate and DeepSpeed.
+`make upgrade-check` runs these tests with the newest transformers, accelerate and DeepSpeed.
 """
 
 import ast
@@ -74,10 +73,7 @@ def source_of(module: str) -> str:
 
 
 def private_names() -> set[str]:
-    """Return the private names of other libraries that gpt2_repro uses or overrides.
-
-    Private names that gpt2_repro defines itself are not included.
-    """
+    """Return the private names of other libraries that gpt2_repro uses or overrides."""
     used, own = set(), set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,8 +1,6 @@
 """Start commands quickly by forking a process that has imported the libraries.
 
-The imports take several seconds, but a tiny run takes only one second. Commands with a launcher can be started in the
-same way. Tests that check the imports of a command must use tests.commands.start_command, which starts a new Python
-process.
+Tests that check the imports of a command must use tests.commands.start_command instead.
 """
 
 import importlib
@@ -25,8 +23,7 @@ def start_warm(
 ) -> "Forked":
     """Start a command in a forked process, and write stdout and stderr to files.
 
-    `words` and `environment` are the arguments of tests.commands.start_command. If `errors` is None, stdout and stderr
-    are both written to the file `output`.
+    `words` and `environment` are those of tests.commands.start_command. If `errors` is None, stderr goes to `output`.
     """
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["tests.stack"])
@@ -35,10 +32,7 @@ def start_warm(
 
 
 class Forked:
-    """Wrap a multiprocessing process so that it can be used like a subprocess.Popen.
-
-    Only the methods of Popen that tests and torchrun call are defined.
-    """
+    """Wrap a multiprocessing process so that it can be used like a subprocess.Popen."""
 
     def __init__(self, context: BaseContext, *target_and_args: Any) -> None:
         target, *args = target_and_args

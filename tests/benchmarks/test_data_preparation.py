@@ -1,7 +1,4 @@
-"""All methods of the benchmark write the expected number of tokens.
-
-Another implementation of the tokenizer computes this number.
-"""
+"""Every benchmarked way to prepare data writes the expected number of tokens."""
 
 import json
 import subprocess
@@ -21,11 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_contenders_write_the_expected_tokens(real_data: Path, tmp_path: Path) -> None:
-    """All methods except that of the blog post write all tokens of the text.
-
-    The method of the blog post drops windows of fewer than 256 tokens. Another implementation of the tokenizer gives
-    the expected numbers of tokens.
-    """
+    """Only the blog post's way to prepare data drops tokens, namely short windows."""
     pytest.importorskip("tiktoken", reason="tiktoken is missing: pip install -r requirements-dev.txt")
     sentence = "It's 1,024 tokens  wide; naïve Füße, 日本語 🙂 and\n\n\ttabs — don't they'll? "
     texts = [

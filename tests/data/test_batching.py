@@ -1,8 +1,4 @@
-"""Batches have the form that Trainer needs, with rows in a reproducible order.
-
-The order of rows depends only on seed and epoch. If each batch has rows of similar length, all steps have about the
-same number of targets.
-"""
+"""Batches have the form that Trainer needs, with rows in a reproducible order."""
 
 import itertools
 
@@ -34,7 +30,7 @@ def batches_of(targets: np.ndarray, *, tokens: int, rows: int, processes: int, s
 
 
 def rows_of_steps(targets: np.ndarray, tokens: int, *, seed: int, epoch: int = 0) -> list[set[int]]:
-    """Return the rows of each step, computed directly from the definition of a step."""
+    """Return the rows of each step, computed by a simple loop over the rows."""
     order = EpochSampler(len(targets), rows_per_step=1, seed=seed, shuffle=True)
     order.set_epoch(epoch)
     steps: list[set[int]] = [set() for _ in range(targets.sum() // tokens)]

@@ -1,7 +1,4 @@
-"""Rows equal the rows that `datasets` reads.
-
-This holds for any row lengths, for any number of shards, and if another process reads the rows.
-"""
+"""Rows equal those that `datasets` reads, for any row length and number of shards."""
 
 import pickle
 from pathlib import Path
@@ -16,9 +13,9 @@ from gpt2_repro.data.rows import Rows, open_rows
 
 
 def written(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fixed: bool) -> list[list[int]]:
-    """Write 24 rows in three shards and return them as lists.
+    """Write 24 rows in three shards, and return the rows.
 
-    If `fixed`, all rows have 5 ids. Otherwise they have 2 to 5 ids. The record batches have 1 to 6 rows.
+    Rows have 5 ids if `fixed`, otherwise 2 to 5.
     """
     monkeypatch.setattr(writing, "SHARD_BLOCKS", 2)
     source = np.random.default_rng(0)

@@ -1,7 +1,4 @@
-"""Token ids equal those of a second tokenizer library or of nanoGPT.
-
-Separators are added as ids. If a document contains the text of a separator, it is encoded as ordinary text.
-"""
+"""Token ids equal those of a second tokenizer library or of nanoGPT."""
 
 import json
 import shutil

@@ -1,7 +1,4 @@
-"""HellaSwag losses during training equal those of a plain loop over endings.
-
-Unreadable files are reported in one line.
-"""
+"""HellaSwag losses during training equal those of a plain loop over endings."""
 
 import copy
 import gzip
@@ -44,10 +41,7 @@ def losses_of(network):
 
 @torch.no_grad()
 def naive(network, gpt2_tokenizer, line: dict, window: int = 160) -> list[float]:
-    """Return the mean loss of each ending, computed one ending at a time.
-
-    The loss is the mean of -log p over the tokens of the ending, by the stock model.
-    """
+    """Return the mean loss of each ending of an item, computed one ending at a time."""
     context, means = gpt2_tokenizer(line["ctx"])["input_ids"], []
     for ending in line["endings"]:
         tokens = gpt2_tokenizer(" " + ending)["input_ids"]
@@ -93,12 +87,10 @@ def test_processes_share_the_rows(losses_of, gpt2_tokenizer, source) -> None:
 
 
 def test_a_model_of_nan_has_no_score(gpt2_tokenizer, source, caplog: pytest.LogCaptureFixture) -> None:
-    """NaN losses give no score.
-
-    Otherwise the first ending would always be chosen, which is correct for a quarter of the items.
-    """
+    """NaN losses give no score."""
     scorer = HellaSwag(read_items(str(source)), gpt2_tokenizer, window=160)
     losses = torch.full((26, 4), torch.nan)
+    # Otherwise the first ending would always be chosen, which is correct for a quarter of the items.
     assert scorer.score(losses) == {} and caplog.messages
 
 

@@ -52,13 +52,11 @@ def test_scores_are_bit_equal_to_stock_lm_eval(model, tokenizer, folder: Path) -
 def test_two_processes_share_the_documents_and_score_as_one_does(
     model, tokenizer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes share the documents and give the scores of one process.
-
-    The two processes run under torchrun, because accelerate's launcher needs GPUs for data parallelism.
-    """
+    """Two processes share the documents and give the scores of one process."""
 
     def on_two_processes(job: Path, _: int) -> list[str]:
         worker = launch_command(job, 2)[-2:]
+        # accelerate's launcher needs GPUs for data parallelism.
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", *worker]
 
     assert {"--num_processes", "--main_process_port"} < set(launch_command(folder, 2))  # none from the user

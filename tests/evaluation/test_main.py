@@ -29,10 +29,7 @@ NAME = "final (runs/tiny)"
 
 @pytest.fixture
 def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
-    """The run directory runs/tiny in an empty working directory.
-
-    It contains final/ and checkpoint-3/. data/tiny contains the validation documents.
-    """
+    """A run directory with final/ and checkpoint-3/, and its task data in data/tiny."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpt2_repro.evaluation.output.add_results", lambda *_: None)  # tests/test_end_to_end.py
     run = Path("runs/tiny")
@@ -120,11 +117,7 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
 
 
 def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
-    """Two evaluations of one run at the same time use their own data.
-
-    Evaluation B starts while evaluation A scores its first task. In an earlier version, A reported the scores of B and
-    cached them under A's hash.
-    """
+    """Two evaluations of one run at the same time use their own data."""
     shutil.copytree("data/tiny", "data/other")
     lines = Path("data/other/text/validation.jsonl").read_text().splitlines()
     Path("data/other/text/validation.jsonl").write_text("\n".join(lines[:4]))
@@ -137,6 +130,7 @@ def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
         return original(*args, **rest)
 
     monkeypatch.setattr(scoring, "evaluate_model", interrupted)
+    # An earlier version reported the scores of the second evaluation, and cached them for the first.
     assert evaluate()["rows"] == alone
     assert evaluate()["rows"] == alone, "the cache has A's scores"
 
@@ -246,10 +240,7 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, tokenizer):
-    """A user error is reported in one line, and no files are written.
-
-    Errors of load_pair are tested in tests/model/test_export.py.
-    """
+    """A user error is reported in one line, and no files are written."""
     Path("broken").mkdir()
     shutil.copy(tiny_run / "final" / "config.json", "broken")
     for name in ("nan", "more"):
@@ -268,10 +259,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_unreachable_task_data_names_local_data(tiny_run, monkeypatch, processes):
-    """Task data that cannot be loaded is an error that names --local_data.
-
-    The test is offline. It fails if worker processes are started.
-    """
+    """Task data that cannot be loaded is an error that names --local_data."""
     monkeypatch.setattr(scoring, "count_processes", lambda _: processes)
     monkeypatch.setattr(scoring, "evaluate_launched", lambda *_, **__: pytest.fail("launched"))
     with pytest.raises(UserError, match="EleutherAI/lambada_openai.*--local_data") as refused:

@@ -92,11 +92,7 @@ def test_few_differing_documents_are_inconclusive() -> None:
 
 @pytest.mark.parametrize("aggregation", [PERPLEXITY, WEIGHTED_PERPLEXITY])
 def test_the_error_of_a_difference_is_comparable_with_those_of_its_scores(aggregation: str) -> None:
-    """Standard errors of a difference and of the two scores are comparable.
-
-    If one model is almost perfect, its score has almost no standard error. The standard error of the difference is
-    then about equal to the standard error of the other model's score.
-    """
+    """If one score has almost no error, the difference has the other score's error."""
     theirs = -np.random.default_rng(0).normal(9, 2, 40)
     ours = theirs / 1000
     if aggregation == WEIGHTED_PERPLEXITY:

@@ -36,10 +36,7 @@ def write_tasks(data: Path, folder: Path, tasks: list[str]) -> Path:
 
 
 def token_log_probabilities(model, ids: list[int]) -> torch.Tensor:
-    """Return the log-probabilities of all tokens at each position but the last.
-
-    The result is a tensor of shape [ids - 1, vocabulary]. Its first row predicts the second id.
-    """
+    """Return log-probabilities [len(ids) - 1, vocabulary]; row 0 predicts ids[1]."""
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1]
     return logits.log_softmax(-1)
@@ -132,10 +129,7 @@ def test_bad_documents_are_refused(content, words, tmp_path):
 def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
     network, gpt2_tokenizer, real_data, tmp_path, monkeypatch
 ):
-    """Tasks on local files give the requests and scores of the stock tasks.
-
-    Stock tasks normally read from the Hub. In this test they get the same local files, with ten documents each.
-    """
+    """Tasks on local files give the requests and scores of lm-eval's own tasks."""
     import datasets
 
     hub = {"lambada_openai": "EleutherAI/lambada_openai", "hellaswag": "Rowan/hellaswag"}
@@ -166,10 +160,7 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
 
 
 def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokenizer, real_data, tmp_path):
-    """hellaswag_completion equals a plain loop over endings, as in build-nanogpt.
-
-    Context and ending are encoded separately. The score of an ending is the mean loss of its tokens.
-    """
+    """hellaswag_completion equals a plain loop over endings, as in build-nanogpt."""
     source = tmp_path / "data"
     source.mkdir()
     lines = (real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text().splitlines()[15:35]

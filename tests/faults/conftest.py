@@ -1,4 +1,4 @@
-"""Provide fixtures that train with injected faults."""
+"""Fixtures that train with injected faults."""
 
 import functools
 import subprocess
@@ -16,7 +16,7 @@ from tests.faults.runs import Started
 def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function that trains without faults and returns the run directory.
 
-    If several tests call the function with the same options, the run is trained only once.
+    Runs with equal options are trained only once.
     """
     folder = tmp_path_factory.mktemp("golden")
 
@@ -31,8 +31,7 @@ def golden(train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Return a function that starts a run of the tiny recipe in the background.
 
-    The argument `fault` is a tuple of name, step(s) and rank, or None for a run without faults. After the test,
-    processes that are still running are killed.
+    The function's argument `fault` is None, or a tuple of fault name, step(s) and rank.
     """
     started: list[Started] = []
 
@@ -59,7 +58,7 @@ def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]
 def fault(start) -> Callable[..., tuple[int, str]]:
     """Return a function that runs train.py with a fault until it ends.
 
-    The function returns the exit code and the output. The test fails if the fault did not happen.
+    The function returns the exit code and the output.
     """
 
     def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):
@@ -73,10 +72,7 @@ def fault(start) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 16 MB and return its folder.
-
-    Mounting needs root, so the test is skipped for other users.
-    """
+    """Mount a file system of 16 MB; skip the test if mounting fails."""
     folder = tmp_path / "disk"
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder]

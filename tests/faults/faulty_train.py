@@ -29,10 +29,7 @@ STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 
 
 def saves(*args: Any, **kwargs: Any) -> bool:
-    """Return whether a call saves a checkpoint of a step in FAULT_AT.
-
-    If it does, an argument of the call is a path or file name that contains the folder name of the checkpoint.
-    """
+    """Return whether a call saves a checkpoint of a step in FAULT_AT."""
     return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 
@@ -53,7 +50,7 @@ def flip(original: Callable[[], Any], *args: Any, model: Any, **kwargs: Any) -> 
 def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any, *args: Any) -> Any:
     """Raise an out-of-memory error for micro-batches of more than one row.
 
-    With activation checkpointing, the error is raised for micro-batches of more than two rows.
+    With activation checkpointing, the limit is two rows.
     """
     if len(inputs["input_ids"]) > (2 if self.args.activation_checkpointing else 1):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
@@ -61,11 +58,7 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 
 
 def inject(fault: str) -> None:
-    """Patch a function of the project so that a call of the function causes the fault.
-
-    The fault happens only on the rank FAULT_RANK. If the fault depends on the step, it happens only at the steps in
-    FAULT_AT.
-    """
+    """Patch a function so that calling the function on rank FAULT_RANK causes a fault."""
     from gpt2_repro.run_record import checkpoints
     from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.hashing import _HashedFile

@@ -17,8 +17,7 @@ from tests.warm import start_warm
 class Started:
     """A command that runs in the background of a test.
 
-    By default, the command starts as a user would start it. If `warm` is true, the command is forked from a process
-    that has already imported the libraries, because this saves several seconds.
+    If `warm` is true, the command is forked from a process that has already imported the libraries.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Started:
     def wait_until(self, condition: Callable[[], Any], timeout: float = 90) -> Any:
         """Call `condition` every 10 ms until it returns a true value; return this value.
 
-        The test fails if the command ends before `condition` returns a true value, or after `timeout` seconds.
+        Raises AssertionError if the command ends first, or after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while not (value := condition()):
@@ -54,10 +53,8 @@ class Started:
         return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else -1
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """Return a dictionary from each rank to its training process.
-
-        The processes are sorted by start time, because a launcher starts them in the order of their ranks.
-        """
+        """Return the training process of each rank."""
+        # A launcher starts the processes in the order of their ranks.
         workers = psutil.Process(self.process.pid).children()
         return dict(enumerate(sorted(workers, key=lambda worker: (worker.create_time(), worker.pid))))
 
@@ -72,10 +69,7 @@ def weights(run: Path) -> str:
 
 
 def losses(run: Path) -> list[tuple[int, str, float]]:
-    """Return all logged losses of a run as tuples (step, kind, loss).
-
-    The kind is "loss" for the training loss and "eval_loss" for the validation loss.
-    """
+    """Return (step, kind, loss) of all logged losses; kind is "loss" or "eval_loss"."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(e["step"], key, e[key]) for e in events for key in ("loss", "eval_loss") if key in e]
 
@@ -85,10 +79,7 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Fill a disk with one file so that `leave` bytes stay free; return the file.
-
-    If an earlier call wrote the file, it is deleted first.
-    """
+    """Fill a disk except for `leave` bytes with one file, and return the file's path."""
     filler = disk / "filler"
     filler.unlink(missing_ok=True)
     filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - leave))

@@ -24,11 +24,7 @@ OPTIONS = (
 
 
 def strike(command, source: random.Random, disk: Path) -> str:
-    """Cause a random fault in the run of `command`, and return the name of the fault.
-
-    A fault kills processes of the run, sends SIGTERM to one rank, or fills `disk`, the folder of a small file system.
-    `source` makes the random choices.
-    """
+    """Cause a random fault in the run of `command`, and return the name of the fault."""
     ranks = command.ranks()
     # Until the launcher has started its workers, only the launcher can be killed.
     what = source.choice(["launcher", "worker", "all", "term", "disk"] if len(ranks) == 2 else ["launcher"])
@@ -55,11 +51,7 @@ def newest(run: Path) -> int:
 
 @pytest.mark.chaos
 def test_twenty_five_kills_lose_nothing(train, start, small_disk: Path, tmp_path: Path, capsys) -> None:
-    """After 25 random faults, losses and final weights are those of a faultless run.
-
-    The faults are SIGKILL to launchers and workers, SIGTERM to single ranks, and a full disk. This tests the promises
-    P1, P2, P3, P5 and P11 of docs/reliability.md.
-    """
+    """After 25 random faults, losses and final weights are those of a faultless run."""
     golden = train(tmp_path / "golden", *OPTIONS, launcher=("launch", 2))
     run, source, done = small_disk / "run", random.Random(), []
     while len(done) < KILLS:

@@ -18,11 +18,7 @@ SAVES = ("--save_steps", 2, "--eval_steps", 2, "--per_device_train_batch_size", 
 def test_a_kill_at_any_point_of_a_save_costs_the_steps_since_the_last(
     train, fault, golden, launcher, bf16: str, tmp_path: Path
 ) -> None:
-    """A run that is killed during several saves ends like a run without faults.
-
-    Each kill happens at a different point of a save. Final weights and losses must be equal to those of a run without
-    faults. This tests the promises P1 and P2 of docs/reliability.md.
-    """
+    """A run that is killed during several saves ends like a run without faults."""
     options = (*SAVES, "--max_steps", 12, "--bf16", bf16, "--keep_checkpoints", 1, "--keep_best_checkpoint", "false")
     run = tmp_path / "run"
     kills = [
@@ -55,14 +51,11 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_pa
 
 
 def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, golden, small_disk: Path) -> None:
-    """If the disk fills up during a save, the previous checkpoint stays complete.
-
-    The test disables the check of the free disk space before the save. This simulates another program that fills the
-    disk between the check and the save.
-    """
+    """If the disk fills up during a save, the previous checkpoint stays complete."""
     run = small_disk / "run"
     train(run, *SAVES, "--stop_at_step", 2)
     filler = fill(small_disk, leave=300_000)
+    # Without the check before the save, as if another program fills the disk between check and save.
     code, text = fault("no_foresight", 0, run, *SAVES)
     _, _, after = text.partition("error: ")
     assert code == 1 and "checkpoint-4" in after and "Traceback" not in after, text
@@ -73,10 +66,7 @@ def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, go
 
 
 def test_no_secret_reaches_a_file_or_the_screen(start, tmp_path: Path) -> None:
-    """Secrets in the environment are neither in the run directory nor in the output.
-
-    This tests the promise P13 of docs/reliability.md.
-    """
+    """Secrets in the environment are neither in the run directory nor in the output."""
     secrets = {name: f"secret of {name}" for name in ("HF_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY")}
     run = tmp_path / "run"
     command = start(run, *SAVES, "--report_to", "wandb", **secrets, WANDB_MODE="offline", launcher=("launch", 2))

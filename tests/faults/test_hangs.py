@@ -1,7 +1,4 @@
-"""If a rank hangs, the run ends and prints the stack traces of all ranks.
-
-This tests the promise P10 of docs/reliability.md.
-"""
+"""If a rank hangs, the run ends and prints the stack traces of all ranks."""
 
 from pathlib import Path
 

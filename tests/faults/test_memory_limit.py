@@ -15,10 +15,7 @@ ROOT = Path(__file__).parents[2]
 def test_memory_trials_run_the_real_command(
     tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`preflight --memory` reduces the micro-batch size until train.py succeeds.
-
-    A simulated device has memory for one row per micro-batch.
-    """
+    """`preflight --memory` reduces the micro-batch size until train.py succeeds."""
     (tmp_path / "accelerate_configs").symlink_to(ROOT / "accelerate_configs")
     (tmp_path / "train.py").symlink_to(ROOT / "tests" / "faults" / "faulty_train.py")
     fault = {"FAULT": "small_device", "FAULT_AT": "0", "FAULT_RANK": "0", "FAULT_MARK": str(tmp_path / "mark")}

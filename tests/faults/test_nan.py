@@ -24,10 +24,7 @@ ENGINES = [
 
 @pytest.mark.parametrize(("launcher", "bf16"), ENGINES)
 def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: str, tmp_path: Path) -> None:
-    """If the loss of one rank is NaN, all ranks skip the update and log the skip.
-
-    This tests the promise P6 of docs/reliability.md.
-    """
+    """If the loss of one rank is NaN, all ranks skip the update and log the skip."""
     run = tmp_path / "run"
     rank = 0 if launcher == ("python",) else 1
     code, text = fault("nan", 3, run, *SAVES, "--bf16", bf16, rank=rank, launcher=launcher)
@@ -50,10 +47,7 @@ def test_one_update_of_nan_is_skipped_and_seen(fault, events, launcher, bf16: st
 
 @pytest.mark.parametrize(("launcher", "bf16"), [ENGINES[0], ENGINES[2]])
 def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -> None:
-    """Five skipped updates in a row end the run with exit code 1.
-
-    The state in run_status.json is then `diverged`.
-    """
+    """Five skipped updates in a row end the run with the state `diverged`."""
     run = tmp_path / "run"
     code, text = fault("nan", "3-8", run, *SAVES, "--bf16", bf16, launcher=launcher)
     assert code == 1, text

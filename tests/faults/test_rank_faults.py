@@ -13,16 +13,13 @@ pytestmark = pytest.mark.faults
 OPTIONS = ("--save_steps", 2, "--per_device_train_batch_size", 4)
 
 
+# Under ZeRO, the bit is flipped at step 4, where weights are compared. ZeRO would repair a weight flipped earlier,
+# because it gathers the weights again in every step.
 @pytest.mark.parametrize(("launcher", "at"), [(("launch", 2), 4), (("torchrun", 2), 3)], ids=["zero1", "ddp"])
 def test_a_flipped_bit_on_one_rank_ends_the_run_before_it_is_validated_or_saved(
     train, fault, golden, launcher, at: int, tmp_path: Path
 ) -> None:
-    """A flipped bit in one rank's weights ends the run at the next comparison.
-
-    Before the validation and the save of step 4, the weights of all ranks are compared with each other. Under DDP, the
-    bit is flipped at step 3, and the weight is still wrong at step 4. ZeRO would repair the weight, because it gathers
-    the weights again in every step. Under ZeRO, the bit is therefore flipped at step 4.
-    """
+    """A flipped bit in one rank's weights ends the run before the weights are saved."""
     run = tmp_path / "run"
     code, text = fault("flipped_bit", at, run, *OPTIONS, rank=1, launcher=launcher)
     assert code == 1 and re.search("step 4 rank 1 .* transformer.wte.weight", text)

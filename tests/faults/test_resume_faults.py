@@ -25,11 +25,7 @@ pytestmark = pytest.mark.faults
 def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
     launchers, bf16: str, train, golden, tmp_path
 ) -> None:
-    """Resuming with another number of processes gives the same losses.
-
-    The losses are compared with those of an uninterrupted run. Only the launcher or its --num_processes changes.
-    DeepSpeed's checkpoints are converted. This tests the promise P3 of docs/reliability.md.
-    """
+    """Resuming with another number of processes gives the same losses."""
     options = ("--max_steps", 12, "--per_device_train_batch_size", 2, "--bf16", bf16, "--learning_rate", 1e-3)
     straight, run = golden(*options, launcher=launchers[0]), tmp_path / "run"
     stops = [12 * number // len(launchers) for number in range(1, len(launchers) + 1)]
@@ -46,10 +42,8 @@ def test_another_number_of_processes_gives_the_losses_of_a_straight_run(
 
 @pytest.mark.parametrize("launcher", [("launch", 2), ("zero3", 2)], ids=["zero1", "zero3"])
 def test_a_change_that_is_allowed_takes_effect(launcher: tuple, train, tmp_path: Path) -> None:
-    """A new --max_grad_norm takes effect on resume, also under DeepSpeed.
-
-    DeepSpeed alone would restore the old value from the checkpoint and ignore the new value.
-    """
+    """A new --max_grad_norm takes effect on resume, also under DeepSpeed."""
+    # DeepSpeed alone would restore the old value from the checkpoint.
     options, runs = ("--per_device_train_batch_size", 4), []
     for name, its in (("one", ("python",)), ("many", launcher)):
         train(tmp_path / name, *options, "--stop_at_step", 4, launcher=its)

@@ -27,10 +27,7 @@ SIGNALS = {
 
 
 def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, tmp_path: Path) -> None:
-    """A run stopped by several signals has the same results as an unstopped run.
-
-    Each signal is sent once. After each signal, the run is resumed. This tests the promise P5 of docs/reliability.md.
-    """
+    """A run stopped by several signals has the same results as an unstopped run."""
     options = (*LONG, *READERS)
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
     run, before = tmp_path / "run", 0
@@ -68,16 +65,13 @@ def test_the_second_ctrl_c_ends_at_once(start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", [("python",), ("fsdp2", 2)], ids=["one", "fsdp2"])
 def test_a_validation_that_a_signal_interrupts_is_repeated(launcher, train, start, tmp_path: Path) -> None:
-    """After a signal during a validation, the resumed run repeats the validation.
-
-    With sharded weights, all ranks leave the validation after the same batch. This tests the promise P5 of
-    docs/reliability.md.
-    """
+    """After a signal during a validation, the resumed run repeats the validation."""
     options = ("--max_steps", 6, "--eval_steps", 3, "--save_steps", 100, "--per_device_eval_batch_size", 1)
     options += ("--per_device_train_batch_size", 4)
     golden, run = train(tmp_path / "golden", *options, launcher=launcher), tmp_path / "run"
     slow = start(run, *options, "--eval_on_start", "false", launcher=launcher, fault=("slow_validation", 0, 0))
     slow.wait_until(slow.mark.is_file)
+    # With sharded weights, all ranks leave the validation after the same batch.
     target = slow.ranks()[1] if launcher[0] == "fsdp2" else slow.process
     target.send_signal(signal.SIGTERM)
     assert slow.end() == 0 and status(run)["step"] == 3, slow.text()

@@ -1,7 +1,4 @@
-"""Tiny GPT-2, Llama and Mixtral models.
-
-The weights of these models are three times freshly initialized weights, so that errors are visible.
-"""
+"""Tiny GPT-2, Llama and Mixtral models with enlarged initial weights."""
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedModel
@@ -24,14 +21,15 @@ CONFIGS = {
 
 
 def build(family: str, attention="causal_sdpa", *, dtype=torch.float32, documents=None) -> PreTrainedModel:
-    """Return a tiny model with the pre-training forward and fixed weights.
+    """Return a tiny model with the pre-training forward and reproducible weights.
 
-    `family` is the architecture: gpt2, llama or mixtral.
+    `family` is gpt2, llama or mixtral.
     """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=dtype, attn_implementation="causal_sdpa")
     model.config._attn_implementation = attention  # set directly, because flash-attn is not installed
     with torch.no_grad():
         for parameter in model.parameters():
+            # Larger weights make errors visible.
             parameter.mul_(3)
     return make_pretraining(model, vocab_size=VOCABULARY, documents=documents)

@@ -63,10 +63,7 @@ def test_flash_attention_is_taken_where_it_works(device: dict, obstacle: str | N
 
 
 def test_wrong_attentions_are_found() -> None:
-    """A wrong attention implementation differs clearly from a correct one.
-
-    Correct kernels differ by rounding only. flash-attn is not used if it differs by 0.05 or more.
-    """
+    """A wrong attention implementation differs clearly from a correct one."""
 
     def shifted(*args, **kwargs):
         out, weights = sdpa_attention_forward(*args, **kwargs)
@@ -83,6 +80,7 @@ def test_wrong_attentions_are_found() -> None:
     def difference(name: str, *, document_mask: bool = False) -> float:
         return attention_difference(name, "causal_sdpa", device="cpu", document_mask=document_mask)
 
+    # Correct kernels differ by rounding only. flash-attn is not used if the difference is 0.05 or more.
     for function in (shifted, broken_backward, across_documents):
         AttentionInterface.register(function.__name__, function)
     assert difference("shifted") > 0.1 and difference("broken_backward") == math.inf

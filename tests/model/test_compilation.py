@@ -1,7 +1,4 @@
-"""The compiled loss is one graph with causal attention and without logits.
-
-The compiled loss has the same values as the eager loss.
-"""
+"""The compiled loss is one graph with causal attention, and equals the eager loss."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""With a document mask, losses equal those of documents processed one at a time.
-
-Each document keeps its positions in the row.
-"""
+"""With a document mask, losses equal those of documents processed one at a time."""
 
 import functools
 from types import SimpleNamespace
@@ -27,7 +24,10 @@ ATTENTIONS = ["causal_sdpa", "eager", "flash_attention_2"]
 
 
 def batch_of(starts: list[list[int]], *, behind: bool = False) -> dict[str, torch.Tensor]:
-    """Return rows of random ids with separators, so that documents start at `starts`."""
+    """Return rows of random ids with separators, so that documents start at `starts`.
+
+    If `behind`, a separator is the last token of a document, otherwise the first.
+    """
     ids = torch.randint(S + 1, VOCABULARY, (len(starts), LENGTH + 1), generator=torch.Generator().manual_seed(1))
     for row, places in zip(ids, starts, strict=True):
         if places != [0, 3] and not behind:
@@ -37,10 +37,7 @@ def batch_of(starts: list[list[int]], *, behind: bool = False) -> dict[str, torc
 
 
 def alone(family: str, batch: dict[str, torch.Tensor], starts: list[list[int]]) -> tuple[torch.Tensor, list]:
-    """Return the summed loss and its gradients, with each document processed alone.
-
-    Documents keep their positions in the row. Attention is stock attention.
-    """
+    """Return the summed loss and its gradients, with each document processed alone."""
     model = build(family, "eager")
     total = torch.zeros((), dtype=torch.float64)
     for ids, labels, places in zip(*batch.values(), starts, strict=True):
@@ -71,10 +68,8 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
 
 @pytest.fixture(autouse=True)
 def flash_attn(monkeypatch: pytest.MonkeyPatch):
-    """Replace flash-attn by stand-ins with the same interface.
-
-    The stand-ins are installed where transformers looks for flash-attn. The real kernels need a GPU.
-    """
+    """Replace flash-attn, which needs a GPU, by stand-ins with the same interface."""
+    # transformers looks for the functions of flash-attn here.
     stand_ins = (flash_attn_func, flash_attn_varlen_func, None, None, None)
     monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *args, **kwargs: stand_ins)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
@@ -103,10 +98,7 @@ def test_loss_and_gradients_are_those_of_documents_run_alone(family: str, behind
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_only_the_loss_of_packed_rows_uses_the_document_mask(attention: str) -> None:
-    """Only the loss of packed rows uses the document mask.
-
-    Samples, HellaSwag and all other uses of the model attend across documents.
-    """
+    """Logits and per-token losses do not use the document mask."""
     batch = batch_of(STARTS)
     masked, plain = build("gpt2", attention, documents=Documents(S)), build("gpt2", attention)
     assert torch.equal(masked(**batch, reduction="none").loss, plain(**batch, reduction="none").loss)

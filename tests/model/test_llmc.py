@@ -1,7 +1,4 @@
-"""Written model files have llm.c's layout.
-
-tests/test_export.py contains the tests that read such files.
-"""
+"""Written model files have llm.c's layout."""
 
 from pathlib import Path
 
@@ -30,14 +27,12 @@ def model() -> GPT2LMHeadModel:
 
 
 def test_the_file_is_llm_cs(model: GPT2LMHeadModel, tmp_path: Path) -> None:
-    """A model file has the tensors that llm.c expects, in the order of llm.c.
-
-    The shapes are those of dev/eval/export_hf.py.
-    """
+    """A model file has the tensors that llm.c expects, in the order of llm.c."""
     write_llmc(model, tmp_path / "m.bin", dtype="float32")
     content = (tmp_path / "m.bin").read_bytes()
     header = np.frombuffer(content[:1024], dtype=np.int32)
     assert header[:8].tolist() == [20240326, 3, WINDOW, VOCABULARY, LAYERS, 2, WIDTH, 128] and not header[8:].any()
+    # The shapes are those of llm.c's dev/eval/export_hf.py.
     blocks = {
         **{"ln1w": (WIDTH,), "ln1b": (WIDTH,)},
         **{"qkvw": (3 * WIDTH, WIDTH), "qkvb": (3 * WIDTH,), "attprojw": (WIDTH, WIDTH), "attprojb": (WIDTH,)},

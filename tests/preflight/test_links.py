@@ -106,8 +106,7 @@ def test_what_processes_say_is_judged(
 ) -> None:
     """A failed all-reduce is reported with its error, and with a fix if one is known.
 
-    `works_without_p2p` says whether a simulated second attempt without peer-to-peer transfers succeeds. It is None for
-    a machine without a GPU, because the test expects no second attempt there.
+    `works_without_p2p`: whether a second attempt without peer-to-peer transfers succeeds, or None without a GPU.
     """
 
     def run(command, seconds, **variables) -> tuple[int | None, str]:

@@ -24,7 +24,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def look(capsys: pytest.CaptureFixture[str]):
-    """Run the preflight command and return its exit code and output."""
+    """Return a function that runs preflight and returns the exit code and output."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as end:
@@ -123,16 +123,14 @@ def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_precision_is_judged_as_train_py_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preflight and train.py judge the precision by the same rules.
-
-    The simulated GPU is a T4 with 16 GB, which cannot multiply in bf16.
-    """
+    """Preflight and train.py judge the precision by the same rules."""
     monkeypatch.setattr("gpt2_repro.hardware.nvidia_driver", lambda: "570.1")
     monkeypatch.setattr(
         "gpt2_repro.hardware.find_accelerator", lambda use_cpu: Accelerator("cuda", "Tesla T4", 1, None, 16)
     )
     for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", "Tesla T4")):
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    # A T4 has 16 GB and cannot multiply in bf16.
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "13.0")

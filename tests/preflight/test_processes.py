@@ -28,12 +28,9 @@ run_to_end([sys.executable, "-c", *sys.argv[1:]], seconds=600)
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process has ended.
-
-    A zombie process counts as ended. If an earlier test made pytest adopt orphaned processes, they become zombies when
-    they end.
-    """
+    """Return whether a process has ended or is a zombie."""
     try:
+        # Orphaned processes that pytest has adopted become zombies when they end.
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True

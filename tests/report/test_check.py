@@ -101,11 +101,9 @@ def test_training_loss_far_above_its_best() -> None:
 
 @pytest.mark.parametrize("interval", [1, 10])
 def test_sparse_logs_are_smoothed_over_the_same_steps(interval: int) -> None:
-    """The smoothed loss does not depend on the number of steps between logged losses.
-
-    In this test, the loss jumps from 5 to 6 after step 100. The time constant of the smoothing is 100 steps.
-    Therefore, 100 * ln 2 = 69.3 steps after the jump, the smoothed loss is 0.5 (the limit) above its lowest value.
-    """
+    """The smoothed loss does not depend on the number of steps between logged losses."""
+    # The time constant is 100 steps: 100 * ln 2 = 69.3 steps after the jump at step 100, the smoothed loss is 0.5
+    # (the limit) above its lowest value.
     rows = [{"step": step, "loss": 5.0 if step <= 100 else 6.0} for step in range(interval, 171, interval)]
     assert risen_training_loss(rows) is not None
     assert risen_training_loss([row for row in rows if row["step"] <= 160]) is None

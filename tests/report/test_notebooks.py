@@ -19,10 +19,9 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def execute(name: str, parameters: str) -> tuple[str, list[str]]:
-    """Run a notebook. Return its text output and the media types of all its outputs.
+    """Run a notebook; return its text output and the media types of all its outputs.
 
-    The code in `parameters` replaces the cell that has the tag "parameters". The notebook runs in the folder
-    notebooks/.
+    The code in `parameters` replaces the cell with the tag "parameters".
     """
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]

@@ -1,7 +1,4 @@
-"""Simulate a RunPod pod, so that the scripts run without costs and network.
-
-Stub programs replace the commands that would cost money or use a network. They record their arguments.
-"""
+"""Simulate a RunPod pod with stub programs that record their arguments."""
 
 import contextlib
 import os
@@ -66,12 +63,10 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 class Pod:
-    """A simulated pod that runs the scripts of runpod/.
-
-    `calls()` returns the commands that the scripts called, in order.
-    """
+    """A simulated pod that runs the scripts of runpod/."""
 
     def __init__(self, folder: Path) -> None:
+        # The space in the path tests the quoting.
         self.folder, self.workspace = folder, folder / "work space"
         self.stubs, self._calls = folder / "bin", folder / "calls"
         self.stubs.mkdir()
@@ -110,10 +105,7 @@ class Pod:
         return [int(word) if word.isdecimal() else word for word in words]
 
     def start(self, script: str, *words: object, **variables: str | None) -> subprocess.Popen[str]:
-        """Start a script of runpod/ with changed environment variables.
-
-        The values in `variables` replace those of the pod. A variable with the value None is not set.
-        """
+        """Start a script of runpod/ with changed environment variables (None: unset)."""
         environment = {name: text for name, text in (self.environment | variables).items() if text is not None}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = ["bash", str(ROOT / "runpod" / script), *map(str, words)]

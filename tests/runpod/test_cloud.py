@@ -41,10 +41,7 @@ def test_a_job_of_the_hub_is_started_only_when_that_is_typed(pod) -> None:
 
 
 def stage(pod, name: str, **variables: str) -> int:
-    """Run the stage "prepare" or "train" of cloud/skypilot.yaml; return its exit code.
-
-    A local folder replaces the bucket.
-    """
+    """Run the stage "prepare" or "train" of cloud/skypilot.yaml; return its exit code."""
     stages = {its["name"]: its for its in yaml.safe_load_all((ROOT / "cloud/skypilot.yaml").read_text())}
     command = stages[name]["run"].replace("/bucket", str(pod.folder / "bucket"))
     for folder in ("bucket", "here"):

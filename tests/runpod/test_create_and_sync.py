@@ -59,11 +59,7 @@ def test_the_whole_cost_is_shown(pod) -> None:
 
 
 def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
-    """The pod's start command runs on_start.sh, or stops the pod at the deadline.
-
-    The command stops the pod at the deadline if the volume does not contain the repository, because on_start.sh is
-    then missing. The test replaces the paths in the command by paths in a temporary folder.
-    """
+    """The pod's start command runs on_start.sh, or stops the pod at the deadline."""
     text = options(pod, "--gpu", "A40", "--hours", 1.5, "--volume", "v")["--docker-args"]
     assert text.count("'") == 2  # RunPod splits the text like a shell
     assert "script=/workspace/gpt2/runpod/on_start.sh;" in text
@@ -82,10 +78,7 @@ def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
 
 
 def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
-    """sync.sh accepts a copy in a bucket only if the hashes of all files match.
-
-    A file server simulates the Hub: a request to the path of the Hub's API returns the list of files in the bucket.
-    """
+    """sync.sh accepts a copy in a bucket only if the hashes of all files match."""
     run, weights = pod.folder / "run", pod.folder / "run" / "final" / "model.safetensors"
     listed = pod.folder / "hub" / "api" / "buckets" / "me" / "mine" / "tree" / "copies" / "run"
     for path, text in ((run / "metrics.jsonl", "{}"), (weights, "weights"), (run / ".lock", ""), (listed, "")):
@@ -94,6 +87,7 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
     hashes = {path.relative_to(run): hash_files([str(path)])[0].hash for path in (run / "metrics.jsonl", weights)}
     files = [{"type": "file", "path": f"copies/run/{path}", "size": 1, "xetHash": hashes[path]} for path in hashes]
     listed.write_text(json.dumps(files))
+    # A file server simulates the Hub: the path of the API contains the list of the files in the bucket.
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=pod.folder / "hub")) as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         command = ("sync.sh", run, "hf://buckets/me/mine/copies/")
@@ -113,14 +107,10 @@ def test_a_copy_in_a_bucket_counts_once_every_hash_is_there(pod) -> None:
 @pytest.mark.parametrize(("differs", "code"), [("", 0), ("<f.st...... metrics.jsonl", 1)])
 @pytest.mark.parametrize("target", ["me@host:backup/", "me@host:"])
 def test_a_copy_by_rsync_counts_once_it_is_compared(pod, target: str, differs: str, code: int) -> None:
-    """sync.sh accepts a copy made by rsync only if all files are equal.
-
-    sync.sh calls rsync twice: to copy the run directory `run`, and to list the files that differ (`differs`). sync.sh
-    must pass the target to rsync unchanged, because rsync itself appends `run`. For example, the target `me@host:` is
-    the home directory. If sync.sh appended `/run`, the copy would be in the root directory.
-    """
+    """sync.sh accepts a copy made by rsync only if all files are equal."""
     run = pod.folder / "run"
     run.mkdir()
+    # rsync itself appends `run`. If sync.sh appended `/run` to `me@host:`, the copy would be in the root directory.
     assert pod.run("sync.sh", f"{run}/", target, OUT_rsync=differs)[0] == code
     assert pod.calls() == [
         f"rsync --archive --partial --exclude .lock {run} {target}",
@@ -136,10 +126,8 @@ def test_a_place_is_tried_without_copying(pod) -> None:
 
 
 def test_hf_has_the_commands_of_the_script() -> None:
-    """The installed `hf` program has the commands that sync.sh uses.
-
-    The other tests replace `hf` by a stub that accepts any command.
-    """
+    """The installed `hf` program has the commands that sync.sh uses."""
+    # The other tests replace `hf` by a stub that accepts any command.
     script = (ROOT / "runpod" / "sync.sh").read_text()
     for words in re.findall(r"^ +hf ([a-z ]+)", script, flags=re.MULTILINE):
         hf = Path(sys.executable).with_name("hf")

@@ -17,15 +17,13 @@ def deadlines(pod, purpose: str = "") -> list[int]:
 # A run that was not copied may lie outside the volume, so a stop is tried first.
 @pytest.mark.parametrize(("variables", "calls"), [({}, STOP), ({"RUNPOD_VOLUME_ID": "volume"}, STOP + TERMINATE)])
 def test_it_returns_at_once_and_stops_the_pod_later(pod, variables: dict[str, str], calls: list[str]) -> None:
-    """deadline.sh returns at once, and its timer stops the pod later.
-
-    The timer works even if the repository is deleted after deadline.sh has returned.
-    """
+    """deadline.sh returns at once, and its timer stops the pod later."""
     scripts = shutil.copytree(ROOT / "runpod", pod.folder / "gone")
     code, said = pod.run(scripts / "deadline.sh", 4, **variables)
     assert code == 0 and "4 hours" in said and pod.calls() == []
     (process,) = deadlines(pod, "start")
     assert os.getsid(process) == process  # a separate session, without a terminal
+    # The timer also works without the repository.
     shutil.rmtree(scripts)
     pod.wake()
     wait_for(lambda: len(pod.calls()) == len(calls))

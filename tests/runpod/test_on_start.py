@@ -16,12 +16,7 @@ def log(pod) -> str:
 
 
 def test_a_second_start_installs_nothing(pod) -> None:
-    """A second start of a pod uses the environment that the first start installed.
-
-    The file gpt2.env and the caches of small files are in HOME. HOME is in the container and not on the volume,
-    because the next pod that uses the volume may have another image. The workspace path contains a space to test the
-    quoting.
-    """
+    """A second start of a pod uses the environment that the first start installed."""
     assert pod.run("on_start.sh") == (0, "")
     wait_for(lambda: pod.calls("python -m gpt2_repro.preflight"))
     first = pod.calls()
@@ -35,7 +30,8 @@ def test_a_second_start_installs_nothing(pod) -> None:
     assert any("pip uninstall" in call and "flash-attn" in call for call in first)
     installed = [call.rpartition("/")[2] for call in first if "pip install" in call]
     assert installed == ["requirements.txt", "flash_attn.whl"] and "SDPA" in log(pod)
-    # A shell gets the environment and the cache folders. Caches with many small files are in the container.
+    # A shell gets the environment and the cache folders. Caches with many small files are in the
+    # container. gpt2.env is there too, because the next pod of the volume may have another image.
     names = '"$PATH" "$HF_HOME" "$TORCHINDUCTOR_CACHE_DIR" "$HF_DATASETS_CACHE"'
     words = ["bash", "-uc", f'. "$HOME/gpt2.env" && printf "%s\n" {names}']
     environment = {"PATH": os.environ["PATH"], "HOME": str(pod.folder)}

@@ -61,7 +61,7 @@ def test_everything_comes_in_its_order(pod) -> None:
 def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str], code: int, evaluated: bool) -> None:
     """With --keep, the script exits with the code of a failed training or evaluation.
 
-    If neither fails, the exit code is 0. The run is evaluated only if it is complete and the training succeeded.
+    Only a complete run of a successful training is evaluated.
     """
     ended, log = pod.train("--keep", *words, **variables)
     assert ended == code and not pod.calls("runpodctl") and not pod.processes("deadline.sh"), log
@@ -114,8 +114,7 @@ def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
 def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]) -> None:
     """After a failure or an early end, the script waits before it stops the pod.
 
-    If the script is killed while it waits, the pod keeps running. The script's lock is released, so another
-    run_and_stop.sh can start.
+    If the script is killed while waiting, the pod keeps running.
     """
     words = ("--hours", 1, "--grace", 0.5, *TRAIN)
     for number in (1, 2):
@@ -132,12 +131,9 @@ def test_after_an_early_end_there_is_time_to_look(pod, variables: dict[str, str]
 
 @pytest.mark.parametrize("words", [("--hours", 1), ("--keep",)])
 def test_before_the_deadline_the_training_is_told_to_end(pod, words: tuple[object, ...]) -> None:
-    """The training gets SIGTERM before the deadline.
-
-    With --hours, run_and_stop.sh sets a deadline. With --keep, the script sets no deadline, so the deadline is the one
-    that was set when the pod was started.
-    """
+    """The training gets SIGTERM before the deadline."""
     process = start_training(pod, *words, "--grace", 0)
+    # With --keep, run_and_stop.sh sets no deadline, so the deadline is that of the start of the pod.
     if words == ("--keep",):
         pod.run("deadline.sh", 1)
     wait_for(lambda: 3300 in pod.sleeps())

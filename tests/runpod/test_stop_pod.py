@@ -1,7 +1,4 @@
-"""stop_pod.sh tries several interfaces of RunPod until one stops the pod.
-
-As long as the pod is running, the script prints warnings.
-"""
+"""stop_pod.sh tries several interfaces of RunPod until one stops the pod."""
 
 import json
 import os
@@ -93,11 +90,8 @@ def test_an_output_that_fails_ends_nothing(pod, output: str) -> None:
 
 
 def test_a_shell_without_the_pods_variables_takes_them_from_process_1(pod) -> None:
-    """In an ssh session, the scripts read the pod's environment from process 1.
-
-    This is necessary because a shell opened by ssh lacks the environment variables of the pod. The values of these
-    variables are not executed as code. Variables that are already set in the shell are not replaced.
-    """
+    """In an ssh session, the scripts read the pod's environment from process 1."""
+    # A shell opened by ssh lacks the environment variables of the pod.
     start = pod.folder / "environ"
     bad = f"$(touch {pod.folder}/executed)"
     settings = ["RUNPOD_POD_ID=pod9", "RUNPOD_VOLUME_ID=volume", "RUNPOD_API_KEY=another"]

@@ -20,10 +20,7 @@ def targets_of(rows: list[Tensor]) -> int:
 
 
 def untrained(run: Path) -> PreTrainedModel:
-    """Return a model with the same initial weights as a run.
-
-    The model is created with the seed and the configuration of the run.
-    """
+    """Return a model with the same initial weights as a run."""
     config = AutoConfig.from_pretrained(next(run.glob("checkpoint-*")))
     set_seed(json.loads((run / "environment.json").read_text())["seed"])
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -33,13 +30,9 @@ def untrained(run: Path) -> PreTrainedModel:
 def nll(model: PreTrainedModel, row: Tensor, vocabulary: int = 300, begin: int = 0) -> float:
     """Return the sum of the negative log-likelihoods of all targets of a row.
 
-    Logits of vocabulary padding are ignored.
-
     Args:
-        model: a model with or without vocabulary padding.
-        row: the token ids of the row.
-        vocabulary: the size of the vocabulary without padding.
-        begin: the position id of the first token of the row.
+        vocabulary: number of logits to use; the rest is vocabulary padding.
+        begin: position id of the first token of the row.
     """
     positions = torch.arange(begin, begin + len(row) - 1)[None]
     logits = model(row[None, :-1], position_ids=positions).logits[0, :, :vocabulary].double()

@@ -20,10 +20,7 @@ def data(tiny_recipe: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
-    """Return a function that runs train.py on the tiny recipe.
-
-    The function returns the completed process. It does not raise an exception if train.py fails.
-    """
+    """Return a function that runs train.py; a failure does not raise an exception."""
 
     def run(output: Path, *options: object, **environment: str) -> CompletedProcess[str]:
         return type_warm("python", "train.py", tiny_recipe, "--output_dir", output, *options, **environment)
@@ -33,25 +30,19 @@ def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def straight(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a finished run of the tiny recipe with checkpoints 4 and 8.
-
-    All tests share this run, so a test must not modify it.
-    """
+    """Return a finished run with checkpoints 4 and 8, which no test may modify."""
     return train(tmp_path_factory.mktemp("straight") / "run")
 
 
 @pytest.fixture
 def finished(straight: Path, tmp_path: Path) -> Path:
-    """Return a copy of a finished run. A test may modify this copy."""
+    """Return a copy of a finished run, which the test may modify."""
     return Path(shutil.copytree(straight, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
 def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the tiny recipe with the option `packing: wrap`.
-
-    Each row contains text of only one document and has 8 to 32 targets.
-    """
+    """Return a recipe whose rows have text of one document and 8 to 32 targets."""
     folder = tmp_path_factory.mktemp("wrapped")
     recipe = yaml.safe_load(tiny_recipe.read_text())
     recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}

@@ -15,10 +15,7 @@ from tests.training.by_hand import nll, rows_of, targets_of
 
 
 def naive_loss(run: Path, data: Path) -> float:
-    """Return the mean validation loss of the final model of a run.
-
-    Each document of a row gets a separate forward pass. Its tokens keep the position ids that they have in the row.
-    """
+    """Return the final model's mean validation loss, one forward pass per document."""
     model = AutoModelForCausalLM.from_pretrained(run / "final").eval()
     separator = AutoTokenizer.from_pretrained(data / "tokenizer").eos_token_id
     rows, total = rows_of(data, "validation"), 0.0
@@ -60,12 +57,10 @@ def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
     return train(tmp_path_factory.mktemp(kind[1]) / "run", *kind)
 
 
+# Trainer restores weights by name, and the weights of experts have other names on disk.
 @pytest.mark.parametrize("kind", ["mixtral"], indirect=True)
 def test_resumed_run_equals_uninterrupted_run(train, kind, whole: Path, tmp_path: Path) -> None:
-    """Resuming without DeepSpeed restores the weights of experts.
-
-    Trainer restores weights by name, and the weights of experts have other names on disk.
-    """
+    """Resuming without DeepSpeed restores the weights of experts."""
     run = train(tmp_path / "run", *kind, "--stop_at_step", 4)
     train(run, *kind)
     assert losses(run) == losses(whole)

@@ -8,14 +8,11 @@ import torch
 from gpt2_repro.training.engine import fix_restored_optimizer
 
 
+# The fused optimizer needs step counts on the device of the weights. DeepSpeed restores a universal checkpoint with
+# step counts on the CPU or shared by parameters. The device `meta` simulates a GPU.
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
 def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device: str) -> None:
-    """Each parameter gets a separate step count on the device where it is needed.
-
-    The fused optimizer needs the step counts on the device of the weights. When DeepSpeed restores a
-    checkpoint in universal form, the step counts are on the CPU or shared by parameters. The device `meta` stands for
-    a GPU.
-    """
+    """Each parameter gets a separate step count on the device where it is needed."""
     weights = [torch.nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)]
     optimizer, step = torch.optim.AdamW(weights), torch.tensor(7.0)
     for weight in weights:
@@ -26,13 +23,10 @@ def test_restored_step_counts_are_separate_and_on_the_right_device(fused, device
     assert {step.device.type for step in steps} == {device} and steps[0] is not steps[1]
 
 
+# DeepSpeed restores the values in the checkpoint, and drops a parameter group without weights.
 @pytest.mark.parametrize(("stage", "groups", "decays"), [(1, 2, [0.1, 0.1]), (3, 2, [0.1, 0.0]), (3, 1, [0.1])])
 def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, groups: int, decays: list) -> None:
-    """The clipping limit and the weight decay are those of the recipe.
-
-    Without the correction, DeepSpeed uses the values in the checkpoint. DeepSpeed also drops a parameter group without
-    weights.
-    """
+    """After a resume, the clipping limit and the weight decay are those of the recipe."""
     optimizer = torch.optim.AdamW([{"params": [torch.nn.Parameter(torch.ones(3))]} for _ in range(groups)])
     for group in optimizer.param_groups:
         group["weight_decay"] = 0.1

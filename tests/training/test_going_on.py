@@ -102,12 +102,10 @@ def test_model_card_has_only_measurements_of_its_weights(finished: Path, train, 
 
 
 def test_final_model_keeps_its_own_record(finished: Path, typed) -> None:
-    """The model card of an old final/ does not change when the run continues.
-
-    In an earlier version, the old model card then showed the tokens and the loss of the continued run.
-    """
+    """The model card of an old final/ does not change when the run continues."""
     final = finished / "final"
     before = (final / "README.md").read_text()
+    # In an earlier version, the old model card then showed the tokens and the loss of the continued run.
     assert typed(finished, "--extend_to", 16 * 256, "--stop_at_step", 12).returncode == 0
     assert status(finished)["step"] == 12
     assert resolve_checkpoint(str(final)).tokens_trained == 8 * 256

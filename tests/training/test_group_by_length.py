@@ -1,7 +1,4 @@
-"""Batches by length and additional validation sets give the expected losses.
-
-The losses are compared with a reference computation.
-"""
+"""Batches by length and additional validation sets give the expected losses."""
 
 import json
 from collections.abc import Callable
@@ -46,10 +43,7 @@ def recipe(wrapped_recipe: Path, documents: list[str], tmp_path_factory: pytest.
 
 @pytest.fixture(scope="module")
 def steps(recipe: Path) -> list[list[torch.Tensor]]:
-    """Return the rows that each step of two epochs must contain.
-
-    The rows are computed by a simple reference implementation.
-    """
+    """Return the rows that each step of two epochs must contain."""
     rows, found = rows_of(recipe.with_name("data"), "train"), []
     for epoch in (0, 1):
         order = EpochSampler(len(rows), rows_per_step=1, seed=42, shuffle=True)
@@ -67,7 +61,7 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
 def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
     """Return a function that trains to two steps before the end of the second epoch.
 
-    The first argument of the function is the name of the run directory.
+    The function takes the name of the run directory and options of train.py.
     """
     folder = tmp_path_factory.mktemp("runs")
 

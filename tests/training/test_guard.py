@@ -37,10 +37,7 @@ def test_outlier_is_not_added_to_the_window_but_a_new_level_is() -> None:
 
 
 class Run:
-    """A model with one weight, whose updates are checked by an UpdateGuard.
-
-    The list `reported` contains the step of each skipped update.
-    """
+    """A model with one weight, whose updates are checked by an UpdateGuard."""
 
     def __init__(self, fused: bool = False, **limits: float) -> None:
         self.weight = torch.nn.Parameter(torch.ones(3))
@@ -120,10 +117,7 @@ def test_updates_skipped_by_the_engine_are_counted() -> None:
 
 
 def test_guard_state_is_restored_from_a_checkpoint() -> None:
-    """UpdateGuard makes the same decisions after a resume.
-
-    The last losses, the last gradient norms and the recently skipped steps are restored from the checkpoint.
-    """
+    """UpdateGuard makes the same decisions after a resume."""
     run, other, source = Run(skip_loss_z=6.0), Run(skip_loss_z=6.0), random.Random(1)
     for gradient in (*[1.0] * (WINDOW + 20), *[math.nan] * (IN_A_ROW - 2)):
         run.update(gradient, source.gauss(3, 0.1))

@@ -1,7 +1,4 @@
-"""The logged loss is the mean negative log-likelihood per target.
-
-The reference is computed in plain PyTorch.
-"""
+"""The logged loss is the mean negative log-likelihood per target."""
 
 import json
 import math
@@ -48,15 +45,12 @@ def test_fp32_masters_change_under_zero1_in_bf16(train, tmp_path: Path) -> None:
 def test_each_step_of_two_epochs_matches_the_reference(
     launcher, type_warm, wrapped_recipe: Path, events, tmp_path: Path
 ) -> None:
-    """Each step has the expected rows, loss, padding and learning rate.
-
-    This also holds after a resume. See promise P7 of docs/reliability.md. The learning rate is too small to change the
-    weights, so the losses are those of the initial model.
-    """
+    """Each step has the expected rows, loss, padding and learning rate."""
     rows, validation = (rows_of(wrapped_recipe.with_name("data"), split) for split in ("train", "validation"))
     assert len({len(row) for row in rows}) > 3 and len(validation) % 4  # 4 is the number of rows in a validation batch
     one, steps, run = launcher == ("python",), len(rows) // 64, tmp_path / "run"
     micro, last = (16 if one else 8), 2 * steps + 2
+    # The learning rate is too small to change the weights, so the losses are those of the initial model.
     options = ("--tokens_per_step", 64 * 32, "--per_device_train_batch_size", micro, "--learning_rate", 1e-30)
     options += ("--max_steps", last, "--eval_steps", steps + 2, "--save_steps", 1000, "--output_dir", run)
     options += ("--final_learning_rate_fraction", 0.1)

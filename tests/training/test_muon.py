@@ -1,7 +1,4 @@
-"""Muon updates the matrices of the blocks, and AdamW all other weights.
-
-The updates are compared with those of torch's Muon and AdamW on separate matrices.
-"""
+"""Muon updates the matrices of the blocks, and AdamW all other weights."""
 
 import json
 from pathlib import Path

@@ -48,13 +48,10 @@ class Malicious:
 
 
 def test_pickle_that_would_run_code_is_not_loaded(save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint whose pickle could run code is refused.
-
-    The manifest of the checkpoint in this test is valid, because an attacker who creates a checkpoint can also create
-    a valid manifest.
-    """
+    """A checkpoint whose pickle could run code is refused."""
     monkeypatch.chdir(tmp_path)
     save(4)
+    # The manifest is valid, because an attacker can also create a valid manifest.
     bad = save(8, **{SHARD: {"m": torch.ones(3), "more": Malicious()}})
     with pytest.raises(UserError, match=rf"checkpoint-8/{SHARD}.pt .*(posix|os).system"):
         find_start(tmp_path)

@@ -32,10 +32,7 @@ def steps_of(run: RunRecord, name: str = "metrics.jsonl") -> list[int]:
 
 
 def test_second_job_cannot_use_the_run_directory(finished: Path, typed) -> None:
-    """A second job cannot write to the run directory of a running job.
-
-    This is promise P12 of docs/reliability.md.
-    """
+    """A second job cannot write to the run directory of a running job."""
     run = RunRecord(finished)
     run.lock()
     second = typed(finished, "--extend_to", 4096)

@@ -22,15 +22,13 @@ def test_service_is_disabled_after_three_failures(caplog: pytest.LogCaptureFixtu
 
 
 class Reporting(TrainerCallback):
-    """A stand-in for the wandb callback of transformers.
-
-    Like the wandb callback, this class makes the step the horizontal axis when training begins.
-    """
+    """A stand-in for the wandb callback of transformers."""
 
     def __init__(self, wandb: Mock) -> None:
         self._wandb = wandb
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
+        # As in the wandb callback, the step becomes the horizontal axis.
         self._wandb.define_metric("*", step_metric="train/global_step")
 
 

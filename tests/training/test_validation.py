@@ -41,11 +41,9 @@ def test_hellaswag_and_samples_at_the_due_steps(train, events, tmp_path: Path) -
 
 
 def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_path: Path) -> None:
-    """A sample from logits that are not finite does not end the run.
-
-    In an earlier version, the sampler raised an exception before UpdateGuard ended the run. The run then ended with a
-    traceback instead of the state `diverged`, at the same step after every restart.
-    """
+    """A sample from logits that are not finite does not end the run."""
+    # In an earlier version, the sampler raised an exception before UpdateGuard ended the run. The run then ended with
+    # a traceback instead of the state `diverged`, at the same step after every restart.
     run, words = tmp_path / "run", ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0)
     done = typed(run, *words, "--eval_steps", 1, "--max_steps", 12, "--sample_steps", 1)
     status = json.loads((run / "run_status.json").read_text())
@@ -69,13 +67,11 @@ def test_bad_hellaswag_file_is_refused_and_missing_hub_is_ignored(typed, events,
 @pytest.mark.parametrize("fixed_length", [None, 8])
 @pytest.mark.parametrize("rows", [1, 5, 8, 9])
 def test_processes_make_equal_passes_and_count_each_row_once(rows: int, fixed_length: int | None) -> None:
-    """All processes make the same number of passes, and each row is counted once.
-
-    With sharded weights, a process that makes one more pass than the other processes would wait for them forever.
-    """
+    """All processes make the same number of passes, and each row is counted once."""
     table = Dataset.from_dict({"input_ids": [list(range(n, n + 5)) for n in range(rows)]}).with_format("numpy")
     cut = {"size": 2, "fixed_length": fixed_length}
     shares = [list(validation_batches(table, process=process, processes=3, **cut)) for process in range(3)]
+    # With sharded weights, a process with one more pass would wait forever for the other processes.
     assert {len(share) for share in shares} == {-(-rows // 6)}
     counted = [batch["labels"][batch["labels"] != -100] for share in shares for batch, _ in share]
     assert sorted(torch.cat(counted).tolist()) == sorted(n + label for n in range(rows) for label in range(1, 5))

@@ -36,9 +36,9 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """Return the decisions of StepControl at the end of a step, such as to save.
+    """Return the decisions of StepControl, such as to save, at the end of a step.
 
-    The run has 10 steps, validates at every fifth step, and has a save interval of 100 steps.
+    The run has 10 steps and validates every 5 steps.
     """
     state = SimpleNamespace(global_step=step, max_steps=10, logging_steps=100, eval_steps=5, save_steps=100)
     state.is_world_process_zero = rank == 0
@@ -139,10 +139,7 @@ def test_interrupted_validation_is_repeated() -> None:
 
 
 def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kind of progress, such as a step or a save, restarts the watchdog's timer.
-
-    The test that a hanging process is ended is in tests/faults/test_hangs.py.
-    """
+    """Every kind of progress, such as a step or a save, restarts the watchdog's timer."""
     calls: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))

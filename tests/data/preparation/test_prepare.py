@@ -1,7 +1,4 @@
-"""A prepared folder is complete and correct, or it does not exist.
-
-The bytes of its files do not depend on the number of workers.
-"""
+"""A prepared folder is absent or complete, and the same for any number of workers."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Prepared folders of random documents equal those of a naive implementation.
-
-Every token is in a row or is counted as dropped.
-"""
+"""Prepared folders of random documents equal those of a naive implementation."""
 
 import json
 import math
@@ -30,10 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def naive(
     streams: list[list[str]], weights: list[float], args: DataArguments, encoder: Encoder
 ) -> dict[str, tuple[list[str], list[list[int]], list[int]]]:
-    """Compute the documents, the rows and the document lengths of each split.
-
-    Handles one document after another, in the order of their positions. The position of a document is the number of
-    tokens before it in its source, divided by the weight of the source.
+    """Return the documents, rows and document lengths of each split, computed naively.
 
     Args:
         streams: documents of each source.
@@ -44,6 +38,7 @@ def naive(
     for number, (texts, weight) in enumerate(zip(streams, weights, strict=True)):
         before = 0
         for text, ids in zip(texts, encode_each(encoder, texts), strict=True):
+            # A position is the number of tokens before the document in its source, divided by the source's weight.
             documents.append((before / weight, number, text, ids.tolist()))
             before += len(ids)
         if len(streams) > 1:  # a mixture ends as soon as one of its streams ends

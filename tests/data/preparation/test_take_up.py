@@ -1,7 +1,4 @@
-"""Temporary files of an interrupted preparation are reused, refused or deleted.
-
-Temporary files are never used for a preparation with other options.
-"""
+"""Temporary files of an interrupted preparation are reused, refused or deleted."""
 
 import itertools
 from collections.abc import Callable

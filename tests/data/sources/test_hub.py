@@ -1,7 +1,4 @@
-"""Hub datasets are listed, downloaded and checked, tested with a local server.
-
-The server implements only the requests that listing and downloading need.
-"""
+"""Hub datasets are listed, downloaded and checked, tested with a local server."""
 
 import dataclasses
 import gzip
@@ -44,9 +41,8 @@ class Hub:
 
     Args:
         files: content of each file, by repository and path.
-        faults: for each file name, the answers to the next requests: an HTTP status, or `broken` to send zeros instead
-            of the content.
-        asked: names of the files that were sent completely.
+        faults: the next answers for a file name: an HTTP status, or `broken` to send zeros as content.
+        asked: names of the files that were sent.
     """
 
     files: dict[str, dict[str, bytes]]

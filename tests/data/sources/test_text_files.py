@@ -1,7 +1,4 @@
-"""Text files give the same documents for any size of the parts that workers read.
-
-Rows that cannot be read are named in the error.
-"""
+"""Text files give the same documents for any size of the parts that workers read."""
 
 import gzip
 import io
@@ -46,10 +43,9 @@ def parquet(texts: list[str | None] | pa.Array, kind: pa.DataType | None = None,
 
 
 def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]]:
-    """Read all parts of a file and return its documents and the errors of bad rows.
+    """Return the documents of a file, and the errors of its bad rows.
 
-    Checks that the parts together have the size of the file. Files named body.* are read with the text column
-    `body`. Files named line.* or paragraph.* are read with `sample_by` set to line or paragraph.
+    Files named body.* have the text column `body`. Files named line.* or paragraph.* are read with that `sample_by`.
     """
     column = "body" if path.stem == "body" else "text"
     sample_by = path.name.partition(".")[0] if path.name.startswith(("line.", "paragraph.")) else "document"

@@ -1,9 +1,4 @@
-"""`gpt2_repro.diagnose` names a model's defect, and no cause without a defect.
-
-The models learn a small artificial language. A document of the kind "village" repeats one of forty people and one of
-forty places. A document of the kind "market" repeats a product and its price. The loss therefore depends on the
-context, the kind of text, the position and the start of the document.
-"""
+"""`gpt2_repro.diagnose` names a model's defect, and no cause without a defect."""
 
 import copy
 import functools
@@ -28,6 +23,8 @@ from gpt2_repro.evaluation.documents import cut_passages
 
 
 WINDOW, END = 64, "<|endoftext|>"
+# A "village" document repeats a person and a place. A "market" document repeats a product and its price. The loss
+# therefore depends on the context, the kind of text, the position and the start of the document.
 KINDS = {"village": ("visits", "the", "people", "places"), "market": ("costs", "exactly", "goods", "prices")}
 
 
@@ -37,7 +34,7 @@ def words_of(slot: str) -> list[str]:
 
 
 def make_documents(count: int, *, seed: int, kind: str = "") -> list[str]:
-    """Return documents of 8 to 30 sentences."""
+    """Return documents of 8 to 30 sentences; `kind` is village, market or "" for both."""
     source, documents = random.Random(seed), []
     for _ in range(count):
         verb, article, *slots = KINDS[kind or source.choice(list(KINDS))]
@@ -49,7 +46,7 @@ def make_documents(count: int, *, seed: int, kind: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def language() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per word of the small language."""
+    """A tokenizer with one token per word of the artificial language of these tests."""
     words = [END, ".", "today", "quite", "often"]
     for verb, article, *slots in KINDS.values():
         words += [verb, article, *(word for slot in slots for word in words_of(slot))]
@@ -87,10 +84,7 @@ def train_model(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[GP
 
 @pytest.fixture(scope="module")
 def planted(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that saves the model with a named defect, and returns its folder.
-
-    For some names, the model has no defect.
-    """
+    """A function that saves a model with a named defect and returns the model folder."""
     untrained, brief, sound = train_model(language, make_documents(2000, seed=1))
 
     def with_random(weights: str, rows: slice | list[int], kept: float = 0.0, scale: float = 0.1) -> GPT2LMHeadModel:
@@ -136,7 +130,7 @@ def write_lines(path: Path, column: str, texts: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Local task data: "village" text as LAMBADA, and "market" text as wikitext."""
+    """A folder with generated texts in place of the LAMBADA and wikitext data."""
     folder = tmp_path_factory.mktemp("local")
     passages = cut_passages(make_documents(150, seed=8, kind="village"), 150)
     write_lines(folder / "lambada_openai.jsonl", "text", passages)
@@ -146,10 +140,7 @@ def local_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(language: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder of "village" and "market" text, with two validation sets.
-
-    The second validation set contains only "village" text.
-    """
+    """A prepared folder of generated text with two validation sets."""
     folder = tmp_path_factory.mktemp("prepared")
     language.save_pretrained(folder / "tokenizer")
     village = write_lines(folder / "village.jsonl", "text", make_documents(150, seed=6, kind="village"))
