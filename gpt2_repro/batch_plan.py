@@ -27,10 +27,7 @@ class TokenCount(int):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """The number of optimizer steps, and the division of a step into forward passes.
-
-    In a step, each process does `gradient_accumulation_steps` forward passes on `micro_batch_size` rows each.
-    """
+    """The number of optimizer steps in a run, and the forward passes in each step."""
 
     tokens_per_step: int
     sequence_length: int
@@ -44,10 +41,7 @@ class BatchPlan:
 
     @property
     def rows_per_step(self) -> int:
-        """Number of rows per optimizer step.
-
-        With `by_length`, rows have different lengths, and the result is the smallest possible number of rows.
-        """
+        """Number of rows per optimizer step (the minimum number with `by_length`)."""
         return self.tokens_per_step // self.sequence_length
 
     @property
@@ -69,12 +63,9 @@ class BatchPlan:
 def plan_batches(
     tokens_per_step: int, sequence_length: int, *, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Return the batch plan. Its gradient accumulation is computed from the arguments.
+    """Compute the gradient accumulation steps, and return the batch plan.
 
-    All processes together compute micro_batch_size * sequence_length * num_processes tokens in one forward pass.
-
-    Raises UserError if `tokens_per_step` is not a multiple of this number. The message contains the nearest valid
-    values.
+    Raises UserError if `tokens_per_step` is not a multiple of the tokens in one forward pass on all processes.
     """
     tokens_per_pass = micro_batch_size * sequence_length * num_processes
     accumulation, rest = divmod(tokens_per_step, tokens_per_pass)
@@ -91,23 +82,21 @@ def plan_batches(
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
-    """Return an upper bound of the number of batches that the rows of one step need.
+    """Return an upper bound of the forward passes in a step, over all processes.
 
-    A batch is the input of one forward pass on one process. Rows are sorted by length, longest first. Each batch is
-    filled with rows up to a limit of C = rows * longest positions.
+    Rows of similar length share a forward pass of at most `rows` * `longest` positions.
 
     Args:
-        tokens_per_step: number of targets per optimizer step.
-        rows: how many rows of the maximum length fit into a batch.
+        rows: how many rows of the maximum length fit into a forward pass.
         longest, shortest: the largest and smallest number of targets in a row.
-
-    Proof: A step has S <= tokens_per_step + longest - 1 targets. Batch j starts with a row of L_j targets and takes
-    n_j = floor(C / L_j) rows. As C / L_j >= rows, rounding down keeps more than rows / (rows + 1) of C. So
-    n_j * L_j > F = C * rows / (rows + 1). Each row of batch j is at least as long as the first row of batch j + 1, so
-    every batch except the last has more than F * L_{j+1} / L_j targets. Because x >= 1 + ln(x), these quotients add up
-    to at least N - 1 - ln(L_1 / L_N) for N batches. Therefore S > F * (N - 1 - ln(longest / shortest)), and
-    N < 1 + ln(longest / shortest) + S / F.
     """
+    # Proof: A step has S <= tokens_per_step + longest - 1 targets. A forward pass has up to C = rows * longest
+    # positions. Rows are sorted, longest first. Pass j starts with a row of L_j targets and takes n_j = floor(C / L_j)
+    # rows. As C / L_j >= rows, rounding down keeps more than rows / (rows + 1) of C. So n_j * L_j > F = C * rows /
+    # (rows + 1). Each row of pass j is at least as long as the first row of pass j + 1, so every pass except the last
+    # has more than F * L_{j+1} / L_j targets. Because x >= 1 + ln(x), these quotients add up to at least
+    # N - 1 - ln(L_1 / L_N) for N passes. Therefore S > F * (N - 1 - ln(longest / shortest)), and
+    # N < 1 + ln(longest / shortest) + S / F.
     filled = rows * longest * rows / (rows + 1)
     return math.floor(1 + math.log(longest / shortest) + (tokens_per_step + longest - 1) / filled)
 
@@ -115,11 +104,11 @@ def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest:
 def plan_by_length(
     tokens_per_step: int, *, longest: int, shortest: int, micro_batch_size: int, num_processes: int, max_steps: int
 ) -> BatchPlan:
-    """Return the batch plan if the rows of each forward pass have similar lengths.
+    """Return the batch plan for forward passes on rows of similar length.
 
-    A row has at least `shortest` and at most `longest` targets.
+    A row has `shortest` to `longest` targets.
 
-    Raises UserError if a step could have fewer rows than forward passes. The message contains valid values.
+    Raises UserError if a step could have fewer rows than forward passes.
     """
 
     def accumulation(tokens: int, rows: int) -> int:
@@ -145,18 +134,16 @@ def plan_by_length(
 def extend_plan(
     plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
 ) -> tuple[BatchPlan, list[list[int]]]:
-    """Return the batch plan of an extended run, and the list of all its extensions.
+    """Return the batch plan of an extended run, and all its extensions as [from, to].
 
-    An extension is a range of steps, stored as [from, to]. The learning rate starts to rise again at step `from`, and
-    its decay ends at step `to`.
+    During the steps of an extension, the learning rate rises and decays again.
 
     Args:
-        extend_to: number of training tokens (targets) of the complete run, or 0 if the run is not extended.
-        extensions: the extensions stored in the checkpoint that the run resumes from.
-        step: the step of the checkpoint that the run resumes from, or 0 without a checkpoint.
+        extend_to: training tokens of the complete run, or 0 without an extension.
+        extensions: the extensions in the checkpoint that the run resumes from.
+        step: the step of the checkpoint, or 0 without a checkpoint.
 
-    Raises UserError if `extend_to` is set without a checkpoint, if it is less than the number of tokens in the current
-    plan of the run, or if a run that was already extended is resumed without `extend_to`.
+    Raises UserError if `extend_to` needs a checkpoint, is below the run's tokens, or is 0 for an extended run.
     """
     end = extensions[-1][1] if extensions else plan.max_steps
     if not extend_to:

@@ -24,14 +24,10 @@ class Checkpoint:
     """A checkpoint on disk or on the Hub.
 
     Args:
-        name: the name in tables, such as `final (runs/demo)`. For weights outside a run directory, it is the folder or
-            Hub id.
-        source: the folder or Hub id to pass to `from_pretrained` for the model and the tokenizer.
-        form: "training" for a checkpoint-N in a run directory, "final" for final/ in a run directory, "folder" for
-            another folder, or "hub" for a Hub id.
-        run: the run directory that contains the checkpoint, or None.
-        record: how the weights were trained, as stored in manifest.json in the checkpoint's folder. None if train.py
-            did not write manifest.json, or if this file is damaged.
+        name: the name in tables, such as `final (runs/demo)`.
+        source: the folder or Hub id to pass to `from_pretrained`.
+        form: "training" (checkpoint-N of a run), "final" (final/ of a run), "folder" (another folder) or "hub".
+        record: how the weights were trained, or None if unknown.
     """
 
     name: str
@@ -46,13 +42,9 @@ class Checkpoint:
         return self.record.tokens if self.record else None
 
     def window(self, num_positions: int) -> int:
-        """Return the context length in tokens that the model was trained with.
+        """Return the sequence length of the training run, but at most `num_positions`.
 
-        The result is the sequence length of the training run, but at most `num_positions`. For a model without a run
-        directory, the result is `num_positions`.
-
-        Args:
-            num_positions: maximum number of positions of the model.
+        For a model without a run directory, return `num_positions`.
         """
         length = RunRecord(self.run).recipe().get("data", {}).get("sequence_length") if self.run else None
         return min(num_positions, int(length or num_positions))
@@ -61,8 +53,8 @@ class Checkpoint:
 def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
     """Return the checkpoint for `name`: a folder, a run directory or a Hub id.
 
-    For a run directory, the result is the checkpoint in `final/`. If `final/` is missing and `unfinished` is set, the
-    newest complete checkpoint of the run is returned, and the name of this checkpoint is logged.
+    For a run directory, the result is `final/`. With `unfinished`, the newest complete checkpoint replaces a missing
+    `final/`.
 
     Raises UserError for a folder without a model and for a path that does not exist.
     """
@@ -86,11 +78,9 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return all checkpoints of a run: each checkpoint-N by step, then `final/`.
+    """Return all checkpoints of the run directory `name`: by step, then `final/`.
 
-    `name` is the path of the run directory. A checkpoint-N without a manifest is omitted.
-
-    Raises UserError if the run has no checkpoint.
+    A checkpoint-N without a manifest is omitted. Raises UserError if the run has no checkpoint.
     """
     run = Path(name)
     found = [path for path in reversed(checkpoints(run)) if (path / MANIFEST).is_file()]

@@ -52,9 +52,7 @@ def is_local_main_process() -> bool:
 def run(main: Callable[[list[str]], None]) -> None:
     """Call `main` with the command-line arguments, and convert errors to exit codes.
 
-    The message of a UserError or RunFailed is printed on stderr as one line. The exit code is 2 for a UserError and 1
-    for a RunFailed. Under a launcher, only local rank 0 prints the message, but each rank writes it to the file
-    $TORCHELASTIC_ERROR_FILE. The launcher prints a traceback and then the message from this file.
+    The message of a UserError (exit code 2) or RunFailed (exit code 1) is printed on stderr as one line.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
         # Importing torch takes seconds. transformers can list its arguments without torch, after a warning.
@@ -88,7 +86,8 @@ def run(main: Callable[[list[str]], None]) -> None:
         line = f"error: {message}"
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if error_file:
-            # torch elastic reads "message" as a text, or as a mapping with the time that orders the failures.
+            # The launcher prints a traceback, and then the message in this file. torch elastic reads "message" as a
+            # text, or as a mapping with the time that orders the failures.
             Path(error_file).write_text(json.dumps({"message": line}))
         if is_local_main_process():
             if isinstance(error, UserError):
@@ -113,12 +112,7 @@ def _discard(stream: IO[str]) -> None:
 
 
 class Progress(tqdm):
-    """A progress bar, or a line every LINE_SECONDS if stderr is not a terminal.
-
-    Args:
-        iterable, desc, options: arguments of tqdm.
-        hidden: if true, no progress is shown.
-    """
+    """A tqdm progress bar, or a line every LINE_SECONDS if stderr is not a terminal."""
 
     total: float | None
 
@@ -171,10 +165,7 @@ def _disable_bars() -> None:
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """An argument parser that raises errors as one-line UserErrors.
-
-    The messages contain an example of a valid value. Abbreviated options are refused.
-    """
+    """An argument parser with one-line UserErrors and without abbreviated options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
@@ -260,10 +251,7 @@ def _kind(action: argparse.Action) -> tuple[str, str]:
 
 
 def _example(action: argparse.Action) -> str:
-    """Return an option with a valid value as text, such as `--seed 42`.
-
-    The value is the default of the option. Without a default, it is an example for the type of the option.
-    """
+    """Return an option with a valid value as text, such as `--seed 42`."""
     values = action.default if isinstance(action.default, list) else [action.default]
     if action.choices is not None:
         values = [next(iter(action.choices))]
@@ -272,15 +260,11 @@ def _example(action: argparse.Action) -> str:
 
 
 def other_name(name: str, options: Collection[str], prog: str = "") -> str | None:
-    """Return the option that replaces an option of another project, as a sentence.
-
-    The result is None if the option is not in other_names.yaml.
+    """Return a sentence that suggests an option for another project's option, or None.
 
     Args:
-        name: the unknown option.
         options: the options of this command.
-        prog: the name of this command if it takes a recipe. Options of other commands that take a recipe are then
-            suggested, too.
+        prog: the command's name if the command takes a recipe. Options of other commands are then suggested, too.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():

@@ -1,8 +1,4 @@
-"""Store the evaluation scores of several models and format them as tables.
-
-This module defines the content of comparison.json: scores, differences from a baseline, and verdicts such as "better".
-It also formats the tables of diagnosis.json.
-"""
+"""Store the scores of several models in comparison.json, and format tables."""
 
 import dataclasses
 import json
@@ -38,10 +34,9 @@ DIAGNOSIS_TABLES = {
 
 
 class Cell(NamedTuple):
-    """A table cell. `kind` determines how its text is formatted.
+    """A table cell.
 
-    The kind of plain text is "", and the kind of a score is "number". For a difference from the baseline, the kind is
-    "better" or "worse" if the comparison has that verdict, "even" for every other verdict, and "" without a verdict.
+    `kind` is "" for plain text, "number" for a score, and "better", "worse" or "even" for a difference.
     """
 
     text: str
@@ -55,10 +50,7 @@ class Table(NamedTuple):
     rows: list[list[Cell]]
 
     def markdown(self) -> str:
-        """Return the table as Markdown.
-
-        The first column with numbers and all columns to the right of it are right-aligned.
-        """
+        """Return the table as Markdown, right-aligned from the first column of numbers on."""
         first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
         rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
         texts = [[cell.text for cell in row] for row in self.rows]
@@ -67,10 +59,7 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The value of a metric for one model, and its standard error.
-
-    The standard error is computed from the scores of the single documents of a task.
-    """
+    """A model's value of a metric, and its standard error over the task's documents."""
 
     value: float | None
     stderr: float | None = None
@@ -89,11 +78,7 @@ class Difference:
 
     @property
     def kind(self) -> str:
-        """The kind of the table cell that shows this difference.
-
-        The kind is "better" or "worse" if the difference has that verdict, "even" for every other verdict, and ""
-        without a verdict.
-        """
+        """The kind of the table cell: better, worse, even, or "" without a verdict."""
         return self.verdict if self.verdict in ("better", "worse") else "even" if self.verdict else ""
 
 
@@ -111,10 +96,7 @@ class ComparedModel:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDetails:
-    """A task's version, number of documents and data source.
-
-    The number of documents is None for a group of tasks.
-    """
+    """A task's version, data source and number of documents (None for a task group)."""
 
     version: Any
     documents: int | None
@@ -123,15 +105,14 @@ class TaskDetails:
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One metric of one task: each model's value and its difference from the baseline.
+    """One metric of one task: each model's value and difference from the baseline.
 
-    The keys of `values` and `difference` are model names. `higher_is_better` is None if lm-eval does not define
-    whether higher or lower values are better, for example for some groups of tasks.
+    The keys of `values` and `difference` are model names.
     """
 
     task: str
     metric: str
-    higher_is_better: bool | None
+    higher_is_better: bool | None  # None if lm-eval does not define it, for example for some groups of tasks
     values: dict[str, Score]
     difference: dict[str, Difference]
 
@@ -141,11 +122,7 @@ class ComparisonRow:
         return self.metric + ARROWS[self.higher_is_better]
 
     def score(self, model: str) -> str:
-        """Return a model's value as text, such as `0.2945 ± 0.0046`.
-
-        The number after ± is the standard error. If it is unknown, ± is omitted, too. The text is "-" if the model has
-        no value for this metric.
-        """
+        """Return a model's value ± standard error as text, or "-" without a value."""
         score = self.values.get(model, Score(None))
         return "-" if score.value is None else self._with_stderr(score.value, score.stderr)
 
@@ -157,10 +134,7 @@ class ComparisonRow:
         return Cell(f"{shown} {difference.verdict or ''}".rstrip(), difference.kind)
 
     def _with_stderr(self, value: float, stderr: float | None, *, sign: str = "") -> str:
-        """Return `value` as text, followed by ± and `stderr` unless `stderr` is None.
-
-        The number of decimals depends on the largest value of any model in this row.
-        """
+        """Return `value` as text, followed by ± and `stderr` unless `stderr` is None."""
         scale = max((abs(score.value) for score in self.values.values() if score.value is not None), default=0)
         decimals = 4 if scale < 10 else 2 if scale < 10_000 else 0
         error = "" if stderr is None else f" ± {stderr:,.{decimals}f}"
@@ -171,13 +145,9 @@ class ComparisonRow:
 class Comparison:
     """The content of comparison.json: models, settings and one row per metric.
 
-    The settings, such as `seed` and `dtype`, are the same for all models.
-
     Args:
         tasks: names of the tasks in the rows, including subtasks and groups of tasks.
-        limit: the number of documents per task in a smoke test. A smoke test has no verdicts. None if all documents
-            were scored.
-        baseline: the name of the baseline model, or None.
+        limit: documents per task in a smoke test, which has no verdicts. None if all documents were scored.
     """
 
     max_length: int = 0
@@ -209,14 +179,12 @@ class Comparison:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def table(self, names: Mapping[str, str] | None = None) -> Table:
-        """Return the scores and differences as a table.
+        """Return the scores and differences as a table with one column per model.
 
-        The terminal, the Markdown file, the report and the model card show this table. It has one column per model.
-        With more than MOST_COLUMNS models, it has one row per model instead.
+        With more than MOST_COLUMNS models, the table has one row per model instead.
 
         Args:
-            names: the heading for each model to show. The keys are model names. None shows all models, and their names
-                are the headings.
+            names: the heading of each model to show, by model name. None shows all models.
         """
         names = names or {model.name: model.name for model in self.models}
         if len(names) > MOST_COLUMNS:
@@ -245,7 +213,7 @@ class Comparison:
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any]) -> dict[str, Table]:
-    """Return the tables of a diagnosis by title. `diagnosis` is from diagnosis.json."""
+    """Return the tables of a parsed diagnosis.json by title."""
     headers = ["", "tokens", *(model["name"] for model in diagnosis["models"]), "difference"]
     tables = {DIAGNOSIS_TABLES[name]: diagnosis.get(name) for name in DIAGNOSIS_TABLES}
     return {title: Table(headers, list(map(_bucket, buckets))) for title, buckets in tables.items() if buckets}

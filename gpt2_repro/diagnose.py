@@ -107,10 +107,7 @@ def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
 
 
 def _baseline(passed: str | None, run: Path | None) -> str:
-    """Return the baseline from the command line, or else from the run's recipe.
-
-    Raises UserError if the baseline is "none" or "untrained".
-    """
+    """Return the baseline from the command line, or else from the run's recipe."""
     baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
         raise UserError(f"The baseline is {baseline}. Pass --baseline with a run, a folder or a Hub id.")
@@ -118,10 +115,9 @@ def _baseline(passed: str | None, run: Path | None) -> str:
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
-    """Return the texts to score, and how many times each token id occurs.
+    """Return the texts to score, and the count of each token id in the training rows.
 
-    The token ids are counted in the training rows of the prepared folder `folder`. The counts are an array of shape
-    [vocabulary], or None without a prepared folder.
+    The counts are None if `folder` (the prepared data) is None.
     """
     domains: list[Domain] = []
     counts = None

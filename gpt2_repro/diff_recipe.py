@@ -42,17 +42,12 @@ class Deviation:
     group: Group
 
     def as_text(self) -> dict[str, str]:
-        """Return the name of the field, its value in the run, and its value in the recipe.
-
-        The name and the values are text. The name starts with the section, for example `training.seed`.
-        """
+        """Return the field's name, such as `training.seed`, and the two values as text."""
         return {"field": f"{self.section}.{self.key}", "run": _shown(self.run), "recipe": _shown(self.recipe)}
 
 
 def diff_recipe(run: TrainingRecipe, other: str) -> None:
     """Print every difference between a run and the recipe `other`.
-
-    The comparison needs no data, GPU or launcher.
 
     Raises UserError if `other` is not a recipe.
     """
@@ -67,11 +62,7 @@ def diff_recipe(run: TrainingRecipe, other: str) -> None:
 
 
 def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
-    """Return every field whose value differs between a run and a recipe.
-
-    Fields that are not set in the run or in the recipe are compared by their default values. The result is ordered by
-    section.
-    """
+    """Return every field whose value differs between a run and a recipe."""
     found = []
     for section in run.sections:
         ours, theirs = _values(run, section), _values(recipe, section)
@@ -83,8 +74,8 @@ def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
 def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
     """Compare a run with the default recipe. The result is saved in environment.json.
 
-    In the result, `deviations` lists the fields that change the training. `reference` names the published loss curve
-    that the run should follow, or is None if a deviation changes the validation loss.
+    `deviations` lists the fields that change the training. `reference` names the published loss curve that the run
+    should follow, or is None.
     """
     found = deviations(run, load_recipe([str(DEFAULT_RECIPE)]))
     moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE
@@ -97,10 +88,7 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
 
 
 def _values(recipe: TrainingRecipe, section: str) -> dict[str, Any]:
-    """Return the values of a recipe section by field name.
-
-    The values of `total_tokens` and `max_steps` are computed from the actual length of the run.
-    """
+    """Return a section's values by name, with computed `max_steps` and `total_tokens`."""
     values = values_of(recipe.sections[section])
     if section == "training":
         steps = count_steps(recipe.training)

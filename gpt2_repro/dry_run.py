@@ -14,10 +14,9 @@ from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
 
 
 def dry_run(recipe: TrainingRecipe) -> None:
-    """Print the resolved recipe, and the sizes and steps computed from it.
+    """Print the resolved recipe, and the sizes and steps computed from the recipe.
 
-    No GPU and no launcher are needed. Prepared data is needed only if the size of the vocabulary is not known from the
-    name of the tokenizer.
+    Prepared data is needed only if the tokenizer's name does not determine the vocabulary size.
 
     Raises UserError if the sampling strategy does not fit the data.
     """

@@ -9,33 +9,26 @@ MANY = 30  # a message does not list this many choices or more
 
 
 class UserError(Exception):
-    """A mistake that the user can fix.
-
-    Entry points print the message on one line and exit with code 2.
-    """
+    """A mistake that the user can fix. Commands print one line and exit with code 2."""
 
 
 class RunFailed(Exception):
-    """The failure of a run, with a one-line message instead of a traceback.
-
-    Entry points print the message on one line and exit with code 1.
-    """
+    """The failure of a run. Commands print one line and exit with code 1."""
 
 
 class Diverged(RunFailed):
-    """The failure of a run that would fail again in the same way after a restart."""
+    """The failure of a run that would fail again after a restart."""
 
 
 def in_a_line(error: object) -> str:
-    """Return an error's message on one line. If it is empty, return the class name."""
+    """Return an error's message on one line, or its class name without a message."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """Return the valid word that is nearest to `word`, or None.
 
-    If `word` abbreviates a valid word (attn for attn_implementation), this valid word is returned. Otherwise the most
-    similar valid word is returned, or None if no valid word is similar.
+    A word that `word` abbreviates (attn for attn_implementation) is preferred to a similar word.
     """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     parts = word.lstrip("-").lower().replace("-", "_").split("_")
@@ -46,11 +39,7 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """Return a sentence about an unknown word that suggests valid words.
-
-    The sentence contains the valid word nearest to `word`. If no valid word is near, it lists all valid words, or
-    names the option that lists them if there are many.
-    """
+    """Return a sentence that suggests valid words for an unknown word."""
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     if near := nearest(word, choices):
         return f"Did you mean {near!r}?"

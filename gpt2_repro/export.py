@@ -90,13 +90,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the run's evaluation results, and the name of the checkpoint in them.
+    """Return the run's comparison and the model's name in it, or (None, None).
 
-    The result is (None, None) if comparison.json is missing or damaged, or has no results for these weights.
-
-    Args:
-        checkpoint: the checkpoint to export.
-        revision: the fingerprint of the weights and the tokenizer.
+    `revision` is the fingerprint of the weights and the tokenizer.
     """
     try:
         comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text())
@@ -106,14 +102,7 @@ def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, 
 
 
 def require_same(written: Any, again: Any) -> None:
-    """Raise RunFailed if two models do not compute exactly the same logits.
-
-    For this comparison, both models are converted to fp32.
-
-    Args:
-        written: the model that was exported.
-        again: the model that was read back from the export.
-    """
+    """Raise RunFailed if two models do not compute exactly the same logits in fp32."""
     import torch
 
     config = written.config

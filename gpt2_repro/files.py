@@ -1,7 +1,4 @@
-"""Read and write small files safely.
-
-If the process is killed, the disk is full or another process writes to the same file, no partly written file remains.
-"""
+"""Read, write, sync, hash and delete files and folders."""
 
 import gzip
 import hashlib
@@ -18,10 +15,7 @@ from gpt2_repro.errors import UserError, in_a_line
 
 
 def sync_folder(folder: Path) -> None:
-    """Fsync a folder and everything in it.
-
-    Call this function before the folder is renamed, so that its files are on the disk by then.
-    """
+    """Fsync a folder and everything in it, for example before renaming the folder."""
     for path in [*folder.rglob("*"), folder]:
         if path.is_file() or path.is_dir():
             sync(path)
@@ -37,21 +31,15 @@ def sync(path: Path) -> None:
 
 
 def expand(path: str) -> str:
-    """Replace `~` and environment variables in a path.
-
-    This is needed because the shell does not replace them in paths that are quoted or written in a recipe.
-    """
+    """Replace `~` and environment variables in a path."""
+    # The shell does not expand paths that are quoted or written in a recipe.
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path would turn "" into ".")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically.
-
-    The content is written to a temporary file next to `path`, synced and renamed. Readers see either the old or the
-    new content. If several processes write the same file, each uses its own temporary file, and the last rename
-    determines the content.
-    """
+    """Write a file atomically, and create its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Each of several processes that write the same file needs its own temporary file.
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
         with partial.open("xb") as file:
@@ -76,15 +64,14 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the line number and JSON value of each line in a .jsonl or .jsonl.gz file.
 
-    Blank lines are skipped. Only "\\n" ends a line; other Unicode line breaks are part of the line.
+    Blank lines are skipped.
 
-    Raises UserError if the file cannot be read, or if a line is not JSON in UTF-8. The message contains the path and
-    the line number.
+    Raises UserError if the file cannot be read, or if a line is not JSON in UTF-8.
     """
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(lines, start=1):  # only "\n" ends a line of bytes
                 if line.strip():
                     yield number, _json_value(line, f"{path}, line {number}")
     except (OSError, EOFError, zlib.error) as error:
@@ -109,38 +96,30 @@ def sha256_of(path: Path) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file.
-
-    If the file does not end with a line break, for example because a full disk cut off its last line, a line break is
-    added before `line`.
-    """
+    """Append a line to a text file, after a line break if the last line has none."""
     with path.open("a+b") as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
+            # A full disk can have cut off the last line.
             line = line if file.read(1) == b"\n" else f"\n{line}"
         file.write(f"{line}\n".encode())
 
 
 def remove_folder(folder: Path, marker: str) -> None:
-    """Delete a folder. The file named `marker` in the folder is deleted last.
-
-    The marker shows that this project created the folder. If the process is killed before all files are deleted, the
-    folder still contains the marker and can be deleted later.
-    """
+    """Delete a folder. The file named `marker` in the folder is deleted last."""
     for path in list(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != marker:
             path.unlink()
+    # The marker shows that this project created the folder, so a partly deleted folder can be deleted later.
     (folder / marker).unlink(missing_ok=True)
     folder.rmdir()
 
 
 def readable(folder: Path) -> None:
-    """Give the .safetensors files in a folder the default permissions of new files.
-
-    This is needed because the safetensors library creates files that other users cannot read.
-    """
+    """Give the .safetensors files in a folder the default permissions of new files."""
+    # The safetensors library creates files that other users cannot read.
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.glob("*.safetensors"):

@@ -14,10 +14,7 @@ def tokens(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration as text, such as `4 min 12 s`, or a dash for None.
-
-    Other examples of the format are `45 s`, `4 min`, `3 h 05 min` and `2 d 3 h`.
-    """
+    """Return a duration as text, such as `4 min 12 s` or `3 h 05 min`."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)

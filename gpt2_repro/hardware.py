@@ -1,7 +1,4 @@
-"""Find the accelerators of this machine and their capabilities.
-
-For an unknown GPU, the peak FLOP/s is None, and the MFU (model FLOPs utilization) of a run is not reported.
-"""
+"""Find the accelerators of this machine and their capabilities."""
 
 import contextlib
 import dataclasses
@@ -49,17 +46,14 @@ class Accelerator:
 
 
 def peak_flops(name: str) -> float | None:
-    """Return the dense bf16 FLOP/s of the GPU called `name`, or None if unknown.
-
-    The result is None for MIG slices and for variants of the GPUs in PEAK_FLOPS, such as laptop GPUs.
-    """
+    """Return the dense bf16 FLOP/s of the GPU called `name`, or None if unknown."""
     return next((peak for part, peak in PEAK_FLOPS.items() if is_named(part, name)), None)
 
 
 def is_named(part: str, name: str) -> bool:
     """Return whether the GPU called `name` is of the model `part`, such as `A100`.
 
-    For MIG slices and for variants with a similar name, such as laptop GPUs, the result is False.
+    The result is False for MIG slices and for variants such as laptop GPUs.
     """
     if any(word in name for word in ("MIG", "Laptop", "4090 D", "5090 D", "GH200", "GB200")):
         return False
@@ -81,12 +75,10 @@ def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str =
     """Return whether to compute on the CPU.
 
     Args:
-        use_cpu: compute on the CPU even if there is a GPU.
         accept_any_hardware: compute on the CPU if there is no GPU.
-        cpu_option: the name of the option that selects the CPU. The error message contains it.
+        cpu_option: the option that selects the CPU, for the error message.
 
-    Raises UserError if torch cannot use an NVIDIA device that is present, or if there is no GPU and neither
-    `use_cpu` nor `accept_any_hardware` is set.
+    Raises UserError if no GPU is found, or if torch cannot use an NVIDIA device that is present.
     """
     import torch
 
@@ -119,10 +111,7 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
 
     Args:
         asked: whether the recipe sets bf16.
-        use_cpu: whether the run computes on the CPU.
-        accept_any_hardware: use fp32 on a GPU that cannot multiply in bf16.
-
-    Raises UserError if the GPU cannot multiply in bf16, unless `accept_any_hardware` is set.
+        accept_any_hardware: use fp32 on a GPU that cannot multiply in bf16, instead of raising UserError.
     """
     import torch
 
@@ -143,10 +132,8 @@ def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bo
     """Return whether to use torch.compile.
 
     Args:
-        asked: the value of torch_compile in the recipe. If it is None, torch.compile is used on GPUs but not on the
-            CPU.
-        use_cpu: whether the run computes on the CPU.
-        accept_any_hardware: if `asked` is None and torch.compile cannot work on this machine, train without it.
+        asked: torch_compile in the recipe. None uses torch.compile on GPUs only.
+        accept_any_hardware: if `asked` is None and torch.compile cannot work, train without torch.compile.
 
     Raises UserError if torch.compile should be used but cannot work on this machine.
     """
@@ -179,7 +166,7 @@ def _compile_obstacle(*, use_cpu: bool) -> str | None:
 def nvidia_driver() -> str | None:
     """Return the version of the NVIDIA driver, or None without an NVIDIA device.
 
-    The version is "unknown" if there is a device but nvidia-smi is missing or fails.
+    The version is "unknown" if nvidia-smi is missing or fails.
     """
     command = shutil.which("nvidia-smi")
     if command:
@@ -192,10 +179,7 @@ def nvidia_driver() -> str | None:
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Return whether this CPU has bf16 matrix instructions.
-
-    These are AVX512-BF16, AMX or Arm's BF16. A CPU without such instructions emulates bf16.
-    """
+    """Return whether this CPU has bf16 matrix instructions."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -204,12 +188,8 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def demo_processes() -> int:
-    """Return the number of processes for `make demo`.
-
-    With GPUs, the result is the number of visible GPUs, rounded down to a power of two. It is at most 8, because the
-    demo has 8 rows per step. Without a GPU, the result is 2 on Linux and 1 on other systems.
-    """
+    """Return the number of processes for `make demo`."""
     accelerator = find_accelerator()
     if accelerator.kind == "cuda":
-        return min(8, 1 << (accelerator.count.bit_length() - 1))
+        return min(8, 1 << (accelerator.count.bit_length() - 1))  # a divisor of the demo's 8 rows per step
     return 2 if platform.system() == "Linux" else 1  # several processes need DeepSpeed, which supports Linux only

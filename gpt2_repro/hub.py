@@ -1,7 +1,4 @@
-"""Check whether the Hugging Face Hub is reachable.
-
-Without this check, the libraries of the Hub would retry for minutes while the Hub is not reachable.
-"""
+"""Check whether the Hugging Face Hub is reachable."""
 
 import functools
 import logging
@@ -18,17 +15,16 @@ SECONDS = 4.0  # timeout of the check
 
 @functools.cache
 def check_hub() -> bool:
-    """Return whether the Hub is reachable. If it is not, switch to offline mode.
+    """Return whether the Hub is reachable. If not, switch to offline mode.
 
-    In offline mode, the libraries of the Hub read only their cache. If offline mode is already on, nothing is checked
-    and the result is True.
+    The result is True if offline mode is already on.
     """
     import httpx
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return True
-    try:
+    try:  # without this check, the libraries of the Hub would retry for minutes
         httpx.head(constants.ENDPOINT, timeout=SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         logger.warning("%s is not reachable (%s). Only the local cache is used.", constants.ENDPOINT, in_a_line(error))

@@ -1,7 +1,4 @@
-"""List the launchers: the files in accelerate_configs/ and what each one supports.
-
-To add a launcher, add an entry to LAUNCHERS.
-"""
+"""List the files in accelerate_configs/ and the features that each file supports."""
 
 import json
 import os
@@ -19,8 +16,7 @@ ROOT = Path(__file__).parents[1]
 class CheckpointForm(NamedTuple):
     """A checkpoint format, recognized by the name of a file in the checkpoint.
 
-    `words` describes the format. `file` is the name, without extension, of a file that exists only in checkpoints of
-    this format. It is "" for the format of checkpoints without DeepSpeed or FSDP2.
+    `file` is the name without extension, or "" for checkpoints without DeepSpeed and FSDP2.
     """
 
     words: str
@@ -34,28 +30,24 @@ FSDP2 = CheckpointForm("with FSDP2", "pytorch_model_fsdp")
 
 
 class Launcher(NamedTuple):
-    """A launcher: a file in accelerate_configs/ and the features it supports.
+    """A launcher: a file in accelerate_configs/ and the features that it supports.
 
     Args:
         name: the name of the file without .yaml.
         form: the format of the checkpoints. Every launcher with the same format can resume the run.
         deepspeed_json: the name of the DeepSpeed config in ds_configs/, or "" without DeepSpeed.
-        torch_compile: whether torch.compile can compile the loss. With sharded weights it cannot, because the weights
-            are gathered and freed while the loss is computed.
-        muon: whether the Muon optimizer can be used. Muon needs complete (not sharded) weight matrices.
-        torchrun_on_cpu: whether torchrun starts the CPU processes, because accelerate launch would need mpirun.
     """
 
     name: str
     form: CheckpointForm
     deepspeed_json: str = ""
-    torch_compile: bool = True
-    muon: bool = False
-    torchrun_on_cpu: bool = False
+    torch_compile: bool = True  # not with sharded weights, which are gathered and freed while the loss is computed
+    muon: bool = False  # needs complete (not sharded) weight matrices
+    torchrun_on_cpu: bool = False  # because accelerate launch would need mpirun
 
     @property
     def config(self) -> str:
-        """The path of the config file to pass to `accelerate launch` as --config_file."""
+        """Path of the config for `accelerate launch --config_file`."""
         return f"accelerate_configs/{self.name}.yaml"
 
     def command(self, num_processes: int, *, use_cpu: bool = False) -> list[str]:
@@ -82,7 +74,7 @@ LAUNCHERS = {
 
 
 def recommended_launcher(*, muon: bool = False) -> Launcher:
-    """Return the first launcher. With `muon`, return the first that supports Muon."""
+    """Return the recommended launcher, which supports Muon if `muon` is set."""
     return next(launcher for launcher in LAUNCHERS.values() if launcher.muon or not muon)
 
 
@@ -101,11 +93,7 @@ def check_variables() -> None:
 
 
 def current_launcher() -> Launcher:
-    """Return the launcher that this process was started with.
-
-    The launcher is found by the environment variables that accelerate sets for FSDP2 and DeepSpeed. Without these
-    variables, the result is the launcher ddp.
-    """
+    """Return the launcher of this process: ddp if neither FSDP2 nor DeepSpeed is used."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return LAUNCHERS["fsdp2"]
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":

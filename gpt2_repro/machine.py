@@ -1,7 +1,4 @@
-"""Check whether this machine can train a recipe.
-
-Each check returns its result (a "finding"), which `python -m gpt2_repro.preflight` prints on one line.
-"""
+"""Check whether this machine can train a recipe."""
 
 import dataclasses
 import functools
@@ -42,10 +39,7 @@ MANY_MINUTES = 2 * 24 * 60.0
 
 
 def check_devices(recipe: TrainingRecipe) -> list[Finding]:
-    """Check the driver, GPUs, precision, compiler and attention.
-
-    train.py applies the same rules.
-    """
+    """Check the driver, GPUs, precision, compiler and attention."""
     model, training = recipe.model, recipe.training
     version = hardware.nvidia_driver()
     driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
@@ -70,10 +64,7 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
 
 def _judge(about: str, rule: Callable[[], str]) -> Finding:
-    """Call `rule`, and return its text or the message of its UserError as a finding.
-
-    `about` is the name of the check that the finding belongs to.
-    """
+    """Call `rule`, and return its text or the message of its UserError as a finding."""
     try:
         return Finding("✓", about, rule())
     except UserError as error:
@@ -93,8 +84,7 @@ def check_division(recipe: TrainingRecipe, cards: int) -> Finding:
 def check_links(file: str | None) -> list[Finding]:
     """Return advice about the links between the GPUs.
 
-    Args:
-        file: a file with saved output of `nvidia-smi topo -m`. If it is None, the command is run on this machine.
+    `file` contains the output of `nvidia-smi topo -m`. None runs this command.
     """
     if file:
         try:
@@ -121,7 +111,7 @@ def check_links(file: str | None) -> list[Finding]:
 def check_sum(cards: int | None) -> Finding:
     """Check that an all-reduce over all GPUs gives the right sum.
 
-    On a machine without a GPU, the sum is computed by `cards` CPU processes, or by two if `cards` is None.
+    Without a GPU, `cards` CPU processes are used, or two if `cards` is None.
     """
     import torch
 
@@ -165,17 +155,14 @@ def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, ca
 
 
 def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
-    """Return the training speed of this CPU in tokens per second.
-
-    The speed is the median of several forward and backward passes without optimizer steps. To save time, a large model
-    is measured with only its first blocks and with shorter rows. The speed of the complete model is then computed from
-    the FLOPs per token.
-    """
+    """Return the training speed of this CPU in tokens per second."""
     import torch
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # hide the warning about special ids outside a small vocabulary
     training, length = recipe.training, recipe.data.sequence_length
+    # To save time, a large model is measured with only its first blocks and with shorter rows. The speed of the
+    # complete model is computed from the FLOPs per token.
     blocks = max(1, int(CPU_BLOCKS / (12 * recipe.model.n_embd**2)))
     model = dataclasses.replace(recipe.model, n_layer=min(recipe.model.n_layer, blocks))
     shape = {"sequence_length": length, "vocab_size": work.vocab_size}
@@ -246,10 +233,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
 
 
 def check_data(recipe: TrainingRecipe) -> Finding:
-    """Check that the prepared folder fits the recipe.
-
-    If the data is not prepared yet, the result is a warning and not an error.
-    """
+    """Check that the prepared data fits the recipe. Warn if no data is prepared yet."""
     folder = recipe.data.dataset_dir
     if not Path(folder, MANIFEST).is_file():
         return Finding("!", "data", f"{folder} is not prepared yet")

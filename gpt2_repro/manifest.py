@@ -1,8 +1,4 @@
-"""Define the manifest of a prepared folder: request, counts and hashes.
-
-A manifest is stored as the file manifest.json in the prepared folder. It contains the request (the section `data` of
-the recipe that the folder was prepared with), the counts of documents and tokens, and the hashes of the files.
-"""
+"""Define the manifest of a prepared folder: data settings, counts and hashes."""
 
 import dataclasses
 from typing import Any
@@ -62,10 +58,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json. docs/data.md describes every field.
-
-    Fields that were added in later versions have a default, so that manifests of earlier versions can be read.
-    """
+    """The content of manifest.json. docs/data.md describes every field."""
 
     request: dict[str, Any]  # the recipe's section `data:` without dataset_dir
     source: dict[str, Any]  # its keys depend on the source; `name` is always present
@@ -80,17 +73,14 @@ class Manifest:
     shards: dict[str, list[Shard]]  # files of each split
     files: dict[str, str]  # path: sha256 of every other file
     versions: dict[str, str]
-    reference_losses: dict[str, float] | None = None
+    reference_losses: dict[str, float] | None = None  # missing in manifests of earlier versions
 
     @property
     def form(self) -> RowForm:
         return from_json(RowForm, self.request)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest as a dict, as written to manifest.json.
-
-        The keys are in the order in which the class defines its fields. Fields that are None are omitted.
-        """
+        """Return the manifest as a dict for manifest.json, without fields that are None."""
         return dataclasses.asdict(
             self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
         )

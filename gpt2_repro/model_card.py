@@ -36,8 +36,7 @@ def model_card(
     """Return the model card as Markdown with the metadata header of the Hub.
 
     Args:
-        name: the title of the card. The code example in the card loads the model by this name.
-        record: how the weights were trained, as stored in the manifest of the checkpoint.
+        name: the title of the card, and the name of the model in the card's code example.
         comparison: the evaluation results. Results of a smoke test are omitted.
         column: the name of this model in `comparison`.
     """
@@ -90,8 +89,7 @@ def model_card(
 def add_results(checkpoint: Checkpoint, comparison: Comparison) -> None:
     """Write the evaluation results of a final model into its model card.
 
-    The card is not changed if the results are from a smoke test, or if the weights have changed since they were
-    scored.
+    Results of a smoke test, or of weights that have changed since the evaluation, are ignored.
     """
     folder, record = Path(checkpoint.source), checkpoint.record
     if comparison.limit is None and checkpoint.form == "final" and record and training_record(folder) == record:
@@ -135,10 +133,7 @@ def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column
 
 
 def _shorten_files(value: Any) -> Any:
-    """Return a source's description with at most three file names per list.
-
-    If the source is a mixture, the list of files of each mixed source is shortened.
-    """
+    """Return a source's description with at most three file names per list."""
     if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
         names = [Path(file["path"]).name for file in files]
         value = {**value, "files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])}
@@ -148,11 +143,8 @@ def _shorten_files(value: Any) -> Any:
 
 
 def _deviations(found: Sequence[Mapping[str, str]] | None) -> list[str]:
-    """Return the lines of the card that list the deviations from the default recipe.
-
-    The result is [] for runs of earlier versions, which did not record deviations.
-    """
-    if found is None:
+    """Return the lines of the card that list the deviations from the default recipe."""
+    if found is None:  # in runs of earlier versions
         return []
     default = "`recipes/gpt2_124m.yaml`, llm.c's GPT-2 124M on FineWeb"
     if not found:

@@ -4,11 +4,7 @@ from typing import NamedTuple
 
 
 def gpt2_parameters(*, n_layer: int, n_embd: int, n_positions: int, vocab_size: int) -> int:
-    """Return the number of parameters of a GPT-2 with tied embeddings.
-
-    For example, the result is 124,439,808 for 12 layers, a width (`n_embd`) of 768, 1,024 positions and a vocabulary
-    of 50,257.
-    """
+    """Return the number of parameters of a GPT-2 with tied embeddings."""
     block = 12 * n_embd**2 + 13 * n_embd
     return vocab_size * n_embd + n_positions * n_embd + n_layer * block + 2 * n_embd
 
@@ -22,12 +18,10 @@ class ModelScale(NamedTuple):
     """The parameters, FLOPs per token and padded vocabulary size of a model.
 
     Attributes:
-        parameters: the number of parameters without vocabulary padding.
-        active: how many of these parameters each token uses. It is less than `parameters` only in a mixture of
-            experts.
-        trained: the number of parameters during training. It includes the vocabulary padding.
+        parameters: without vocabulary padding.
+        active: the parameters that each token uses (only some parameters in a mixture of experts).
+        trained: the parameters with vocabulary padding, as in training.
         flops_per_token: the training FLOPs per token.
-        padded_vocab_size: the vocabulary size during training, including the padding.
     """
 
     parameters: int
@@ -51,26 +45,20 @@ def gpt2_scale(
 
 
 def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_length: int) -> int:
-    """Return the training FLOPs per token: 6N + 12LCT.
+    """Return the training FLOPs per token: 6N + 12LCT (PaLM, appendix B).
 
-    This is the formula of PaLM, appendix B, as used by nanoGPT. N is the number of parameters, L the number of layers,
-    C the width and T the sequence length. For the 124M model with a vocabulary of 50,257, the result is 855 MFLOP.
-
-    llm.c uses the formula 6N + 6LCT, in which N includes all parameters and only the causal half of attention counts.
-    The result is then 803 MFLOP, so the MFU (model FLOPs utilization) that llm.c reports is 6 % lower.
+    L is the number of layers, C the width of all attention heads and T the sequence length.
 
     Args:
-        parameters: the number of parameters without position embeddings, which are not multiplied.
-        n_embd: the total width of all attention heads.
+        parameters: N, the number of parameters without position embeddings, which are not multiplied.
     """
+    # As in nanoGPT: 855 MFLOP for the 124M model. llm.c computes 803 MFLOP (6N + 6LCT: all parameters, and only the
+    # causal half of attention), so the MFU (model FLOPs utilization) that llm.c reports is 6 % lower.
     return 6 * parameters + 12 * n_layer * n_embd * sequence_length
 
 
 def checkpoint_bytes(parameters: int, *, bf16: bool) -> int:
-    """Return the size of a `checkpoint-N` in bytes.
-
-    A checkpoint contains the fp32 master weights, the Adam moments m and v in fp32, and two copies of the model: one
-    that the training engine writes, and one in safetensors format. Both copies are in bf16 if `bf16` is set, and
-    otherwise in fp32.
-    """
+    """Return the size of a `checkpoint-N` in bytes, including the optimizer state."""
+    # Master weights and the Adam moments m and v in fp32, and two copies of the model in bf16 or fp32: one that the
+    # training engine writes, and one in safetensors format.
     return parameters * (12 + 2 * (2 if bf16 else 4))

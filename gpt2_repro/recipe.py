@@ -1,9 +1,6 @@
 """Read a recipe and a command line into typed sections.
 
-A recipe is one YAML file with the sections data, model, training and evaluation. Each section is a dataclass next to
-the code that it configures. The keys of the file are converted to options and placed before the options of the command
-line. This way the file and the command line get the same validation, and the command line overrides the file. The
-attribute `refused` of a dataclass lists the fields that users cannot set, with the reasons.
+A recipe is a YAML file with the sections data, model, training and evaluation.
 """
 
 import argparse
@@ -41,11 +38,10 @@ class Recipe(Generic[D, M, T, E]):
     A section that the command does not use is None.
 
     Attributes:
-        path: the file of the recipe.
-        typed: names of all fields and options that were passed on the command line.
-        stated: names of the fields that were passed on the command line or set in the file.
-        options: the options of the command that are not fields of a recipe.
-        written: the sections of the recipe as written in the file, without defaults and overrides.
+        typed: names of the fields and options on the command line.
+        stated: names of the fields on the command line or in the file.
+        options: the options that are not fields of a recipe.
+        written: the sections as written in the file, without defaults and overrides.
     """
 
     path: Path
@@ -65,10 +61,7 @@ class Recipe(Generic[D, M, T, E]):
 
     @property
     def title(self) -> str:
-        """The name of the recipe and the values that the command line changed.
-
-        An example is `gpt2_124m learning_rate=0.0003 seed=43`.
-        """
+        """The name of the recipe and the overrides, such as `gpt2_124m seed=43`."""
         values = {key: value for section in self.sections.values() for key, value in values_of(section).items()}
         typed = [f"{key}={values[key]}" for key in sorted(self.typed & values.keys()) if key not in PLACES]
         return " ".join([self.path.stem, *typed])
@@ -76,8 +69,7 @@ class Recipe(Generic[D, M, T, E]):
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML text, which is a valid recipe.
 
-        The text contains all fields that the dataclass of a section itself declares. Inherited fields are included
-        only if their values differ from their defaults.
+        Inherited fields with default values are omitted.
         """
         shown: dict[str, dict[str, Any]] = {}
         for name, section in self.sections.items():
@@ -116,7 +108,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def load_sections(path: Path) -> dict[str, dict[str, Any]]:
     """Return the sections of a recipe as written in its file.
 
-    Raises UserError for a missing file, a file that is not a recipe, and an unknown section.
+    Raises UserError if the file is missing, is not a recipe, or has an unknown section.
     """
     if len(recipes := sorted(path.glob("*.yaml"))) == 1:
         raise UserError(f"{path} is a folder. Pass the recipe in it: {recipes[0]}")
@@ -181,18 +173,12 @@ def parse_recipe(
     """Parse a command line of the form `[RECIPE] [--key value ...]`.
 
     Args:
-        argv: the command line after the name of the program.
-        data, model, training, evaluation: the dataclasses of the sections. A section without a dataclass is not
-            checked, because only other commands use it.
+        data, model, training, evaluation: the dataclass of each section. Sections without a dataclass are not checked.
         offered: the sections whose fields are also options of this command.
-        description: the text that --help shows, usually the docstring of the command.
-        prog: the name of the command for --help. None uses the name of the script.
-        options: the options that are not fields of a recipe. Each name has a dict of keyword arguments for
-            `add_argument`.
-        groups: the names of the options that --help lists. The keys are the titles of the groups. `--help all` lists
-            all options.
+        options: the options that are not fields of a recipe, with keyword arguments for `add_argument`.
+        groups: the options that --help lists, by heading. None lists all options.
 
-    Raises UserError for a missing recipe, and for unknown or refused sections, keys, options and choices.
+    Raises UserError for a missing recipe, and for invalid sections, keys, options and choices.
     """
     given = zip(SECTIONS, (data, model, training, evaluation), strict=True)
     classes: dict[str, Any] = {name: cls for name, cls in given if cls is not NoneType}
@@ -210,6 +196,7 @@ def parse_recipe(
         _check_keys(path, name, written.get(name, {}), cls, classes)
         tokens += _to_tokens(path, written.get(name, {}), parser)
     typed = _typed_fields(flags, flagged.values(), parser)
+    # The fields of the file come first: they are checked like options, and the command line overrides them.
     namespace = vars(parser.parse_args(tokens + flags))
     sections: dict[str, Any] = dict.fromkeys(SECTIONS)
     for name, cls in classes.items():
@@ -228,10 +215,7 @@ def parse_recipe(
 
 
 def read_section(path: Path, section: str, cls: type[D]) -> D:
-    """Return one section of a recipe as an instance of the dataclass `cls`.
-
-    Fields that are not set in the file have their defaults.
-    """
+    """Return one section of a recipe as an instance of the dataclass `cls`."""
     keys = load_sections(path).get(section, {})
     _check_keys(path, section, keys, cls, {})
     parser = _Parser([cls], add_help=False)
@@ -244,6 +228,7 @@ def own_fields(cls: type) -> list[str]:
 
 
 def _refused(cls: type) -> dict[str, str]:
+    """Return the fields of a dataclass that users cannot set, with the reasons."""
     return getattr(cls, "refused", {})
 
 
@@ -345,10 +330,7 @@ def _print_help(parser: _Parser, groups: Mapping[str, Sequence[str]] | None) -> 
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that shows each option once, with its default.
-
-    Option names are shown with underscores (--max_steps), not with hyphens.
-    """
+    """A help formatter that shows each option once, with underscores and the default."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         option = next(iter(action.option_strings), action.dest)

@@ -1,7 +1,4 @@
-"""Compare a run with the published numbers in references.yaml.
-
-The file contains scores and losses of OpenAI's GPT-2 models, and losses of the GPT-2 124M that llm.c trained.
-"""
+"""Compare a run with the published numbers in references.yaml."""
 
 import dataclasses
 import itertools
@@ -29,8 +26,7 @@ class Baseline:
     Args:
         hellaswag: HellaSwag accuracy.
         gpt3_hellaswag: HellaSwag accuracy of the GPT-3 model with the same size.
-        losses: losses in nats per token on llm.c's validation shards. The keys are the texts of the shards: "fineweb"
-            and "fineweb-edu".
+        losses: nats per token on llm.c's validation shards of "fineweb" and "fineweb-edu".
     """
 
     name: str
@@ -45,21 +41,16 @@ GPT2 = BASELINES[0]
 
 
 def baseline_of(parameters: float | None) -> Baseline:
-    """Return the GPT-2 model whose number of parameters is nearest to `parameters`.
-
-    If `parameters` is None, the result is the smallest model.
-    """
+    """Return the GPT-2 model of the nearest size, or the smallest model for None."""
     return min(BASELINES, key=lambda its: abs(its.parameters - (parameters or 0)))
 
 
 def published_loss(baseline: Baseline, request: Mapping[str, Any], tokens: object) -> float | None:
-    """Return a baseline's published loss on the validation split of a prepared folder.
-
-    The result is None if no loss was published for this validation split.
+    """Return a baseline's published loss on a validation split, or None if unknown.
 
     Args:
-        request: the settings of the prepared folder (the section `data` of its recipe).
-        tokens: the number of targets that each validation of the run scores.
+        request: the section `data` of the recipe that the data was prepared with.
+        tokens: the number of targets that each validation scores.
     """
     shard = SHARDS.get(str(request.get("source")))
     form = [request.get(key) for key in ("split", "packing", "tokenizer")]
@@ -79,8 +70,8 @@ BELOW = "Usual causes: validation documents in the training rows, other validati
 def band(step: int) -> tuple[float, float] | None:
     """Return the lowest and highest expected validation loss after `step`.
 
-    The losses are in nats per token. The range is based on three published runs of llm.c. It is known from step 250 to
-    step 19,500; for other steps, the result is None.
+    The losses are in nats per token, from three published runs of llm.c. The result is None outside of steps 250 to
+    19,500.
     """
     if not min(ANCHORS) <= step <= max(ANCHORS):
         return None
@@ -94,7 +85,7 @@ def band(step: int) -> tuple[float, float] | None:
 def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | None:
     """Return whether a validation loss is inside, above or below the expected range.
 
-    A loss of NaN counts as above. The result is None if `band` has no range for this step.
+    NaN counts as "above". The result is None for a step without a published range.
     """
     if (limits := band(step)) is None:
         return None
@@ -102,10 +93,7 @@ def verdict(step: int, loss: float) -> Literal["inside", "above", "below"] | Non
 
 
 def compared(step: int, loss: float) -> str:
-    """Return text for a log line: the expected range, and whether `loss` is inside it.
-
-    An example is `llm.c 4.315–4.345 ✓`. The result is "" if `band` has no range for this step.
-    """
+    """Return log text such as `llm.c 4.315–4.345 ✓`, or "" without a published range."""
     found, limits = verdict(step, loss), band(step)
     if limits is None:
         return ""
@@ -113,11 +101,7 @@ def compared(step: int, loss: float) -> str:
 
 
 def explained(step: int, loss: float) -> str:
-    """Return sentences that compare a validation loss with the published range.
-
-    If the loss is outside the range, the usual causes are listed. The result is "" if `band` has no range for this
-    step.
-    """
-    found = verdict(step, loss)
+    """Return sentences that compare a validation loss with the published range, or ""."""
+    found = verdict(step, loss)  # None for a step without a published range
     ends = {"inside": f". The setup trains like {NAME}'s runs.", "above": f". {ABOVE}", "below": f". {BELOW}"}
     return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""

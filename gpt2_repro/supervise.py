@@ -39,10 +39,7 @@ LAUNCHERS_PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from a signal t
 
 
 def main(argv: list[str]) -> None:
-    """Run a training command until it has finished, and restart it after crashes.
-
-    Raises UserError if there is no command, and RunFailed if the run failed or crashed too often.
-    """
+    """Run a training command until it has finished, and restart it after crashes."""
     parser = CommandParser(prog="python -m gpt2_repro.supervise", description=__doc__)
     attempts = "Give up after this number of crashes in a row without a newer checkpoint. (default: 3)"
     parser.add_argument("--attempts", type=positive_count, default=3, help=attempts)
@@ -124,7 +121,7 @@ class Supervisor:
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
-        """Return True if the command needs no restart, or False if it needs one.
+        """Return whether the command has ended and needs no restart.
 
         Raises RunFailed or UserError if the run failed and must not be restarted.
         """
@@ -144,14 +141,11 @@ class Supervisor:
         return False
 
     def _forward(self, errors: BinaryIO) -> None:
-        """Print the text that the command wrote to stderr since the last call.
-
-        If a mistake of the user ended the command, the text is not printed, because it is only the launcher's
-        traceback. After a signal, the text is stored instead, and is printed later only if the run fails.
-        """
+        """Print the text that the command wrote to stderr since the last call."""
         text = errors.read().decode(errors="replace")
         if self.signalled:
-            self.kept += text
+            self.kept += text  # printed only if the run fails
+        # If a mistake of the user ended the command, the text is only the launcher's traceback.
         elif text and noted(MISTAKE, self.notes) is None:
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -1,7 +1,4 @@
-"""Divide the time of a run into parts such as training, validation and saving.
-
-Every second of the run is counted in exactly one part.
-"""
+"""Divide the time of a run into parts such as training, validation and saving."""
 
 from collections.abc import Mapping
 
@@ -24,14 +21,11 @@ STEPS = ("training", "data")  # the parts that contain the time of optimizer ste
 
 
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
-    """Return table rows with the name, time and share of each part of a run.
-
-    Parts without time are omitted. The last row is the total. The table is empty if no time has passed.
+    """Return table rows: name, time and share of each part of a run, then the total.
 
     Args:
-        parts: the seconds that each part of the run took. The keys are the keys of PARTS, such as "startup".
-        usd_per_hour: price of the complete machine, 0 or None if unknown. If it is known, each row also contains the
-            cost in dollars.
+        parts: the seconds of each part. The keys are the keys of PARTS, such as "startup".
+        usd_per_hour: price of the complete machine. If known, each row also contains the cost in dollars.
     """
     total = sum(parts.values())
     accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()} | {"total": total}
@@ -42,6 +36,6 @@ def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list
 
 
 def breakdown_lines(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[str]:
-    """Return one line of text with the time of each part of a run, and the total."""
+    """Return a line of text for each part of a run, and for the total."""
     rows = breakdown(parts, usd_per_hour=usd_per_hour)
     return [f"{row[0]:<22} {row[1]:>11} {row[2]:>7}" + "".join(f" {usd:>9}" for usd in row[3:]) for row in rows]

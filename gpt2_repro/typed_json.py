@@ -8,22 +8,19 @@ from typing import Any, TypeGuard
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a number between -1e30 and 1e30.
-
-    Numbers outside this range cannot be plotted.
-    """
+    """Return whether `value` is a number between -1e30 and 1e30."""
+    # Larger numbers cannot be plotted.
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1e30
 
 
 def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = None) -> Any:
-    """Convert a JSON value to the type `kind`.
+    """Convert parsed JSON to `kind`: a dataclass, or a list or mapping of dataclasses.
 
-    `kind` is a dataclass, or a list or mapping of dataclasses. Keys without a field are ignored.
+    Keys without a field are ignored.
 
     Args:
-        tolerant: if True, skip each field and item of a wrong type. If False, raise an error for a wrong object or
-            list, and accept wrong numbers, strings and bools without a check.
-        default: an instance of `kind` that has the values of fields missing in `value`.
+        tolerant: skip values of a wrong type. Otherwise, numbers, strings and bools are not checked.
+        default: an instance of `kind` that provides the fields missing in `value`.
 
     Raises TypeError or AttributeError if `value` has another type or lacks a required field.
     """
