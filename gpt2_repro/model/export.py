@@ -108,7 +108,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model and the tokenizer of a folder or Hub id.
 
-    Raises UserError if the model or the tokenizer cannot be loaded.
+    Raises UserError if loading fails.
     """
     return load_model(checkpoint), load_tokenizer(checkpoint)
 
