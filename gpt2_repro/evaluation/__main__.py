@@ -75,10 +75,9 @@ def main(argv: list[str]) -> None:
 
 
 def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None:
-    """Append the baseline to `models`, and return the baseline's table column.
+    """Add the baseline to `models` if it is missing, and return its table column.
 
-    A baseline that is already one of the models is not appended again. Return None if `name` is "none", or if the
-    baseline cannot be loaded but has published scores.
+    Return None if `name` is "none", or if only published scores are available.
     """
     from gpt2_repro.model.export import load_pair
 
@@ -103,10 +102,7 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
 
 
 def _load_untrained(source: str) -> tuple[Any, Any]:
-    """Return an untrained model like `source`, and the tokenizer of `source`.
-
-    The model has the architecture of the checkpoint `source` and random weights.
-    """
+    """Return a model like `source` with random weights, and the tokenizer of `source`."""
     from gpt2_repro.model.export import load_pair, untrained_like
 
     model, tokenizer = load_pair(source)

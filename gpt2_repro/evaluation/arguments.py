@@ -32,7 +32,7 @@ class EvaluationArguments:
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:
     """Return the parsed command line of evaluate.sh.
 
-    An option for a field of EvaluationArguments is None if the user did not pass it.
+    Options for fields of EvaluationArguments are None if the user did not pass them.
 
     Raises UserError for unknown options and invalid values.
     """
@@ -71,10 +71,7 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
 
 
 def arguments_of_run(run: Path | None) -> EvaluationArguments:
-    """Return the section `evaluation:` of a run's recipe.
-
-    If `run` is None, return the default values.
-    """
+    """Return a run's recipe section `evaluation:`, or the defaults if `run` is None."""
     return read_section(run / RECIPE, "evaluation", EvaluationArguments) if run else EvaluationArguments()
 
 

@@ -1,8 +1,4 @@
-"""Compare the scores of models with each other and with published scores.
-
-A measured score that deviates from the published score shows an error in the setup. If the baseline cannot be loaded,
-its published scores are shown instead of measured scores.
-"""
+"""Compare the scores of models with each other and with published scores."""
 
 import dataclasses
 import itertools
@@ -28,13 +24,11 @@ def compare(
 ) -> Comparison:
     """Return the scores of all models and their differences from the baseline.
 
-    A difference has a paired standard error if this evaluation scored both models on the same documents. If
-    `settings.limit` limits the number of documents, no verdicts are given.
+    If `settings.limit` is set, no difference gets a verdict such as "better".
 
     Args:
-        scored: models with their scores. The tasks and metrics of the first model become the rows of the table.
-        baseline: one of the models, or None.
-        metadata: date, command line and library versions, from `run_metadata`.
+        scored: models with their scores. The first model's tasks and metrics become the rows of the table.
+        metadata: the result of `run_metadata`.
     """
     found = {
         model.name: {(task.task, metric.name): (task.documents, metric) for task in tasks for metric in task.metrics}
@@ -118,16 +112,9 @@ NUMBERS = {
 
 
 def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> list[PublishedNumber]:
-    """Return the published scores of a model that can be compared with `scores`.
+    """Return the published scores that are comparable with the measured `scores`.
 
-    A published score can be compared if the task was scored on all its documents, and if both scores have the same
-    window. The published scores of LAMBADA and HellaSwag hold for any window of at least 256 tokens, because all texts
-    of these tasks are shorter than 256 tokens.
-
-    Args:
-        model: a Hub id.
-        window: window in tokens.
-        scores: the measured scores.
+    A published score must be for this Hub id (`model`), for this window in tokens, and for all documents of the task.
     """
     whole = [task.task for task in scores if task.num_documents == DOCUMENTS.get(task.task, task.num_documents)]
     numbers = [number for number in NUMBERS.get(model, ()) if number.task in whole]
@@ -135,11 +122,7 @@ def published_numbers(model: str, window: int, scores: Iterable[TaskScores]) -> 
 
 
 def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> list[str]:
-    """Return one line for each measured score that deviates from the published score.
-
-    A score deviates if the difference is larger than `PublishedNumber.tolerance`. A deviation shows that the setup is
-    broken.
-    """
+    """Return a message for each score outside the tolerance of the published score."""
     measured = {(task.task, metric.name): metric.value for task in scores for metric in task.metrics}
     lines = []
     for number in published_numbers(model, window, scores):
@@ -153,8 +136,7 @@ def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> li
 def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
     """Return the published scores of a model as a baseline, or None.
 
-    `scored` contains measured scores. A published score is used only if all documents of its task were scored. Return
-    None if no score is published for these tasks and this window.
+    Only scores comparable with the measured scores `scored` are returned (see `published_numbers`).
     """
     if model not in NUMBERS:
         return None

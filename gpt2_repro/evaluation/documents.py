@@ -1,9 +1,6 @@
 """Select documents and cut passages for the evaluation tasks of this project.
 
-A passage is a text as in LAMBADA: a model must predict its last word. In LAMBADA 84 % of the last words occur earlier
-in the passage, so a model can find them in the context. In the passages of this module all last words occur earlier.
-If several words near the end of a passage could be its last word, the longest of these words is used. The first of
-these words is not used, because it is mostly "the".
+A model must predict the last word of a passage, as in LAMBADA.
 """
 
 import string
@@ -25,10 +22,7 @@ Item = TypeVar("Item")
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Return `count` items spread evenly over a sequence, in order.
-
-    If the sequence has fewer items, return all of them.
-    """
+    """Return at most `count` items, spread evenly over a sequence and in order."""
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
@@ -36,9 +30,10 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 def read_documents(path: Path, column: str = "text") -> list[str]:
     """Return the documents of a JSON Lines file, without blank documents.
 
-    Each line is a JSON object such as {"text": "a document"}. `column` is the key of the document.
+    Args:
+        column: the key of the document in each line's JSON object.
 
-    Raises UserError for a line of another form, and for a file without documents.
+    Raises UserError if a line has no text under `column`, or if the file has no documents.
     """
     documents = []
     for number, row in read_json_lines(path):
@@ -58,11 +53,7 @@ def documents_to_score(documents: Sequence[str]) -> list[str]:
 
 
 def cut_passages(documents: Sequence[str], count: int = NUM_PASSAGES) -> list[str]:
-    """Return up to `count` passages, spread over the documents.
-
-    Each document gives its first passage before any document gives a second passage. The same documents always give
-    the same passages.
-    """
+    """Return up to `count` passages (see `passages_of`), spread over the documents."""
     passages: list[str] = []
     # Use ten times as many documents as passages, because some are too short for a passage.
     sources = [passages_of(document) for document in evenly(documents, 10 * count)]
@@ -88,14 +79,13 @@ def passages_of(document: str) -> Iterator[str]:
 
 
 def _passage_end(window: Sequence[str]) -> int | None:
-    """Return how many words at the start of `window` form a passage, or None.
-
-    `window` is a list of words. Return None if no word in this list can be the last word of a passage.
-    """
+    """Return how many words of `window` form a passage (see `passages_of`), or None."""
+    # In LAMBADA 84 % of the last words occur earlier in the passage, so a model can find them in the context.
     bare = [word.strip(string.punctuation) for word in window]
     candidates = [
         end
         for end in range(SHORTEST, len(window) + 1)
         if window[end - 1].isalpha() and len(window[end - 1]) >= SHORTEST_TARGET and window[end - 1] in bare[: end - 1]
     ]
+    # The longest last word, because the first one is mostly "the".
     return max(candidates, key=lambda end: len(window[end - 1]), default=None)

@@ -1,7 +1,4 @@
-"""Run one task of lm-evaluation-harness on one model.
-
-The model runs on one device, or in data parallel with one process per GPU.
-"""
+"""Run one task of lm-evaluation-harness on one model, on one device or all GPUs."""
 
 import contextlib
 import datetime
@@ -31,7 +28,7 @@ SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rando
 
 
 def choose_device(name: str | None) -> str:
-    """Return the device to use: `name` if it is not None, otherwise "cuda" or "cpu".
+    """Return `name`, or the default device ("cuda" or "cpu") if `name` is None.
 
     Raises UserError if the device `name` does not work.
     """
@@ -61,12 +58,10 @@ def evaluate_model(
     Returns lm-eval's results as plain JSON values, and the scored samples of each task.
 
     Args:
-        task_folder: the folder with task files from `write_task_files`, or None. Task files replace lm-eval's tasks
-            of the same names.
+        task_folder: task files from `write_task_files`, which replace lm-eval's tasks of the same names.
         accelerator: an accelerate.Accelerator if several processes share the documents. Only rank 0 returns results.
-            The other ranks return empty dictionaries.
 
-    Raises UserError if the data of the task cannot be downloaded or read.
+    Raises UserError if the data of the task cannot be loaded.
     """
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable
@@ -123,11 +118,7 @@ def _missing_data_as_user_error() -> Iterator[None]:
 
 @functools.cache
 def _scorer_class() -> Any:
-    """Return a subclass of lm-eval's HFLM that draws a single progress bar.
-
-    If complete documents are scored, the bar counts the windows of all documents. HFLM (lm_eval 0.4.13) would draw a
-    new bar for each batch of windows.
-    """
+    """Return a subclass of lm-eval's HFLM that draws a single progress bar."""
     from lm_eval.models.huggingface import HFLM
 
     class Scorer(HFLM):
@@ -137,6 +128,7 @@ def _scorer_class() -> Any:
                 return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(self, requests: Any, **options: Any) -> list[tuple[float, bool]]:
+            # HFLM (lm_eval 0.4.13) would draw a new bar for each batch of windows.
             if options.get("override_bs") is not None:  # set only for rolling windows
                 self.windows.update(len(requests))
                 options["disable_tqdm"] = True
@@ -152,20 +144,15 @@ def _task_manager(task_folder: Path | None, task: str) -> Any:
 
 @functools.cache
 def _task_index(task_folder: Path | None, *, with_stock_tasks: bool) -> Any:
-    """Return lm-eval's index of tasks (TaskManager), including those in `task_folder`.
-
-    With `with_stock_tasks`, the index also includes lm-eval's 14,000 stock tasks. Reading them takes ten seconds.
-    """
+    """Return lm-eval's TaskManager, including the tasks in `task_folder`."""
     from lm_eval.tasks import TaskManager
 
+    # Reading lm-eval's 14,000 stock tasks takes ten seconds.
     return TaskManager(include_path=str(task_folder) if task_folder else None, include_defaults=with_stock_tasks)
 
 
 def launch_command(job: Path, num_processes: int) -> list[str]:
-    """Return the command that runs this module's `main` in several processes.
-
-    This project sets all options of accelerate launch. The user's accelerate configuration is not used.
-    """
+    """Return the command that runs this module's `main` in several processes."""
     launcher = [*LAUNCHERS["ddp"].command(num_processes), "--main_process_port", "0"]
     return [*launcher, "-m", "gpt2_repro.evaluation.harness", str(job)]
 
@@ -175,12 +162,9 @@ def evaluate_launched(
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Score a model on one task with several processes.
 
-    Returns the same results and samples as `evaluate_model`.
+    `model` is a plain Hugging Face folder. Returns the same results and samples as `evaluate_model`.
 
-    Args:
-        model: a plain Hugging Face folder.
-
-    Raises RunFailed if a process fails. The processes write the reason to stderr.
+    Raises RunFailed if a process fails.
     """
     with tempfile.TemporaryDirectory(prefix="lm_eval-") as scratch:
         job = Path(scratch, "job.pickle")
@@ -198,8 +182,7 @@ def evaluate_launched(
 def main(job: Path) -> None:
     """Score this process's share of the documents of a task.
 
-    `job` is the file that `evaluate_launched` wrote. Rank 0 collects the results of all processes and writes them to a
-    file next to `job`.
+    `job` is the file that `evaluate_launched` wrote. Rank 0 writes all results to a file next to `job`.
     """
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs

@@ -1,9 +1,6 @@
 """Compute HellaSwag accuracy during training, as in llm.c (dev/data/hellaswag.py).
 
-An item is a context and four endings. The model chooses the ending with the lowest mean loss per token of the ending
-(completion style). The text is not changed. Context and endings are tokenized separately, with a space before each
-ending. evaluate.sh reports this score as `hellaswag_completion`. lm-eval's own task `hellaswag` rewrites the text, so
-its scores are different.
+Scores of lm-eval's task `hellaswag` are different, because lm-eval rewrites the text.
 """
 
 import logging
@@ -30,10 +27,7 @@ SKIP = "or pass --hellaswag_steps 0 to train without HellaSwag"
 
 
 class Item(NamedTuple):
-    """A HellaSwag item: a context, its endings and the index of the correct ending.
-
-    The fields are named as in the data files.
-    """
+    """A HellaSwag item: a context, its endings and the index of the correct ending."""
 
     ctx: str
     endings: tuple[str, ...]
@@ -41,13 +35,11 @@ class Item(NamedTuple):
 
 
 def read_items(source: str) -> list[Item]:
-    """Return the HellaSwag items of a local file or a Hub dataset.
+    """Return HellaSwag items from a local file or a Hub dataset's validation split.
 
-    A local file contains one JSON object per line, and may be compressed (.gz). From a Hub dataset, the validation
-    split is used.
+    A local file (.jsonl, .json or .gz) contains one JSON object per line.
 
-    Raises UserError for a missing file, for lines that are not HellaSwag items, and for a dataset that is not on the
-    Hub. Raises RunFailed if the Hub cannot be reached.
+    Raises UserError if the source does not exist or contains other data, and RunFailed if the Hub cannot be reached.
     """
     if not source.endswith((".jsonl", ".json", ".gz")):
         rows = _load_from_hub(source)
@@ -84,13 +76,9 @@ def _item(row: Any, where: str) -> Item:
 
 
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
-    """Group rows of similar length into batches, and return their row numbers.
+    """Return batches of row numbers, with rows of similar length in each batch.
 
-    The longest rows come first. A batch has at most `positions` token positions, including padding. A row
-    longer than `positions` forms a separate batch.
-
-    Args:
-        lengths: the number of token positions of each row.
+    A batch with padding has at most `positions` tokens. A longer row forms a separate batch.
     """
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
@@ -102,13 +90,9 @@ def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]
 
 
 class HellaSwag:
-    """HellaSwag items as rows of token ids, one row per ending.
+    """HellaSwag items as rows of token ids. A row is a context followed by one ending.
 
-    A row is the context followed by the ending.
-
-    Args:
-        tokenizer: the tokenizer of the model.
-        window: the number of positions of the model. Longer rows are truncated at the beginning.
+    Rows of more than `window` positions are truncated at the beginning.
 
     Raises UserError if the tokenizer cannot encode an item.
     """
@@ -123,10 +107,7 @@ class HellaSwag:
             self.rows.append((ids, min(len(ending), len(ids) - 1)))
 
     def batches(self, positions: int) -> list[list[int]]:
-        """Return batches of row numbers, with at most `positions` token positions each.
-
-        See `batches_by_length`.
-        """
+        """Return batches of row numbers, with at most `positions` token positions each."""
         return batches_by_length([len(ids) - 1 for ids, _ in self.rows], positions)
 
     def losses(
@@ -140,16 +121,15 @@ class HellaSwag:
         goes_on: Callable[[], bool] = lambda: True,
         after_batch: Callable[[], None] = lambda: None,
     ) -> Tensor:
-        """Return the mean loss of each ending in nats per token.
+        """Return the mean loss of each ending in nats per token, of shape [items, 4].
 
-        The result is a tensor of shape [items, 4] on `device`. The loss is 0 for endings that other processes score.
+        The loss is 0 for endings that other processes score.
 
         Args:
-            losses_of: a function that takes ids and labels of shape [rows, T]. It returns the loss of each target, in
-                a tensor of shape [targets]. A label of -100 is not a target.
-            positions: the maximum number of positions in one forward pass.
-            goes_on: called before each pass. If it returns False, the remaining losses stay 0.
-            after_batch: called after each pass.
+            losses_of: takes ids and labels of shape [rows, T], and returns losses of shape [targets]. Labels of -100
+                are not targets.
+            positions: the maximum number of tokens in one forward pass, including padding.
+            goes_on: called before each pass. If `goes_on` returns False, the remaining losses stay 0.
         """
         means = torch.zeros(len(self.rows), dtype=torch.float64, device=device)
         batches = self.batches(positions)
@@ -170,10 +150,10 @@ class HellaSwag:
     def collate(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ids and labels of a batch, and the row index of each target.
 
-        `numbers` are the numbers of the rows in the batch. Ids and labels have shape [rows, T]. Padding is on
-        the right, so no position of a row attends to padding.
+        `numbers` are row numbers. Ids and labels have shape [rows, T], and row indices have shape [targets].
         """
         rows = [self.rows[number] for number in numbers]
+        # Padding is on the right, so no position of a row attends to padding.
         ids = pad_sequence([torch.tensor(row[:-1]) for row, _ in rows], batch_first=True)
         labels = torch.full_like(ids, IGNORED)
         for line, (row, targets) in enumerate(rows):
@@ -181,11 +161,11 @@ class HellaSwag:
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
     def score(self, losses: Tensor) -> dict[str, float]:
-        """Return `hellaswag_acc` and `hellaswag_items` from the losses of all endings.
+        """Return `hellaswag_acc` and `hellaswag_items`, or {} if a loss is not finite.
 
-        `losses` is a tensor of shape [items, 4]. Return {} if a loss is not finite. Otherwise, with NaN losses, the
-        first ending would always be chosen, and a quarter of the items would count as correct.
+        `losses` is a tensor of shape [items, 4].
         """
+        # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
         if not losses.isfinite().all():
             logger.warning("No HellaSwag score at this step: the loss of an ending is NaN or infinite.")
             return {}

@@ -1,7 +1,4 @@
-"""Find the size, window and revision of each model of a comparison.
-
-Each model is loaded to find these values, but its weights are not kept. The model is loaded again when it is scored.
-"""
+"""Find the size, window and revision of each model of a comparison."""
 
 import dataclasses
 import hashlib
@@ -28,7 +25,6 @@ class LoadedModel:
     """The size, window and revision of a model, and the function that loads it.
 
     Args:
-        column: the model's column in the comparison table.
         positions: the maximum length of an input in tokens.
     """
 
@@ -44,17 +40,14 @@ class LoadedModel:
 
     @property
     def trained_window(self) -> int:
-        """The longest sequence in tokens that the model was trained on.
-
-        This is the number of positions of the model, or the sequence length of its training run if that is shorter.
-        """
+        """The longest sequence in tokens that the model was trained on."""
         return self.checkpoint.window(self.positions)
 
 
 def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     """Load a model, and return its size, window and revision without the weights.
 
-    Raises UserError if the model cannot be loaded, or if the size of its vocabulary does not match its tokenizer.
+    Raises UserError if the model cannot be loaded, or if its vocabulary does not match its tokenizer.
     """
     model, tokenizer = load()
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
@@ -79,13 +72,9 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
-    """Return the window in tokens that is used to score all models.
+    """Return `requested`, or fewer tokens if a model was trained on shorter sequences.
 
-    This is `requested`, or less if a model was trained only on shorter sequences.
-
-    Args:
-        explicit: whether the user passed `requested` as an option. If so, and if all models have enough positions,
-            `requested` is used even if a model was trained on shorter sequences.
+    If `explicit` is true and all models have enough positions, return `requested`.
     """
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)

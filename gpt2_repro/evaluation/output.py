@@ -23,11 +23,7 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
-    """Return the default output folder of an evaluation.
-
-    This is RUN/evaluation if the checkpoint `first` belongs to a run, otherwise evaluations/NAME. The default for a
-    smoke test is the subfolder smoke_test of this folder.
-    """
+    """Return RUN/evaluation, or evaluations/NAME for a checkpoint outside of a run."""
     folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
 
@@ -40,7 +36,8 @@ def file_name(name: str) -> str:
 def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Return the command line, the time and the versions of libraries.
 
-    `command` is the start of the command line ("bash evaluate.sh"), and `argv` contains the arguments after it.
+    Args:
+        command: the start of the command line, such as "bash evaluate.sh".
     """
     versions = {library: version(library) for library in LIBRARIES}
     return {"date": now(), "command": f"{command} {shlex.join(argv)}", "versions": versions}
@@ -49,8 +46,7 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
 def check_output(folder: Path) -> None:
     """Raise UserError if a folder cannot be used for the output.
 
-    The folder must not be a file. It must not contain a comparison.json or comparison.md that evaluate.sh did not
-    write, because these files would be overwritten.
+    The folder must not be a file, or contain a comparison that evaluate.sh did not write.
     """
     if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
         raise UserError(f"{file} is a file. Pass a folder as --output_dir.")
@@ -73,10 +69,7 @@ def write_comparison(comparison: Comparison, folder: Path, models: Iterable[Load
 
 
 def write_results(folder: Path, name: str, data: str, table: str) -> str:
-    """Write a JSON file and a Markdown file of results, and return the text to print.
-
-    The files are `name`.json and `name`.md. The text contains the table and the paths of the files.
-    """
+    """Write `name`.json and `name`.md, and return the text to print."""
     write_whole(folder / f"{name}.json", data)
     write_whole(folder / f"{name}.md", table)
     return f"\n{table}\nWritten: {folder / name}.md, {folder / name}.json"

@@ -1,7 +1,4 @@
-"""Read the scores of a model from lm-eval's results, in total and per document.
-
-The values per document are needed to compare two models on the same documents.
-"""
+"""Read the scores of a model from lm-eval's results, in total and per document."""
 
 import dataclasses
 import math
@@ -22,8 +19,6 @@ COMPLETION = "hellaswag_completion"
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
     """The settings of an evaluation, the same for all models of a comparison.
-
-    Scores depend on these settings, the model, the task and the version of lm-eval.
 
     Args:
         max_length: window in tokens. Longer inputs are truncated on the left.
@@ -49,10 +44,7 @@ class Metric:
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
 
     def array(self) -> NDArray[np.float64]:
-        """Return the values of all documents as an array.
-
-        The array has shape [documents], or [documents, 2] if each value has a weight.
-        """
+        """Return the values, of shape [documents], or [documents, 2] with weights."""
         return np.asarray(self.values, dtype=np.float64)
 
 
@@ -77,7 +69,7 @@ def read_scores(results: Mapping[str, Any], samples: Mapping[str, Sequence[Any]]
     Args:
         results: lm-eval's results (version 0.4.13).
         samples: lm-eval's logged samples by task.
-        tokenizer: the model's tokenizer. It counts tokens for the metrics `nats_per_token` and `completion`.
+        tokenizer: the model's tokenizer, to count tokens for the metrics `nats_per_token` and `completion`.
 
     Raises RunFailed for log-probabilities that are not finite.
     """
@@ -108,11 +100,8 @@ def require_finite(task: str, samples: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _is_metric(key: str, value: Any) -> bool:
-    """Return whether an entry of lm-eval's results is a metric.
-
-    Metrics have keys of the form `<metric>,<filter>`. The other entries are alias, sample_len and standard errors
-    (`<metric>_stderr,<filter>`).
-    """
+    """Return whether an entry of lm-eval's results is a metric."""
+    # Metrics have keys of the form `<metric>,<filter>`. Other entries: alias, sample_len, `<metric>_stderr,<filter>`.
     return "," in key and not key.split(",")[0].endswith("_stderr") and isinstance(value, int | float)
 
 
@@ -142,18 +131,12 @@ def _aggregation(config: Mapping[str, Any], metric: str) -> str | None:
 
 
 def _finite(value: Any) -> float | None:
-    """Return a finite number, or None for NaN, infinity and lm-eval's "N/A".
-
-    JSON cannot represent NaN and infinity.
-    """
+    """Return a finite number, or None for NaN, infinity and lm-eval's "N/A"."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return the metric `nats_per_token`: the mean loss per token of the documents.
-
-    The training loss has the same unit.
-    """
+    """Return the metric `nats_per_token`: the mean loss per token of the documents."""
     # BITS_PER_BYTE divides by ln 2. Multiplying by ln 2 first gives nats.
     nats = [sample["word_perplexity"][0] * math.log(2) for sample in samples]
     tokens = [len(tokenizer(sample["arguments"][0][0], verbose=False)["input_ids"]) for sample in samples]
@@ -164,10 +147,7 @@ def _nats_per_token(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Met
 
 
 def _completion(samples: Sequence[Mapping[str, Any]], tokenizer: Any) -> Metric:
-    """Return the metric `completion`: HellaSwag accuracy as in llm.c.
-
-    The model's answer is the ending with the highest mean log-probability per token (llm.c, dev/data/hellaswag.py).
-    """
+    """Return the metric `completion`: HellaSwag accuracy as in llm.c."""
     right = []
     for sample in samples:
         means = []

@@ -1,7 +1,4 @@
-"""Score all models on all tasks, and cache the scores.
-
-A task is scored on one device or on all GPUs.
-"""
+"""Score all models on all tasks, and cache the scores."""
 
 import dataclasses
 import hashlib
@@ -41,17 +38,13 @@ def score_models(
 ) -> list[ScoredModel]:
     """Score all models on all tasks, and write lm-eval's results to `output`.
 
-    The scores of a task are cached as soon as the task is complete. If the same command is started again after an
-    interruption, it does not score the cached tasks again. Task files are written to a temporary folder of
-    this process, so several evaluations can run at the same time.
+    If `cached` is true, tasks that are in .cache/evaluation are not scored again.
 
     Args:
         local: the local data file of each task that does not read from the Hub.
-        cached: whether to read and write the cache.
-
-    Returns a list with the table column and the scores of each model.
     """
     scored = []
+    # Task files are temporary, so that several evaluations can run at the same time.
     with tempfile.TemporaryDirectory(prefix="evaluation-") as scratch:
         task_folder = Path(scratch, "tasks")
         definitions = write_task_files(local, task_folder, tasks)
@@ -94,11 +87,7 @@ def _evaluate(
 
 
 def count_processes(settings: EvaluationSettings) -> int:
-    """Return the number of processes that score a task.
-
-    This is one process per GPU if the device is "cuda", otherwise one process. With `settings.limit`, the
-    number is at most the number of documents.
-    """
+    """Return the number of processes to use: one per GPU for "cuda", otherwise one."""
     import torch
 
     found = torch.cuda.device_count() if settings.device == "cuda" else 1
@@ -106,10 +95,7 @@ def count_processes(settings: EvaluationSettings) -> int:
 
 
 def _cache_key(settings: EvaluationSettings, revision: str | None, task: str, definition: str) -> dict[str, Any]:
-    """Return the cache key of a task's scores: everything that the scores depend on.
-
-    `definition` is a hash of the task's definition and data. This hash distinguishes tasks of the same name.
-    """
+    """Return the cache key of a task's scores: everything that the scores depend on."""
     of_model = {"model": revision, "task": task, "definition": definition}
     return dataclasses.asdict(settings) | {"harness": version("lm_eval"), "reading": READING} | of_model
 

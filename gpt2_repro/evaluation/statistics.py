@@ -1,8 +1,4 @@
-"""Compute standard errors of scores, and of the difference between two scores.
-
-Two models mostly fail on the same documents. The standard error of the difference between their scores is computed
-from the differences per document. It is therefore usually smaller than the standard errors of the two scores.
-"""
+"""Compute standard errors of scores, and of the difference between two scores."""
 
 import math
 from collections.abc import Sequence
@@ -39,19 +35,16 @@ def aggregate(aggregation: str, values: Values) -> float:
 def paired(
     metric: str, aggregation: str, ours: Values, theirs: Values, *, higher_is_better: bool | None
 ) -> Difference:
-    """Return the difference of two models' scores, its standard error and a verdict.
+    """Return the difference of two models' scores, with standard error and verdict.
 
-    `ours` and `theirs` hold the values of the same documents in the same order.
-
-    For means (accuracies), the standard error of the difference is computed from the differences per document. If
-    every answer is right (1) or wrong (0), this is the standard error that belongs to McNemar's test.
-
-    For all other scores, the documents are resampled (bootstrap). Each resample gives one score per model, and both
-    models are scored on the same documents. The standard error of the difference is the standard deviation, over all
-    resamples, of the difference between the two scores.
+    Args:
+        ours, theirs: values of the same documents in the same order. The shape is [documents], or [documents, 2] with
+            weights.
     """
     value = aggregate(aggregation, ours) - aggregate(aggregation, theirs)
     if aggregation == MEAN:
+        # Two models mostly fail on the same documents, so paired differences have a small standard error. If
+        # values are 0 or 1, this is the standard error of McNemar's test.
         stderr = _mean_stderr(ours - theirs)
         # The standard error is unreliable if very few documents differ. The rule of three limits it from below.
         half = max(Z95 * stderr, 3 / len(ours))
@@ -86,7 +79,7 @@ def _verdict(low: float, high: float, margin: float | None, higher_is_better: bo
 def standard_error(aggregation: str, values: Sequence[Any]) -> float:
     """Return the standard error of one model's score.
 
-    `values` contains one value per document, or one pair of value and weight per document.
+    `values` contains one value, or one pair of value and weight, per document.
     """
     if aggregation == MEAN:
         from lm_eval.api.metrics import mean_stderr
@@ -99,14 +92,11 @@ def standard_error(aggregation: str, values: Sequence[Any]) -> float:
 
 
 def perplexity_stderr(log_probabilities: Sequence[float], iterations: int = 100_000) -> float:
-    """Return lm-eval's bootstrapped standard error of a perplexity, computed faster.
-
-    lm-eval's function takes minutes. This function takes seconds and uses the same random numbers: in
-    lm_eval/api/metrics.py (0.4.13), chunk i contains 1,000 resamples drawn with random.Random(i), and NumPy's
-    RandomState([i]) gives the same numbers as random.Random(i).
-    """
+    """Return lm-eval's bootstrapped standard error of a perplexity, computed faster."""
     values = np.asarray(log_probabilities, dtype=np.float64)
     chunk = min(1000, iterations)
+    # The same random numbers as lm_eval/api/metrics.py (0.4.13), which takes minutes. Chunk i there contains 1,000
+    # resamples drawn with random.Random(i), and NumPy's RandomState([i]) gives the same numbers.
     drawn = []
     for index in range(iterations // chunk):
         picks = np.random.RandomState([index]).random_sample((chunk, len(values)))
@@ -123,7 +113,7 @@ def _mean_stderr(values: Values) -> float:
 def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
     """Return 10,000 (RESAMPLES) bootstrapped scores of each model.
 
-    In each resample, all models are scored on the same documents, so that their scores can be compared.
+    In each resample, all models are scored on the same documents.
     """
     source, count = np.random.default_rng(0), len(of_models[0])
     piece = max(1, min(RESAMPLES, 1_000_000 // count))  # resamples computed at once, to limit memory
@@ -143,12 +133,11 @@ def _bootstrapped(aggregation: str, *of_models: Values) -> list[Values]:
 def _is_significant(ours: Values, theirs: Values) -> bool:
     """Return whether two models differ significantly by McNemar's exact test (5 %).
 
-    Right answers are 1, wrong answers are 0. If the models differ in more than 1,000 answers, the test is skipped and
-    the result is True. The verdict then depends only on the 95 % interval of the difference.
+    Right answers are 1, wrong answers are 0.
     """
     only_ours, only_theirs = int((ours > theirs).sum()), int((theirs > ours).sum())
     differing = only_ours + only_theirs
     if differing > 1000:
-        return True
+        return True  # the 95 % interval of the difference alone decides
     tail = sum(math.comb(differing, right) for right in range(min(only_ours, only_theirs) + 1))
     return 2 * tail / 2**differing < 0.05

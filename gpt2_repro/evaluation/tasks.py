@@ -1,7 +1,6 @@
 """Write lm-eval task files: stock tasks with local data, and the project's tasks.
 
-A task file includes one of lm-eval's stock tasks and replaces the data of this stock task by a local jsonl file, so
-that no network is needed. `lm_eval run --include_path <folder>` reads the same files.
+`lm_eval run --include_path <folder>` reads the same files.
 """
 
 import dataclasses
@@ -31,8 +30,7 @@ class LocalTask:
     """A task that can read its data from a local file.
 
     Args:
-        stock: the path, in lm_eval/tasks, of the stock task that this task includes.
-        split: the name of the split to score.
+        stock: the path, in lm_eval/tasks, of the stock task to include.
         files: possible names of the data file in --local_data. The first file that exists is used.
         changes: keys of the stock task to replace, with the new values.
     """
@@ -69,10 +67,7 @@ OWN_STANDARD_ERRORS = ("lambada", "last_word")
 
 
 def with_completion(tasks: Iterable[str]) -> list[str]:
-    """Return the names of the tasks, with hellaswag_completion added after hellaswag.
-
-    hellaswag_completion is HellaSwag as llm.c scores it.
-    """
+    """Return the names of the tasks, with hellaswag_completion added after hellaswag."""
     return [name for task in tasks for name in ((task, COMPLETION) if task == "hellaswag" else (task,))]
 
 
@@ -93,10 +88,7 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
-    """Return the prepared folder of a run if a task needs validation documents.
-
-    Return None if no task needs validation documents, or if the folder contains no validation documents.
-    """
+    """Return a run's prepared folder if a task needs its documents, otherwise None."""
     name = (
         RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run and OWN_TASKS.keys() & set(tasks) else None
     )
@@ -104,9 +96,10 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for a task that cannot run.
+    """Raise UserError for unknown tasks, and for tasks without required local data.
 
-    A task can run if it has a data file in `local`, or if it is one of lm-evaluation-harness's own tasks.
+    Args:
+        local: the names of the tasks that have a local data file.
     """
     for task in tasks:
         if task in OWN_TASKS and task not in local:
@@ -121,11 +114,8 @@ def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
 
 @functools.cache
 def stock_task_names() -> set[str]:
-    """Return the names of all tasks, groups and tags of lm-evaluation-harness.
-
-    This function searches the text of lm-evaluation-harness's task files, which takes a second. TaskManager of
-    lm-evaluation-harness is not used, because it parses all files as YAML, which takes ten seconds.
-    """
+    """Return the names of all tasks, groups and tags of lm-evaluation-harness."""
+    # Searching the text takes a second. TaskManager parses all files as YAML, which takes ten seconds.
     pattern = re.compile(r"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in _stock_folder().rglob("*.yaml")]
     return {name for text in texts for name in pattern.findall(text)}
@@ -134,15 +124,11 @@ def stock_task_names() -> set[str]:
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
     """Write a task file and a copy of the local data for each task of LOCAL_TASKS.
 
-    lm-eval reads these files minutes later, when the original data may have changed. The returned hash is therefore
-    computed from the data in the copy. The name of the copy depends on its content, because `datasets` caches by path
-    and modification time, and `cp -p` and `rsync -t` keep the modification time.
-
     Args:
         local: the data files found by `find_local_files`. All other tasks read from the Hub.
         output: an empty folder that no other process uses.
 
-    Returns a hash for each task, computed from its definition and its local data.
+    Returns a hash of each task's definition and local data.
     """
     output.mkdir(parents=True, exist_ok=True)
     hashes = {}
@@ -153,6 +139,8 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
         if source := local.get(name):
             logger.info("Data of task %s: %s", name, source)
             content = _own_data(name, source) if name in OWN_TASKS else source.read_bytes()
+            # Hash the copy's content, because the original may change before lm-eval reads the copy. The copy's name
+            # depends on this content: `datasets` caches by path and modification time, which `cp -p` does not change.
             digest.update(content)
             suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else ".jsonl"
             data = output / f"{name}-{hashlib.sha256(content).hexdigest()[:20]}{suffix}"
@@ -172,10 +160,7 @@ def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[st
 
 
 def _own_data(task: str, source: Path) -> bytes:
-    """Return the data of one of the project's tasks, made from a file of documents.
-
-    `task` is a key of OWN_TASKS. The data is text in JSON Lines format.
-    """
+    """Return the data of a task of OWN_TASKS as JSON Lines, made from documents."""
     documents = read_documents(source)
     words = task == "last_word"
     column, texts = ("text", cut_passages(documents)) if words else ("page", documents_to_score(documents))

@@ -19,7 +19,7 @@ SHAPE = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_emb
 class Overrides(str):
     """The value of --config_overrides: keys and values of a configuration, as JSON.
 
-    The input is JSON, or `key=value,key=value` with values that are JSON or plain text.
+    The input may also be `key=value,key=value`.
     """
 
     def __new__(cls, text: str) -> "Overrides":
@@ -80,10 +80,7 @@ class ModelArguments:
 
 
 def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
-    """Raise UserError if the model's shape or the document mask is invalid.
-
-    A document mask needs rows that contain several documents and a separator between them.
-    """
+    """Raise UserError if the model's shape or the document mask is invalid."""
     if model.n_head and model.n_embd % model.n_head:
         heads = max(n for n in range(1, model.n_head) if model.n_embd % n == 0)
         fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
@@ -99,8 +96,7 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
 def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelArguments:
     """Return the recipe section `model:` with the shape of the checkpoint `init_from`.
 
-    Layers, heads and width are taken from the checkpoint, except for fields that the user set (`stated`). If the
-    checkpoint cannot be read, the shape is not changed, and the error is raised later, when the weights are loaded.
+    Fields that the user set (`stated`) are not changed.
     """
     if not model.init_from:
         return model
@@ -114,13 +110,10 @@ def follow_checkpoint(model: ModelArguments, stated: Collection[str]) -> ModelAr
 
 
 def _read_config(name: str) -> dict[str, Any]:
-    """Return the content of a checkpoint's config.json, or {} if it cannot be read.
-
-    `name` is a folder with a checkpoint, a run directory or a Hub id.
-    """
+    """Return the content of a checkpoint's config.json, or {} if it cannot be read."""
     from transformers import PretrainedConfig
 
     try:
         return PretrainedConfig.get_config_dict(resolve_checkpoint(name).source)[0]
     except (UserError, OSError, ValueError):
-        return {}
+        return {}  # the error is raised later, when the weights are loaded

@@ -27,11 +27,9 @@ def build_model(
     """Return an fp32 model whose forward computes the pre-training loss.
 
     Args:
-        tokenizer: the tokenizer of the prepared data. The checkpoint `init_from` must have the same tokenizer.
-        init_from: a folder or Hub id whose weights are copied. If empty, weights are random, from torch's global seed.
-        documents: the rule that finds the documents of a row, to prevent attention between documents. If None,
-            attention between documents is allowed.
-        compiled: whether to compile the loss.
+        tokenizer: the tokenizer of the data. The checkpoint `init_from` must have the same tokenizer.
+        init_from: a folder or Hub id with initial weights. If empty, weights are random.
+        documents: if given, tokens attend only to their own document.
 
     Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data.
     """
@@ -52,7 +50,6 @@ def choose_attention(
     Args:
         requested: the field attn_implementation of the recipe.
         one_row_compiled: whether torch.compile is used with one row per forward pass.
-        document_mask: whether attention must stay inside documents.
 
     Raises UserError if flash_attention_2 is requested and cannot be used.
     """
@@ -92,9 +89,8 @@ def _flash_obstacle(*, cuda: bool, bf16: bool, document_mask: bool) -> str | Non
 def attention_difference(one: str, other: str, *, device: str, document_mask: bool = False) -> float:
     """Return the largest difference between two attention implementations in bf16.
 
-    Outputs and gradients are compared, relative to the largest absolute value of `other`. The result is infinite if a
-    value is NaN. With `document_mask`, attention stays inside documents of 37 ids. Call this function before the seed
-    of a run is set, because it sets torch's global seed.
+    Outputs and gradients are compared, relative to the largest absolute value of `other`. This function sets torch's
+    global seed.
     """
     none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **none)

@@ -1,8 +1,4 @@
-"""Compile the training loss with torch.compile, and describe the compiled graphs.
-
-Only the function `summed_loss` is compiled. The module that DDP or DeepSpeed wraps stays an ordinary module. Sampling
-and scoring use transformers' own forward, because their input shapes change.
-"""
+"""Compile the training loss with torch.compile, and describe the compiled graphs."""
 
 import logging
 import os
@@ -35,13 +31,11 @@ class Graph(NamedTuple):
 
 
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
-    """Compile the loss of a model from `make_pretraining`.
+    """Compile the loss of a model from `make_pretraining` to a single graph.
 
-    The complete loss must compile to a single graph. A graph break raises an error. Compiled code is cached in
-    $TORCHINDUCTOR_CACHE_DIR, by default `.cache/inductor` in the working directory.
+    A graph break raises an error. Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR (default: .cache/inductor).
 
-    Returns the list of compiled graphs, which is empty at first. A graph is added when a forward pass needs
-    this graph for the first time. `model.compiled_graphs` is the same list.
+    Returns the list `model.compiled_graphs`. Each newly compiled graph is added to this list.
     """
     # Importing transformers sets this variable to torch's default in /tmp. That value is replaced, too.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
@@ -59,6 +53,7 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
         logger.info("compiling the %s step; the cache is %s", kind, os.environ["TORCHINDUCTOR_CACHE_DIR"])
         return compiler(graph, inputs, **options)
 
+    # Only the loss: DDP and DeepSpeed wrap an ordinary module, and sampling and scoring have changing input shapes.
     model.summed_loss = torch.compile(model.summed_loss, backend=watched, fullgraph=True, dynamic=False)
     model.compiled_graphs = graphs
     return graphs
@@ -67,7 +62,7 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
 def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
     """Count a graph's attention calls, and find out whether it outputs logits.
 
-    `graph` is a graph of torch.compile before lowering. Outputs of width `vocab_size` are logits.
+    `graph` is a graph of torch.compile before lowering.
     """
     attentions = [node for node in _calls(graph) if "scaled_dot_product_attention" in str(node.target)]
     # flash-attn takes no mask. The same graph contains its backward operation, which FLASH does not match.
@@ -81,10 +76,8 @@ def describe_graph(graph: GraphModule, *, vocab_size: int) -> Graph:
 
 
 def _calls(graph: GraphModule) -> Iterator[Node]:
-    """Yield the function calls in a torch.compile graph and in its subgraphs.
-
-    Layers that are recomputed (activation checkpointing) are subgraphs.
-    """
+    """Yield the function calls in a torch.compile graph and in its subgraphs."""
+    # Layers that are recomputed (activation checkpointing) are subgraphs.
     for module in graph.modules():
         if isinstance(module, GraphModule):
             yield from (node for node in module.graph.nodes if node.op == "call_function")

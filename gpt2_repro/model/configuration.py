@@ -32,9 +32,7 @@ FAILURES = (
 def build_config(
     args: ModelArguments, *, sequence_length: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedConfig:
-    """Return the training configuration of a recipe's model.
-
-    The configuration has a padded vocabulary, no KV cache, and the special ids of `tokenizer`.
+    """Return the training configuration of a recipe's model, with a padded vocabulary.
 
     Raises UserError if the architecture does not accept the keys of --config_overrides.
     """
@@ -55,10 +53,7 @@ def build_config(
 
 
 def _with_overrides(default: PreTrainedConfig, values: dict[str, Any], overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return a configuration of the same class as `default`, with other values.
-
-    The keys of `values` are names of the configuration class (n_layer) or transformers' common names
-    (num_hidden_layers). `overrides` are the values of --config_overrides, which replace `values`.
+    """Return a configuration of the class of `default` with `values` and `overrides`.
 
     Raises UserError for overrides that are unknown, invalid or not allowed.
     """
@@ -95,8 +90,5 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:
-    """Return the keys that the class of `config` declares, and `tie_word_embeddings`.
-
-    Other keys that the class inherits from its base class are not included.
-    """
+    """Return the keys that the class of `config` declares, and `tie_word_embeddings`."""
     return {*type(config).__annotations__, "tie_word_embeddings"}

@@ -1,7 +1,6 @@
 """Prevent attention between the documents of a row.
 
-Only attention is limited. Positions count from the start of the row and do not restart at 0 in each document, so that
-every position embedding is trained.
+Positions do not restart in each document, so that every position embedding is trained.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ class Documents:
     """The rule that finds the documents in a row of token ids.
 
     Args:
-        separator: the id at every document boundary. This id occurs nowhere else.
+        separator: the id at every document boundary and nowhere else.
         behind: whether the separator ends a document. If false, the separator starts a document.
     """
 
@@ -29,8 +28,7 @@ class Documents:
     def starts(self, ids: Tensor) -> Tensor:
         """Return a bool tensor that is True where a document starts in `ids`.
 
-        The tensor has shape [rows, T], like `ids`. The first position of a row is always True, even if the row
-        begins inside a document.
+        `ids` and the result have shape [rows, T]. The first position of a row is always True.
         """
         starts = ids == self.separator
         if self.behind:
@@ -41,7 +39,7 @@ class Documents:
     def attention(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
         """Return arguments of the model's forward that limit attention to documents.
 
-        `ids` is a tensor of token ids of shape [rows, T].
+        `ids` has shape [rows, T].
         """
         starts = self.starts(ids)
         if takes_lengths(model):
@@ -58,7 +56,8 @@ class Documents:
 def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Documents:
     """Return the rule that finds documents separated by the end-of-text id.
 
-    `separator` is "before" or "after": whether the end-of-text id is before or after each document.
+    Args:
+        separator: whether the end-of-text id is "before" or "after" each document.
 
     Raises UserError if the tokenizer has no end-of-text id.
     """
@@ -68,20 +67,14 @@ def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Document
 
 
 def takes_lengths(model: PreTrainedModel) -> bool:
-    """Return whether the model's attention takes document lengths instead of a mask.
-
-    This is true for flash_attention_2 only.
-    """
+    """Return whether the model's attention takes document lengths instead of a mask."""
     return model.config._attn_implementation == "flash_attention_2"
 
 
 def _lengths(starts: Tensor) -> dict[str, Any]:
-    """Return the arguments that pass document lengths to flash-attn's kernel.
-
-    `starts` is the result of `Documents.starts`. transformers passes all rows to this variable-length kernel as one
-    sequence. Position ids cannot be passed instead of lengths, because transformers finds documents in position ids
-    only if there is one row (_is_packed_sequence, 5.23).
-    """
+    """Return the arguments that pass document lengths to flash-attn's kernel."""
+    # Not position ids: transformers (5.23, _is_packed_sequence) finds documents in position ids only for a single row.
+    # With lengths, transformers passes all rows to the kernel as one sequence.
     # A host sync on a GPU: the host needs the number of documents.
     begins = starts.flatten().nonzero().squeeze(1).to(torch.int32)
     cumulative = torch.nn.functional.pad(begins, (0, 1), value=starts.numel())

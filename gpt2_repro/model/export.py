@@ -1,6 +1,6 @@
 """Load models and tokenizers safely, even if their author is unknown.
 
-Weights are loaded in fp32 and only from safetensors. Pickles are never loaded, and remote code is never run.
+Pickles are never loaded, and remote code is never run.
 """
 
 from pathlib import Path
@@ -30,16 +30,15 @@ COMPLETE = "Pass a run, a folder or a Hub id with a complete model."
 def load_model(checkpoint: str) -> PreTrainedModel:
     """Return the fp32 model of a folder or Hub id, in evaluation mode.
 
-    Padding of the vocabulary is removed. The attention implementation in config.json is ignored, because it may name a
-    kernel of an unknown author, which transformers would download.
+    Padding of the vocabulary is removed.
 
-    Raises UserError if the model cannot be fetched, is quantized or has no safetensors files. Also raises UserError if
-    the weights do not match the configuration or are not finite.
+    Raises UserError if the model is quantized, cannot be loaded from safetensors, or has weights that are not finite.
     """
     try:
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise UserError(f"{checkpoint} is quantized. Pass a checkpoint with fp32, bf16 or fp16 weights.")
+        # config.json may name a kernel of an unknown author, which transformers would download.
         config._attn_implementation = None  # also in nested configurations; transformers chooses SDPA or eager
         if Path(checkpoint).is_dir():
             _check_files(Path(checkpoint), config)
@@ -66,29 +65,24 @@ def _reason(checkpoint: str, error: Exception) -> str:
 def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
     """Load a checkpoint's weights into `model` if `model` is a mixture of experts.
 
-    Return whether the weights were loaded. A dense model is not changed. Trainer (5.23) cannot load the experts,
-    because their weights have different names in a saved checkpoint and in the model, and Trainer skips unknown names.
-    Without this function, a resumed run would continue with untrained experts.
+    Return whether the weights were loaded.
     """
     if not isinstance(model, MixtralForCausalLM):
         return False
+    # Trainer (5.23) would skip the experts without an error, because their names differ in checkpoint and model.
     model.load_state_dict(AutoModelForCausalLM.from_pretrained(checkpoint, **SAFELY).state_dict())
     return True
 
 
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UserError for weight files that cannot belong to a folder's configuration.
-
-    Weight files must be inside `folder`, and contain at least as many tensors as the configuration has layers. This is
-    checked before the model is built, because building a model of 200,000 layers takes minutes. Shapes of tensors are
-    not checked, because transformers rejects wrong shapes before it builds the model.
-    """
+    """Raise UserError for weight files that cannot belong to a folder's configuration."""
     single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
     names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
     if outside := [name for name in names if Path(name).name != name]:
         raise UserError(f"{folder} lists a weight file outside of the folder: {outside[0]}. Pass another checkpoint.")
     if not names or not all((folder / name).is_file() for name in names):
         return  # transformers reports the missing files
+    # Building a model of 200,000 layers takes minutes. transformers rejects wrong shapes before it builds the model.
     tensors = 0
     for name in names:
         with safe_open(folder / name, framework="pt") as file:
@@ -101,7 +95,7 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or Hub id.
 
-    Raises UserError if the tokenizer is missing or cannot be loaded.
+    Raises UserError if the tokenizer cannot be loaded.
     """
     try:
         return AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
@@ -114,18 +108,16 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
 def load_pair(checkpoint: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model and the tokenizer of a folder or Hub id.
 
-    Raises UserError if the model or the tokenizer cannot be loaded.
+    Raises UserError if loading fails.
     """
     return load_model(checkpoint), load_tokenizer(checkpoint)
 
 
 def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | None = None) -> list[int]:
-    """Return the token ids from which text generation starts.
+    """Return the prompt's ids, or the start-of-document id for an empty prompt.
 
-    These are the ids of the prompt. If the prompt is empty, it is the id that starts a document.
-
-    Raises UserError for a prompt that fills the window or cannot be encoded. Also raises UserError for an empty prompt
-    if the tokenizer has no id that starts a document.
+    Raises UserError if the prompt fills the window or cannot be encoded, or if the tokenizer has no start-of-document
+    id for an empty prompt.
     """
     try:
         ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
@@ -140,10 +132,7 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | 
 
 
 def untrained_like(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
-    """Return a model of the same architecture with new random weights.
-
-    The global random state is not changed.
-    """
+    """Return a model of the same architecture with new random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(plain_config(model.config), dtype=torch.float32).eval()

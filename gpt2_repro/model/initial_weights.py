@@ -1,7 +1,4 @@
-"""Initialize a model for training with the weights of a checkpoint.
-
-The model and the checkpoint must have the same architecture, so that the same weights give the same outputs.
-"""
+"""Initialize a model for training with the weights of a checkpoint."""
 
 import json
 
@@ -29,9 +26,7 @@ FREE = {
 def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Copy the weights of the folder or Hub id `name` into `model`.
 
-    Raises UserError if the weights cannot be loaded. Also raises UserError if the checkpoint differs from `model`
-    in its shape, its vocabulary or a configuration value that changes outputs. Also raises UserError if the tokenizer
-    of the checkpoint differs from the tokenizer of the data.
+    Raises UserError if the checkpoint cannot be loaded, or does not match `model` or `tokenizer`.
     """
     checkpoint = resolve_checkpoint(name).source
     _copy_weights(load_model(checkpoint), model, name=name)
@@ -42,10 +37,7 @@ def start_from(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 def _copy_weights(source: PreTrainedModel, model: PreTrainedModel, *, name: str) -> None:
     """Copy the weights of `source` into a model whose vocabulary may be padded.
 
-    Embedding rows of `model` that only pad the vocabulary are not changed.
-
-    Raises UserError if the architectures, shapes, configurations or vocabularies of the two models differ. The message
-    describes how to remove the difference.
+    Raises UserError if the architectures, shapes, configurations or vocabularies of the two models differ.
     """
     theirs, ours = source.config, model.config
     if theirs.model_type != ours.model_type:

@@ -1,10 +1,4 @@
-"""Read and write the model files of llm.c, which contain a GPT-2 model.
-
-A file begins with a header of 1,024 bytes. Its first int32 values are 20240326, version (3: fp32, 5: bf16), window,
-vocabulary, layers, heads, width and padded vocabulary. The tensors follow, in the layout of PyTorch's Linear. The file
-contains one kind of tensor for all layers, then the next kind for all layers. The sources for this format are
-train_gpt2.py and dev/eval/export_hf.py of llm.c.
-"""
+"""Read and write the model files of llm.c, which contain a GPT-2 model."""
 
 from pathlib import Path
 
@@ -15,6 +9,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from gpt2_repro.errors import UserError
 
 
+# The format is that of train_gpt2.py and dev/eval/export_hf.py of llm.c. A file begins with a header of 256 int32
+# values: MAGIC, version, window, vocabulary, layers, heads, width, padded vocabulary and zeros. The tensors follow, in
+# the layout of PyTorch's Linear: one kind of tensor for all layers, then the next kind for all layers.
 MAGIC = 20240326
 DTYPES = {"float32": 3, "bfloat16": 5}
 PADDED_TO = 128  # rows of the token embeddings
@@ -23,6 +20,9 @@ BLOCKS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"
 
 def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
     """Write a transformers GPT-2 model as a model file of llm.c.
+
+    Args:
+        dtype: "float32" or "bfloat16".
 
     Raises UserError if llm.c's GPT-2 does not support the model.
     """
@@ -48,7 +48,7 @@ def write_llmc(model: PreTrainedModel, path: Path, *, dtype: str) -> None:
 def read_llmc(path: Path) -> PreTrainedModel:
     """Return the GPT-2 model that a model file of llm.c contains, in fp32.
 
-    Raises UserError if the file is not a model file of llm.c, or is damaged.
+    Raises UserError for other files and for damaged files.
     """
     data = path.read_bytes()
     header = np.frombuffer(data[:1024], dtype=np.int32)
@@ -80,8 +80,6 @@ def _tensor_names(layers: int) -> list[str]:
 
 
 def _is_transposed(name: str) -> bool:
-    """Return whether a tensor is transposed in transformers, compared with llm.c.
-
-    transformers' GPT-2 uses Conv1D for its linear layers. The weights of Conv1D are those of Linear, transposed.
-    """
+    """Return whether a tensor is transposed in transformers, compared with llm.c."""
+    # The weights of transformers' Conv1D are those of Linear, transposed.
     return ".c_" in name and name.endswith(".weight")

@@ -1,19 +1,4 @@
-"""Change attention and loss of transformers' models for pre-training.
-
-This list gives the reason for each difference from transformers 5.23 ("stock").
-
-- `causal_sdpa`: attention without a mask tensor. Under torch.compile stock `sdpa` passes a dense [T, T] mask with
-  is_causal=False to the kernel. In eager mode stock `sdpa` costs a host sync per forward
-  (masking_utils.find_packed_sequence_indices, transformers#41856). transformers creates no mask for an attention name
-  without a mask function. `causal_sdpa` is needed until create_causal_mask has an option for rows that are not packed.
-- The loss: `ForCausalLMLoss` holds the logits of a complete batch in fp32. GPT-2 has no `loss_type`, so Trainer counts
-  one token too many per row (transformers#46204 does not fix this). Both `ForCausalLMLoss` and Trainer ignore
-  that the vocabulary may contain padding ids. This loss is needed until transformers has a chunked
-  cross-entropy for GPT-2.
-- `summed_loss` is a separate function, so that torch.compile compiles the loss and nothing more (see compilation.py).
-- `plain_model` converts a trained model to the form that stock `GPT2LMHeadModel` saves. This form loads without this
-  package.
-"""
+"""Change attention and loss of transformers' models for pre-training."""
 
 import copy
 from collections.abc import Callable
@@ -41,14 +26,17 @@ from gpt2_repro.model.document_mask import Documents
 # The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
 LOGITS_PER_CHUNK = 2**28
 
+# Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function.
+# Under torch.compile stock `sdpa` passes a dense [T, T] mask with is_causal=False to the kernel. In eager mode stock
+# `sdpa` costs a host sync per forward (masking_utils.find_packed_sequence_indices, transformers#41856). Needed until
+# create_causal_mask has an option for rows that are not packed.
 AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
 
 
+# transformers' ForCausalLMLoss (5.23) holds the logits of a complete batch in fp32, and includes padding ids of the
+# vocabulary in the softmax. Needed until transformers has a chunked cross-entropy for GPT-2.
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Sum of negative log-likelihoods, computed in chunks.
-
-    The gradients are computed in the forward pass, chunk by chunk.
-    """
+    """Sum of negative log-likelihoods, with gradients computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, chunk: int) -> Tensor:
@@ -85,8 +73,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
     """Subtract 1 from the probability of each row's target, and return the result.
 
-    `target` is a tensor of shape [rows, 1] with one id per row. `probabilities` is changed in place, except under
-    torch.compile.
+    `target` has shape [rows, 1]. `probabilities` may be changed in place.
     """
     if torch.compiler.is_compiling():
         # A scatter would force the compiler to store all probabilities in fp32 first.
@@ -98,16 +85,13 @@ def _minus_one_at(probabilities: Tensor, target: Tensor) -> Tensor:
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, vocab_size: int) -> Tensor:
     """Return the sum of -log p(label) over all targets, without storing all logits.
 
-    Matrix products use the dtype of `hidden` (under autocast, the dtype of autocast). Softmax and sums use fp32.
+    The result is an fp32 scalar in nats. Matrix products use the dtype of `hidden`, or the dtype of autocast.
 
     Args:
-        hidden: the hidden states, a tensor of shape [tokens, width].
-        weight: the output embedding, a tensor of shape [padded vocabulary, width]. The ids from `vocab_size` on are
-            padding and are excluded from the softmax.
-        labels: the ids to predict, a tensor of shape [tokens]. A label of -100 is not a target.
-        vocab_size: the number of ids without padding.
-
-    Returns an fp32 scalar in nats.
+        hidden: the hidden states, of shape [tokens, width].
+        weight: the output embedding, of shape [padded vocabulary, width].
+        labels: the ids to predict, of shape [tokens]. A label of -100 is not a target.
+        vocab_size: the number of ids without padding. Padding ids are excluded from the softmax.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -118,23 +102,18 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, voc
 
 
 def chunk_size(weight: Tensor) -> int:
-    """Return the number of tokens whose logits are computed at a time.
-
-    A chunk has at most 2**28 logits. The number of tokens is a power of two, because matrices of other heights leave
-    part of a GPU idle.
-    """
+    """Return the number of tokens whose logits are computed at a time."""
+    # A power of two, because matrices of other heights leave part of a GPU idle.
     return 1 << max(0, (LOGITS_PER_CHUNK // len(weight)).bit_length() - 1)
 
 
 def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
     """Return the sum of the negative log-likelihoods of `shift_labels`.
 
-    `shift_labels` is a tensor of shape [rows, T]. The result is an fp32 scalar in nats. torch.compile compiles this
-    function. For a mixture of experts, the load-balancing loss contributes to the gradient, but not to the returned
-    value. The load-balancing loss is weighted by the number of targets of this pass.
+    `shift_labels` has shape [rows, T]. The result is an fp32 scalar in nats.
 
     Args:
-        attention: additional arguments of the model's forward, from `Documents.attention` (document_mask.py).
+        attention: arguments of the model's forward, from `Documents.attention`.
     """
     balances = model.balance_loss is not None and torch.is_grad_enabled()
     routers = {"output_router_logits": True} if balances else {}
@@ -142,6 +121,7 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
     hidden, head = outputs.last_hidden_state.flatten(0, 1), model.get_output_embeddings().weight
     loss = chunked_cross_entropy(hidden, head, shift_labels.flatten(), vocab_size=model.config.true_vocab_size)
     if balances:
+        # The load-balancing loss contributes to the gradient, but not to the returned value.
         balance = model.balance_loss(outputs) * (shift_labels != IGNORED).sum()
         loss = loss + (balance - balance.detach())
     return loss
@@ -151,8 +131,7 @@ def summed_loss(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor,
 def target_losses(model: PreTrainedModel, input_ids: Tensor, shift_labels: Tensor) -> Tensor:
     """Return the negative log-likelihood of each target, row by row.
 
-    `shift_labels` is a tensor of shape [rows, T]. The result is an fp32 tensor of shape [targets], in nats. Logits are
-    computed only at targets.
+    `shift_labels` has shape [rows, T]. The result is an fp32 tensor of shape [targets], in nats.
     """
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     wanted = shift_labels != IGNORED
@@ -176,14 +155,10 @@ def _forward(
 ) -> Any:
     """Return the pre-training loss, or logits if `shift_labels` is None.
 
-    `shift_labels` is a tensor of shape [rows, T]. The loss is the sum of the negative log-likelihoods divided by
-    `num_items_in_batch`, or by the number of targets of this batch if `num_items_in_batch` is None. The loss is an
-    fp32 scalar in nats.
+    `shift_labels` has shape [rows, T], and logits have shape [rows, T, true_vocab_size]. The loss is the sum of
+    negative log-likelihoods in nats, divided by `num_items_in_batch` or by the number of targets in this batch.
 
-    If `reduction` is "none", the result is a tensor of shape [targets] with the loss of each target, computed without
-    a document mask.
-
-    If `shift_labels` is None, transformers' own forward is used. The logits have shape [rows, T, true_vocab_size].
+    If `reduction` is "none", return the loss of each target, of shape [targets], without a document mask.
     """
     # Keep `**kwargs`: Trainer passes num_items_in_batch only to a forward that has it.
     if shift_labels is None:
@@ -194,6 +169,8 @@ def _forward(
         return outputs
     if reduction == "none":
         return CausalLMOutput(loss=target_losses(self, input_ids, shift_labels))
+    # PretrainingTrainer passes its own count. Trainer (5.23) counts one target too many per row, because GPT-2 has no
+    # `loss_type` (transformers#46204 does not fix this).
     denominator = (shift_labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
     attention = self.documents.attention(self, input_ids) if self.documents else {}
     return CausalLMOutput(loss=self.summed_loss(input_ids, shift_labels, **attention) / denominator)
@@ -202,22 +179,18 @@ def _forward(
 def make_pretraining(
     model: PreTrainedModel, *, vocab_size: int, documents: Documents | None = None
 ) -> PreTrainedModel:
-    """Replace the forward of a model by the pre-training forward.
-
-    Only this instance is changed. A subclass is not used, because its name would be in each saved config
-    (`architectures`).
+    """Replace a model's forward by the pre-training forward, and return the model.
 
     Args:
         vocab_size: the number of ids without padding.
-        documents: the rule that finds the documents of packed rows, to mask attention between documents. If None,
-            tokens attend to earlier documents of their row.
-
-    Returns the same model.
+        documents: if given, tokens attend only to their own document.
     """
     model.config.true_vocab_size = vocab_size
     model.documents = documents
     model.balance_loss = balance_loss(model)
+    # A separate function, so that torch.compile compiles the loss and nothing more (see compilation.py).
     model.summed_loss = MethodType(summed_loss, model)
+    # Not a subclass, because its name would be in each saved config (`architectures`).
     model.forward = MethodType(_forward, model)
     # Activation checkpointing adds a hook to the embeddings, for models that are partly frozen. Here all weights are
     # trained, and torch 2.9 cannot compile the hook.
@@ -226,24 +199,20 @@ def make_pretraining(
 
 
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
-    """Return the function that computes the load-balancing loss, or None.
+    """Return a function that computes Mixtral's load-balancing loss, or None.
 
-    The function takes the output of the base model with router logits. The loss is Mixtral's load-balancing
-    loss (Fedus et al. 2021, arXiv:2101.03961) times router_aux_loss_coef. Return None for a model without this loss.
+    The function takes the output of the base model with router logits.
     """
     if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
         return None
     maybe_install_capturing_hooks(model.base_model)  # hooks for router logits; torch.compile cannot install them
     experts = model.num_experts, model.num_experts_per_tok
+    # Fedus et al. 2021, arXiv:2101.03961
     return lambda outputs: coefficient * load_balancing_loss_func(outputs.router_logits, *experts)
 
 
 def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration that stock transformers saves for this architecture.
-
-    Keys that only this project uses are removed. The keys for the activation, the cache and the dtype have
-    transformers' values.
-    """
+    """Return the configuration that stock transformers saves for this architecture."""
     plain = copy.deepcopy(config)
     if hasattr(plain, "true_vocab_size"):
         plain.vocab_size = plain.true_vocab_size
@@ -259,9 +228,9 @@ def plain_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def plain_model(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
     """Return transformers' own model with the weights of a training model, in fp32.
 
-    `weights` may have any float dtype. Padding of the vocabulary is removed.
+    Padding of the vocabulary is removed.
 
-    Raises ValueError for missing weights, and for weights with names that the architecture does not have.
+    Raises ValueError for missing weights, and for weights that the architecture does not have.
     """
     padded = copy.deepcopy(config)
     target = plain_config(config)

@@ -1,8 +1,4 @@
-"""Compute the parameters and FLOPs of a model.
-
-For GPT-2, formulas are used. For other architectures, a model is created on the meta device and its weights are
-counted.
-"""
+"""Compute the parameters and FLOPs of a model."""
 
 from typing import TYPE_CHECKING
 
@@ -16,8 +12,6 @@ if TYPE_CHECKING:
 
 def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> ModelScale:
     """Return the parameter count and the FLOPs per token of a recipe's model.
-
-    The FLOPs are those for rows of `sequence_length` tokens.
 
     Raises UserError if the architecture does not accept the keys of --config_overrides.
     """
@@ -36,7 +30,7 @@ def scale_of(args: ModelArguments, *, sequence_length: int, vocab_size: int) -> 
 def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
     """Return the parameter count and FLOPs per token of a model.
 
-    The model may be on the meta device. The FLOPs are those for rows of `sequence_length` tokens.
+    The model may be on the meta device.
     """
     from torch import nn
 
@@ -57,10 +51,7 @@ def measure(model: "PreTrainedModel", sequence_length: int) -> ModelScale:
 
 
 def idle_parameters(model: "PreTrainedModel") -> int:
-    """Return how many weights belong to experts that a single token does not use.
-
-    This is 0 for a dense model.
-    """
+    """Return how many weights belong to experts that a single token does not use."""
     from transformers import MixtralForCausalLM
 
     if not isinstance(model, MixtralForCausalLM):

@@ -30,10 +30,7 @@ class Cause:
     """A likely cause of the loss difference between the model and the baseline.
 
     Args:
-        nats: an estimate of how much of the mean loss difference per token this cause explains. For the cause
-            "context that is not used", this is at most the loss difference on the reference domain (see `_reference`).
-        evidence: the measured values that show the cause.
-        remedy: what to change.
+        nats: an estimate of the mean loss difference per token that this cause explains.
     """
 
     name: str
@@ -55,18 +52,17 @@ def measure(
     """Return the tables, the causes and the conclusion for diagnosis.json.
 
     Args:
-        rows: the scored rows.
-        losses: two items, the model's losses on all rows and the baseline's losses on all rows.
+        losses: the model's losses on all rows, and the baseline's losses on all rows.
         names: the names of the domains (kinds of text).
         window: the largest number of targets (ids to predict) in a row.
-        separator: the id between the documents of training rows.
-        home: the name of the domain that the model was trained on, or None.
-        counts: an array of shape [vocabulary] with the number of times each id occurs in the training text. If None,
-            the ids in the scored rows are counted.
+        separator: the id between documents.
+        home: the name of the domain that the model was trained on.
+        counts: the occurrences of each id in the training text, of shape [vocabulary]. Default: occurrences in `rows`.
     """
     everything = profiles.join(rows, losses, separator=separator)
     targets = everything[everything.part == "text"]
     edges = profiles.position_edges(window)
+    # Only full rows, so that all positions are compared on the same rows.
     full = targets[np.bincount(targets.row)[targets.row] == window]
     jump = profiles.find_jump(full, edges)
     trained = jump.position if jump else window
@@ -99,23 +95,17 @@ def _judged(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 
 def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
-    """Return the domain that the other domains are compared with, or None.
+    """Return the domain (kind of text) to compare other domains with, or None.
 
-    A domain is a kind of text. The reference is the domain `home`, on which the model was trained. If `home` is None
-    or has too few documents, the reference is the domain with the smallest loss difference (model minus baseline).
-    Return None if every domain has too few documents.
+    The reference is `home`, or otherwise the domain with the smallest loss difference.
     """
-    judged = _judged(domains)
+    judged = _judged(domains)  # without domains that have too few documents
     at_home = next((bucket for bucket in judged if bucket.label == home), None)
     return at_home or min(judged, key=lambda bucket: bucket.difference.value, default=None)
 
 
 def _everywhere(reference: Bucket | None) -> float:
-    """Return an estimate of how much worse the model is on all text, in nats.
-
-    The estimate is the model's loss minus the baseline's loss on the reference domain (see `_reference`). Return 0 if
-    this difference is negative, or if `reference` is None.
-    """
+    """Return the loss difference on `reference` in nats, as an estimate for all text."""
     return max(reference.difference.value, 0.0) if reference else 0.0
 
 
@@ -177,10 +167,7 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
 
 
 def _not_judged(tables: Tables) -> list[str]:
-    """Return what cannot be judged because of too few documents or domains.
-
-    Each item is a text that contains the number needed, for example "domains (two needed)".
-    """
+    """List what has too few documents to be judged, such as "domains (two needed)"."""
     documents = {bucket.label: bucket.documents for bucket in tables["domains"]}
     for what, table in (("positions", "positions"), ("the separator", "ends"), ("the use of context", "gain")):
         documents[what] = max((bucket.documents for bucket in tables[table]), default=0)
@@ -204,8 +191,5 @@ def _conclude(causes: Sequence[Cause], not_judged: Sequence[str]) -> str:
 
 
 def _finite(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dataclass's fields as a dictionary that JSON can represent.
-
-    `pairs` contains the names and values of the fields. An infinite value (an unknown standard error) becomes None.
-    """
+    """Convert pairs of name and value to a dictionary for JSON, with infinity as None."""
     return {name: None if value == math.inf else value for name, value in pairs}

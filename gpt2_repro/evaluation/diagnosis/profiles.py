@@ -1,8 +1,4 @@
-"""Average the losses of two models over groups of tokens (buckets).
-
-The two models score the same tokens. This module also finds a position in a row from which on the model is worse,
-compared with the baseline, than at earlier positions.
-"""
+"""Average two models' losses over groups of tokens, and find jumps of the loss."""
 
 import dataclasses
 import itertools
@@ -39,10 +35,7 @@ class Estimate:
     stderr: float
 
     def exceeds(self, bound: float, *, errors: float = ERRORS) -> bool:
-        """Return whether the value is above `bound` and significantly above 0.
-
-        Significantly above 0 means larger than `errors` standard errors.
-        """
+        """Return whether the value is above `bound` and above `errors` standard errors."""
         return self.value > bound and self.value > errors * self.stderr
 
     def __str__(self) -> str:
@@ -63,25 +56,23 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """A position in a row at which the loss difference of two models becomes larger.
+    """A position in a row from which on the loss difference of two models is larger.
 
     Args:
-        difference: how much larger the loss difference (ours minus theirs) is from this position on.
-        ours, theirs: how much higher the loss of each model is from this position on. Without a defect, a model's loss
-            is lower at later positions, because later positions have more context.
+        difference: the increase of the loss difference (ours minus theirs) at this position.
+        ours, theirs: the increase of each model's loss at this position.
     """
 
     position: int
     difference: Estimate
-    ours: Estimate
+    ours: Estimate  # negative without a defect, because later positions have more context
     theirs: Estimate
 
 
 def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None = None) -> Any:
-    """Return a record array of all targets with the losses of both models.
+    """Return one record per target (id to predict), with the losses of both models.
 
-    A target is an id that the models predict. The field `position` is the position of the input id directly before the
-    target. The field `spoiled` is true for targets after the first separator of their row.
+    `position` is the position of the input id before the target. `spoiled` is true after the first separator of a row.
     """
 
     def flat(of_rows: Iterable[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
@@ -105,9 +96,7 @@ def records(**arrays: NDArray[Any]) -> Any:
 
 
 def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bucket]:
-    """Return one bucket (mean losses) for each group of targets.
-
-    Groups without targets are omitted.
+    """Return one bucket (mean losses) for each group that has targets.
 
     Args:
         targets: a record array with the fields `ours`, `theirs` and `document`.
@@ -126,7 +115,9 @@ def buckets(targets: Any, group: NDArray[Any], labels: Sequence[str]) -> list[Bu
 def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> list[Bucket]:
     """Return one bucket (mean losses) for each range of positions.
 
-    `place` contains the position of each target. Each range begins at one of `edges` and ends before the next edge.
+    Args:
+        place: the position of each target.
+        edges: the first position of each range, and the end of the last range.
     """
     labels = [f"{low:,}" if low + 1 == high else f"{low:,} to {high - 1:,}" for low, high in itertools.pairwise(edges)]
     return buckets(targets, np.searchsorted(edges, place, side="right") - 1, labels)
@@ -135,8 +126,7 @@ def by_place(targets: Any, place: NDArray[np.int64], edges: Sequence[int]) -> li
 def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
     """Return one bucket (mean losses) for each range of token frequencies.
 
-    `counts` is an array of shape [vocabulary]. It contains the number of times each id occurs in a text, and the
-    frequency of a token is its number per million tokens of this text.
+    `counts` has shape [vocabulary] and contains the number of times each id occurs in a text.
     """
     per_million = counts[targets.token] * 1e6 / counts.sum()
     between = [f"{low:,} to {high:,}" for high, low in itertools.pairwise(PER_MILLION)]
@@ -147,12 +137,10 @@ def by_frequency(targets: Any, counts: NDArray[np.int64]) -> list[Bucket]:
 def document_edges(targets: Any) -> dict[str, list[Bucket]]:
     """Return tables of the losses at the starts and ends of documents.
 
-    The tables are:
-
     - ends: the separator at the end of a document.
     - starts: the first ids of a document after a start token.
-    - bare: the first ids of a document without a start token.
-    - start_cost: the loss in `starts` minus the loss in `bare`.
+    - bare: the same ids without a start token.
+    - start_cost: `starts` minus `bare`.
     """
     ends, starts, bare = (targets[targets.part == part] for part in ("ends", "starts", "bare"))
     ends = ends[ends.position == ends.position.max(initial=0)]
@@ -174,11 +162,9 @@ def last_words(
 ) -> dict[str, list[Bucket]]:
     """Return tables of the log-probabilities of the last words of passages.
 
-    The tables are:
-
     - whole: the input is the complete passage before the last word.
     - sentence: the input is only the last sentence before the last word.
-    - gain: the log-probability in `whole` minus the log-probability in `sentence`.
+    - gain: `whole` minus `sentence`.
 
     Passages with more than `longest` input ids are omitted.
     """
@@ -195,10 +181,9 @@ def last_words(
 
 
 def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
-    """Return the mean of clustered values, its standard error, and the cluster count.
+    """Return the mean of clustered values with standard error, and the cluster count.
 
-    A cluster is, for example, a document. The values of a cluster may depend on each other, and the standard error
-    allows for this. The standard error is infinite if there is only one cluster.
+    Values of the same cluster may depend on each other. The standard error of a single cluster is infinite.
     """
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
@@ -210,25 +195,20 @@ def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> 
 
 
 def position_edges(window: int) -> list[int]:
-    """Return the edges that divide the positions of a window into ranges.
-
-    The edges are 0, the powers of two below a sixteenth of the window, and the multiples of a sixteenth of the window.
-    The last position is a separate range, because some training code never trains the last position. Such code shifts
-    the labels inside rows that are not longer than the window.
-    """
+    """Return the edges that divide the positions of a window into ranges."""
     sixteenth = max(1, window // 16)
     doubled = [2**power for power in range(window.bit_length()) if 2**power < sixteenth]
+    # Code that shifts labels inside rows of `window` ids never trains the last position, so it is a separate range.
     return sorted({0, *doubled, *range(sixteenth, window, sixteenth), window - 1, window})
 
 
 def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
     """Return the first position at which the model's loss jumps, or None.
 
-    From this position on, the model's loss is higher than at earlier positions. The loss difference (model minus
-    baseline) is also larger than at earlier positions.
+    At a jump, the model's loss and the loss difference (model minus baseline) become larger.
 
     Args:
-        full: the targets of rows that fill the window, so that all positions are compared on the same rows.
+        full: the targets of rows that fill the window.
         edges: the positions to test.
     """
     if not len(full):
@@ -237,7 +217,7 @@ def find_jump(full: Any, edges: Sequence[int]) -> Jump | None:
     ours, theirs, document = (values.reshape(-1, window) for values in (full.ours, full.theirs, full.document))
 
     def rise(losses: NDArray[np.float64], start: int, middle: int, end: int) -> Estimate:
-        """Return the mean loss at positions middle:end minus that at start:middle."""
+        """Return the mean loss at positions middle:end minus the mean at start:middle."""
         return clustered(losses[:, middle:end].mean(1) - losses[:, start:middle].mean(1), document[:, 0])[0]
 
     gap = ours - theirs

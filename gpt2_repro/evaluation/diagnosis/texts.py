@@ -39,9 +39,9 @@ class Domain:
 
     Args:
         documents: the ids to score, one array per document. A packed row counts as one document.
-        starts: arrays of ids that begin at the start of a document, without the separator before the document.
-        ends: arrays of ids that stop at the end of a document, with the separator after the document.
-        passages: texts as in LAMBADA. The model predicts the last word of each text.
+        starts: first ids of documents, without the separator before the document.
+        ends: last ids of documents, with the separator after the document.
+        passages: texts whose last word the model predicts, as in LAMBADA.
     """
 
     name: str
@@ -56,9 +56,8 @@ class Row(NamedTuple):
 
     Args:
         domain: the index of the domain (the kind of text).
-        document: the number of the document that the row was cut from. Rows of the same document are not statistically
-            independent.
-        part: the kind of the row, one of PARTS. `rows_to_score` explains the kinds.
+        document: the number of the document. Rows of the same document are not statistically independent.
+        part: the kind of the row, one of PARTS (see `rows_to_score`).
     """
 
     ids: Ids
@@ -71,7 +70,8 @@ class Row(NamedTuple):
 def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
     """Return LAMBADA's passages or wikitext's pages, processed as in lm-eval.
 
-    The texts are read from the jsonl file `source`, or from the Hub if `source` is None.
+    Args:
+        source: a jsonl file, or None to read from the Hub.
 
     Raises UserError if the texts cannot be read.
     """
@@ -101,9 +101,9 @@ def read_task(task: str, source: Path | None, tokenizer: Any) -> Domain:
 
 
 def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator: int | None) -> Domain:
-    """Return the packed rows of a prepared folder as a domain of the diagnosis.
+    """Return the packed rows of a prepared folder as a domain (texts of one kind).
 
-    `separator` is the id between documents, or None if the rows contain no separators.
+    `separator` is the id between documents.
     """
     pieces, starts, ends = [], [], []
     for row in rows:
@@ -120,15 +120,11 @@ def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator:
 def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> list[Row]:
     """Return all rows to score, sorted by kind in the order of PARTS.
 
-    The kinds of rows are:
-
-    - text: about `tokens` targets of each domain, spread evenly over its documents. A document of more than `window`
-      targets is cut into several rows. Each row after the first begins with the last id of the previous row.
+    - text: about `tokens` targets (ids to predict) of each domain. Documents of more than `window` targets are cut.
     - starts: the first ids of documents, after the start token that lm-eval puts before documents.
     - bare: the first ids of the same documents, without the start token.
     - ends: the last ids of documents. Only the separator is scored.
-    - words: two rows for each passage, to score its last word. The first row contains the complete passage, the second
-      row only the last sentence of the passage.
+    - words: two rows that score the last word of a passage, after the complete passage and after its last sentence.
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
@@ -157,10 +153,9 @@ def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tok
 
 
 def split_passage(text: str) -> tuple[str, str, str] | None:
-    """Return the text before the last sentence, the last sentence, and the last word.
+    """Split a text before its last sentence and before its last word.
 
-    The last sentence is returned without the last word. Return None if the first or the second of
-    these three texts would be empty.
+    Return None if the text has only one sentence, or if the last sentence has only one word.
     """
     context, _, word = text.strip().rpartition(" ")
     end = max((match.end() for match in SENTENCE_END.finditer(context)), default=0)
@@ -168,11 +163,11 @@ def split_passage(text: str) -> tuple[str, str, str] | None:
 
 
 def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[Ids, int]:
-    """Return the ids of a context and the word after it, and the word's number of ids.
+    """Return the ids of a context and the next word, and the word's number of ids.
 
-    As in lm-evaluation-harness, context and word are encoded together. The word's number of ids is the length of this
-    encoding minus the length of the context encoded alone. Only the last `window` + 1 ids are returned.
+    Only the last `window` + 1 ids are returned.
     """
+    # As in lm-evaluation-harness, context and word are encoded together, and the length of the context is subtracted.
     ids = tokenizer.encode(f"{context} {word}", add_special_tokens=False, verbose=False)
     targets = len(ids) - len(tokenizer.encode(context, add_special_tokens=False, verbose=False))
     return np.array(ids[-window - 1 :], np.int64), max(1, targets)
@@ -181,7 +176,7 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
     """Return a model's loss on each id in nats, one array per row.
 
-    The first id of a row has no loss. The model is moved to `device`, and back to the CPU afterwards.
+    The first id of a row has no loss. The model is moved to the CPU afterwards.
     """
     import torch
 
