@@ -1,7 +1,6 @@
 """Build the files of a prepared folder inside its staging folder.
 
-The staging folder is a temporary folder next to the prepared folder. The steps are: open the sources, write their
-tokens to the staging folder ("stage" them), cut the rows, write the manifest.
+The staging folder is a temporary folder next to the prepared folder.
 """
 
 import functools
@@ -48,13 +47,11 @@ BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB hav
 
 
 def build_folder(target: Path, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
-    """Write all files of a prepared folder into a subfolder of `staging`.
-
-    The subfolder has the name "folder". The manifest is written last.
+    """Write all files of a prepared folder into the subfolder "folder" of `staging`.
 
     Args:
         target: final path of the prepared folder, for error messages.
-        staging: folder for temporary files. An interrupted preparation is resumed from these files.
+        staging: folder for temporary files, from which an interrupted preparation is resumed.
     """
     try:
         sources = _open_sources(staging, args, options)
@@ -86,13 +83,8 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
 def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> None:
     """Raise UserError if an unfinished preparation was started with other options.
 
-    The temporary files of that preparation can be the result of hours of work. So they are not deleted if an option
-    has changed.
-
     Args:
-        staging: folder of the temporary files.
-        kept: options of the unfinished preparation, as recorded in `staging` (see `request_of`).
-        args: options of the new preparation.
+        kept: options of the unfinished preparation, as returned by `request_of`.
     """
     if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
@@ -101,10 +93,9 @@ def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> N
 
 
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
-    """Open the sources, and decide whether an interrupted preparation is resumed.
+    """Open the sources, and empty `staging` unless its preparation can be resumed.
 
-    The temporary files in `staging` are kept if the options and the sources are the same as before. The files are
-    deleted if a source has changed. Raises UserError if `staging` has tokens that were made with other options.
+    Raises UserError if `staging` has tokens that were made with other options.
     """
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
@@ -138,8 +129,7 @@ def _has_tokens(staging: Path) -> bool:
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
     """Yield the texts of the documents from which a tokenizer is made.
 
-    With --tokenizer char, these are all documents, including those of validation files. With --tokenizer train, these
-    are the documents of the training files, except the documents that --split hash puts into validation.
+    --tokenizer char uses all documents, and --tokenizer train uses only training documents.
     """
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
@@ -172,7 +162,7 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     """Return the estimated peak disk usage of a preparation in bytes.
 
     Args:
-        streams: pairs of a list of files and the maximum number of tokens that they have together (0: no limit).
+        streams: pairs of source files and the maximum number of tokens to use from these files (0: no limit).
         itemsize: bytes per token id.
         characters: whether each character is a token.
     """
@@ -191,8 +181,6 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
 
 def check_disk(target: Path, staging: Path, needed: float) -> None:
     """Raise UserError if the disk is clearly too small for a preparation.
-
-    The files of an interrupted preparation are included in `needed`. So the space that they use counts as free space.
 
     Args:
         needed: estimated peak disk usage in bytes.
@@ -301,10 +289,7 @@ def _write_splits(
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
-    """Write the documents of the split `validation` to text/validation.jsonl.
-
-    If only a part of a document is in the split, that part is decoded from its tokens.
-    """
+    """Write the documents of the split `validation` to text/validation.jsonl."""
     from tokenizers import Tokenizer
 
     folder.mkdir()
