@@ -113,7 +113,7 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
     """Replace dataset_dir with its default if --source or --data_files was passed.
 
-    A passed --dataset_dir is kept. `typed` has the names of the passed options.
+    A passed --dataset_dir is kept. `typed` has the names of the options from the command line.
     """
     if "dataset_dir" in typed or not {"source", "data_files"} & set(typed):
         return data

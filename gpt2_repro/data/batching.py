@@ -36,6 +36,8 @@ def collate_rows(
             inputs[place, : ids_of_row - 1] = row[:-1]
             targets[place, : ids_of_row - 1] = row[1:]
     labels = torch.from_numpy(targets)
+    # The Trainer expects `labels`. There is no attention_mask: attention is causal, so padding does not influence any
+    # target, and with a mask the flash attention kernel could not be used.
     return {"input_ids": torch.from_numpy(inputs), "labels": labels, "shift_labels": labels}
 
 
@@ -45,6 +47,8 @@ class EpochSampler(Sampler[int]):
     Rows after the last complete step are dropped, so every step has `rows_per_step` rows.
     """
 
+    # Blocks of rows adjacent on disk are shuffled first, then the rows of many successive blocks (a window) together.
+    # Single rows in random order would be slow: a disk reads 128 KiB or more per uncached position, a row has 2 KiB.
     BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
     WINDOW = 2**15  # rows: 64 MiB
 
@@ -90,7 +94,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     Args:
         targets: array of shape [rows] with the number of targets of each row.
-        plan: batch plan with enough forward passes per step for rows of any length, see `batch_plan.passes_by_length`.
+        plan: batch plan with enough forward passes per step, see `batch_plan.passes_by_length`.
     """
 
     def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
@@ -108,6 +112,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for rows in self.steps():
+            # Neighbouring batches get rows of similar length, so ranks that take one batch each have similar work.
             lengths = self.targets[rows]
             longest_first = np.argsort(lengths, kind="stable")[::-1]
             ends = cut_by_length(lengths[longest_first].tolist(), self.batches_per_step, self.max_positions)
@@ -125,6 +130,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
         for rows in self.order.windows():
             lengths = self.targets[rows].astype(np.int64)
             firsts = before + np.cumsum(lengths) - lengths
+            # A row belongs to the step of its first target. So the rows of a step do not depend on `batches_per_step`.
             last = int(firsts[-1]) // self.tokens_per_step
             begins = np.arange(step + 1, last + 1) * self.tokens_per_step
             *whole, rest = np.split(rows, np.searchsorted(firsts, begins))
@@ -139,12 +145,12 @@ class LengthGroupedBatches(Sampler[list[int]]):
 def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
     """Divide sorted rows into batches, and return the index at which each batch ends.
 
-    The largest batch is as small as possible. The size of a batch in positions is its number of rows times the length
-    of its longest row. Raises ValueError if there are fewer rows than batches, or if the rows do not fit.
+    The largest batch is as small as possible. Raises ValueError if there are fewer rows than batches, or if the rows
+    do not fit.
 
     Args:
         lengths: number of targets of each row; the longest row comes first.
-        max_positions: maximum number of positions per batch, including padding.
+        max_positions: maximum size of a batch: its number of rows times the length of its longest row.
     """
     if len(lengths) < num_batches:
         raise ValueError(f"{len(lengths)} rows are too few for {num_batches} batches.")
@@ -167,7 +173,7 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
 def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
     """Fill batches with rows in order, and return the index at which each batch ends.
 
-    A batch has at most `positions` positions, including padding. At most `num_batches` + 1 batches are filled.
+    A batch has at most `positions` positions, including padding.
     """
     ends: list[int] = []
     end = 0

@@ -10,11 +10,10 @@ def pack_rows(
 ) -> Iterator[np.ndarray]:
     """Yield blocks of rows, cut from one sequence of token ids.
 
-    A row has sequence_length + 1 ids. The last id of a row is also the first id of the next row. Ids after the last
-    full row are dropped.
+    The last id of a row is also the first id of the next row. Ids after the last full row are dropped.
 
     Args:
-        pieces: arrays of ids with any lengths. All arrays joined are the sequence.
+        pieces: the sequence, divided into arrays of any lengths.
         rows_per_block: number of rows in every yielded array except the last.
 
     Yields arrays of shape [rows, sequence_length + 1] with the dtype of the pieces.
@@ -50,7 +49,7 @@ def pack_windows(
     """Yield blocks of rows, cut from each document separately.
 
     A row has at most sequence_length + 1 ids. The last id of a row is also the first id of the document's next row.
-    The last row of a document is dropped if it has fewer than min_length targets (predicted ids) or none.
+    The last row of a document is dropped if it has fewer than max(1, min_length) targets (predicted ids).
 
     Args:
         pieces: pairs of arrays: the concatenated ids of complete documents, and the length of each document.

@@ -22,7 +22,7 @@ from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 from gpt2_repro.typed_json import from_json
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or the tokenizer are read
     from transformers import PreTrainedTokenizerBase
 
     from gpt2_repro.data.rows import Rows
@@ -44,10 +44,10 @@ class PreparedData:
     def read(cls, path: str | Path, *, command: str = "python prepare_data.py") -> "PreparedData":
         """Open a prepared folder without comparing it with a recipe.
 
-        Raises UserError if the folder is missing, or its manifest is missing or damaged.
+        Raises UserError if the folder or its manifest is missing, or if the manifest is damaged.
 
         Args:
-            command: the command that prepares the folder, for the error message.
+            command: the command that prepares the folder, for error messages.
         """
         folder, file = Path(path), Path(path, MANIFEST)
         if not folder.exists():
@@ -65,12 +65,11 @@ class PreparedData:
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
         """Open the prepared folder of a recipe and compare its manifest with the recipe.
 
-        If --dataset_dir was passed, only packing, sequence_length, min_length, separator and the passed fields are compared.
-        Raises UserError if the folder is missing or damaged, or was prepared with other values.
+        If --dataset_dir was passed, only packing, sequence_length, min_length, separator and the passed fields are
+        compared. Raises UserError if the folder is missing or damaged, or was prepared with other values.
 
         Args:
             typed: names of the fields that were passed on the command line.
-            recipe: path of the recipe, for error messages.
         """
         if not args.dataset_dir:
             fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the printed --dataset_dir."
@@ -97,7 +96,10 @@ class PreparedData:
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer of the prepared folder. Raises UserError if it cannot be loaded."""
+        """The tokenizer of the prepared folder.
+
+        Raises UserError if the tokenizer cannot be loaded.
+        """
         from transformers import AutoTokenizer
 
         try:
@@ -125,8 +127,8 @@ class PreparedData:
         The split `validation` has the name "". The other sets have their names from --validation_sets.
 
         Args:
-            eval_tokens: number of targets (predicted ids) to take from the start of each set, rounded up to complete rows.
-                0 takes all rows.
+            eval_tokens: number of targets (predicted ids) to take from the start of each set, rounded up to complete
+                rows. 0 takes all rows.
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
@@ -141,6 +143,7 @@ class PreparedData:
         Raises UserError if another process is replacing the folder now.
         """
         try:
+            # Replacing the memory-mapped files would kill this process with SIGBUS.
             # The descriptor is never closed, so the lock lasts until the process ends.
             fcntl.flock(os.open(self.path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -205,8 +208,9 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first field whose requested value differs from the recorded value.
 
-    Returns the name of the field, the recorded value and the requested value, or None if all fields agree.
+    Returns (field, recorded value, requested value), or None if all fields agree.
     """
+    # A field without a recorded value was added to the project after the folder was prepared: use its default.
     recorded = dataclasses.asdict(DataArguments()) | recorded
     for key, value in requested.items():
         if recorded[key] != value:

@@ -32,6 +32,7 @@ def reference_losses(
     queries = context * vocab_size + target
     place = np.minimum(np.searchsorted(pairs, queries), len(pairs) - 1)
     seen = np.where(pairs[place] == queries, pair_counts[place], 0)
+    # Witten-Bell: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where n(v) is the number of different ids after v.
     # A context without counts gets the probability of the unigram model.
     weight = np.maximum(followers[context], 1)
     bigram = (seen + weight * unigram[target]) / (context_counts[context] + weight)

@@ -73,7 +73,7 @@ def _download_tokenizer(name: str) -> Path:
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:
-    """Add a missing class, maximum length or end-of-text token to a tokenizer's config."""
+    """Add missing class, length limit and end-of-text token to a tokenizer's config."""
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
@@ -162,10 +162,8 @@ def obtain_tokenizer(
 
 
 def vocabulary_for(text_bytes: float) -> int:
-    """Return a vocabulary size for a text of `text_bytes` bytes.
-
-    The size is a power of two from 512 to 32,768, with at least 400 bytes of text per id if possible.
-    """
+    """Return a vocabulary size from 512 to 32,768 for `text_bytes` bytes of text."""
+    # the largest power of two with at least 400 bytes of text per id
     return 1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1))
 
 
@@ -173,6 +171,7 @@ def _beginning(documents: Iterable[str]) -> Iterator[str]:
     """Yield the first documents, up to about 500 million characters."""
     characters = 0
     for document in documents:
+        # The training time grows with the square of the length of a word.
         if re.search(rf"\S{{{LONGEST_WORD}}}", document):
             yield from (document[at : at + LONGEST_WORD] for at in range(0, len(document), LONGEST_WORD))
         else:
@@ -194,7 +193,7 @@ def expected_vocab_size(name: str) -> int | None:
 class Encoder:
     """Encode documents as token ids, and add separators between documents.
 
-    If a document contains the text "<|endoftext|>" or another special token, that text is encoded as ordinary text.
+    Special tokens in the text of a document, such as "<|endoftext|>", are encoded as ordinary text.
 
     Args:
         folder: tokenizer folder that save_tokenizer wrote.
@@ -216,6 +215,7 @@ class Encoder:
         self._description["added_tokens"] = [token for token in added if not token.get("special")]
         # Truncation and padding that were saved with the tokenizer would cut or pad documents.
         self._description |= {"truncation": None, "padding": None}
+        # fastokens is 20 to 100 times as fast as `tokenizers`.
         wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
         if engine == "fastokens" and not wanted:
             raise UserError("--encoder fastokens supports only byte-level BPE. Pass --encoder auto.")
@@ -268,6 +268,7 @@ class Encoder:
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
     """Return whether a tokenizer is a byte-level BPE that fastokens was tested with."""
+    # In the tests, fastokens gave the same ids as `tokenizers` for tokenizers of this form.
     step = description.get("pre_tokenizer") or {}
     plain = description.get("normalizer") is None and not description["added_tokens"]
     plain = plain and len(vocabulary) == max(vocabulary.values()) + 1  # fastokens cannot load gaps

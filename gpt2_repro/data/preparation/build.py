@@ -1,7 +1,4 @@
-"""Build the files of a prepared folder inside its staging folder.
-
-The staging folder is a temporary folder next to the prepared folder.
-"""
+"""Build the files of a prepared folder in a temporary folder (staging folder)."""
 
 import functools
 import json
@@ -51,7 +48,7 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
 
     Args:
         target: final path of the prepared folder, for error messages.
-        staging: folder for temporary files, from which an interrupted preparation is resumed.
+        staging: temporary folder, from which an interrupted preparation is resumed.
     """
     try:
         sources = _open_sources(staging, args, options)
@@ -86,6 +83,7 @@ def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> N
     Args:
         kept: options of the unfinished preparation, as returned by `request_of`.
     """
+    # The temporary files can be the result of hours of work, so they are not deleted if an option has changed.
     if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
         fix = f"Pass --{key} {holds} to resume this preparation, or delete the folder."
@@ -127,10 +125,7 @@ def _has_tokens(staging: Path) -> bool:
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the texts of the documents from which a tokenizer is made.
-
-    --tokenizer char uses all documents, and --tokenizer train uses only training documents.
-    """
+    """Yield the texts of the documents from which a tokenizer is made."""
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
     for file in Progress(files, desc="read for the tokenizer", unit="file"):
@@ -185,6 +180,7 @@ def check_disk(target: Path, staging: Path, needed: float) -> None:
     Args:
         needed: estimated peak disk usage in bytes.
     """
+    # `needed` includes the files of an interrupted preparation, so their space counts as free.
     staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     free = shutil.disk_usage(staging).free + staged
     logger.info("preparing %s needs up to about %s of disk space (free: %s)", target, size(needed), size(free))
@@ -251,6 +247,7 @@ def _write_folder(
         versions={name: version(name) for name in sorted({*PACKAGES, encoder.engine})},
         reference_losses=losses,
     )
+    # Written last: the manifest marks the folder as complete.
     write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
     sync_folder(folder)
 
@@ -305,7 +302,7 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Pat
                 for length in span.lengths.tolist():
                     if length == lengths[number]:
                         text = texts_of(span.stream, span.part)[number]
-                    else:
+                    else:  # only a part of the document is in the split
                         text = decode(part.ids()[place : place + length].tolist())
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                     number, place = number + 1, place + length

@@ -1,7 +1,4 @@
-"""Build a prepared folder in a staging folder, then rename it into place.
-
-The staging folder has temporary files, from which an interrupted preparation is resumed.
-"""
+"""Build a prepared folder in a temporary folder, then rename the prepared folder."""
 
 import contextlib
 import errno
@@ -29,11 +26,11 @@ PUBLISHED = "published.json"  # new name of REQUEST after the prepared folder is
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> PreparedData:
     """Prepare the folder `args.dataset_dir` and return it.
 
-    A folder that was already prepared with the same arguments is returned unchanged. Unfinished work is kept in
-    `<dataset_dir>.staging`, and the next call with the same arguments resumes this work.
+    A folder that was already prepared with the same arguments is returned unchanged. An interrupted preparation is
+    resumed from the folder `<dataset_dir>.staging`, if the arguments are the same.
 
     Raises UserError if the source is unknown, the text or a split is empty, or the disk is full. Also raises UserError
-    if the folder was prepared with other arguments, was not made by prepare_data.py, or is used by another process.
+    if the folder was prepared with other arguments, was not made by prepare_data.py, or cannot be locked for writing.
     """
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
@@ -114,6 +111,7 @@ def _claim(staging: Path, request: dict[str, Any]) -> None:
 
 def _clear_away(target: Path, staging: Path) -> None:
     """Delete a staging folder that is left over although its prepared folder is done."""
+    # Left by a process that was killed between renaming the prepared folder and deleting the staging folder.
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
             remove_folder(staging, PUBLISHED)
@@ -122,7 +120,7 @@ def _clear_away(target: Path, staging: Path) -> None:
 def _publish(folder: Path, target: Path) -> None:
     """Rename a finished folder to its final path `target`."""
     if target.exists():
-        replaced = folder.with_name("replaced")
+        replaced = folder.with_name("replaced")  # in the staging folder, which is deleted later
         shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
     folder.rename(target)
@@ -132,6 +130,7 @@ def _warn_of_changes(data: PreparedData, args: DataArguments) -> None:
     """Warn if a local file was added or changed after the folder was prepared."""
     paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
     known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", []) if args.data_files}
+    # Deleted files cause no warning: their text is still in the folder.
     changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
     if changed:
         logger.warning("%s was prepared before %s changed. Pass --overwrite to update it.", data.path, changed[0])

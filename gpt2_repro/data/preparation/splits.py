@@ -1,6 +1,6 @@
 """Choose the files to tokenize, the order of documents and their splits.
 
-The order of the documents depends only on their lengths and on the weights of the sources.
+The order depends only on the lengths of the documents and on the weights of the sources.
 """
 
 import collections
@@ -52,7 +52,6 @@ class Group:
     """One or two splits whose documents come from the same source files.
 
     Args:
-        splits: names of the splits, in the order in which they are written.
         streams: for each source, the tokenized parts of its files.
         names: names of the sources.
         spans: function that yields the documents of all sources in order.
@@ -112,16 +111,13 @@ def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], lis
 
 
 def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
-    """Tokenize all sources, and group the splits that use the same source files.
-
-    Args:
-        stage: function that tokenizes a sequence of source files and returns the tokenized parts of the files.
-    """
+    """Tokenize all sources, and group the splits that use the same source files."""
     training, own, further = streams_of(sources, args)
     names = [source.description["name"] for source in sources.training]
     weights = [source.weight for source in sources.training]
     train: list[list[StagedPart]] = [[] for _ in training]
     below = float(args.max_tokens or np.inf)
+    # A mixture ends as soon as one of its sources ends.
     # Stage the source first that will probably end first, and of the others only as much as the mixture can use.
     for i in sorted(range(len(names)), key=lambda i: sum(file.size for file in training[i].files) / weights[i]):
         limit = 0 if below == np.inf else int(below * weights[i]) + 1
@@ -159,6 +155,8 @@ def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArgumen
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
     head = min(wanted, most)
+    # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
+    # validation would otherwise have more than 10 % of all tokens, or if more than 10 % was requested.
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return {"head": head}
     less = f" ({wanted:,.0f} tokens were requested)" if wanted > head else ""
@@ -211,8 +209,8 @@ def order_documents(
         weights: share of each source in the tokens; the sum is 1.
         splits: one split for all documents, or the validation split and the split of all other documents.
         head: position at which validation ends. With None, --split hash chooses the validation documents.
-        cut: whether to cut a document in two if it starts before `head` and ends after it.
-        below: position at which the documents end.
+        cut: whether to cut documents in two at the position `head`.
+        below: omit documents with this position or a later position.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
     loading = [_documents(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
@@ -257,7 +255,7 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut documents in two that contain the position `place`, see `order_documents`."""
+    """Cut each document at the position `place` (see `order_documents`) in two."""
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
     across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
     rest, tokens = documents[across], tokens[across]

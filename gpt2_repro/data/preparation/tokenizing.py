@@ -69,7 +69,7 @@ class StagedPart:
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """Return a bool array of shape [documents]: whether each may go to validation.
+        """Return a bool array of shape [documents]: which documents may go to validation.
 
         With --split hash, True means that the document goes to validation.
         """
@@ -90,7 +90,7 @@ class StagedPart:
             np.save(content, array)
             self.path(ending).write_bytes(content.getbuffer())
         facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
-        write_whole(self.path(".json"), json.dumps(facts))
+        write_whole(self.path(".json"), json.dumps(facts))  # written last: marks the part as complete
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:
@@ -167,13 +167,13 @@ def stage_part(
 
 
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
-    """Return a bool array of shape [documents]: whether each may go to validation.
+    """Return a bool array of shape [documents]: which documents may go to validation.
 
-    Args:
-        starts: array of shape [documents] with the number of tokens before each document in the file part.
+    `starts` has the number of tokens before each document in the file part.
     """
     if args.split == "hash":
         return np.array([is_held_out(text, args) for text in documents], bool)
+    # With --split head, earlier file parts are not counted, so the result is used only to choose the texts to save.
     return starts < (args.validation_tokens if args.split == "head" else np.inf)
 
 

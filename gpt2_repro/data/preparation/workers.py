@@ -165,6 +165,9 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
 @contextlib.contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
     """Delay Ctrl-C while worker processes are started."""
+    # A new worker imports modules for seconds before it ignores SIGINT, and SIGINT would then cause a traceback. So
+    # SIGINT is blocked by a signal mask, which workers inherit. In the main process, another thread may receive SIGINT
+    # despite the mask, and the handler still runs in the main thread. So the handler is replaced too.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

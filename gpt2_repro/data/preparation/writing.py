@@ -73,7 +73,7 @@ def _read(
             start, stop = ends[first], ends[max(last, first + 1)]
             if last > first + 1:
                 yield ids[start:stop], span.lengths[first:last]
-            else:
+            else:  # a longer document is cut at the boundary of rows, so the rows stay the same
                 for place in range(start, stop - shared, step):
                     piece = ids[place : min(place + step + shared, stop)]
                     yield piece, np.array([len(piece)])

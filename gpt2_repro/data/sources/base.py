@@ -17,7 +17,7 @@ class TextForm:
     """Settings that decide how the rows of a file become documents.
 
     Args:
-        text_column: key or column with the text in .json, .jsonl, .csv and .parquet files.
+        text_column: key or column with the text.
         sample_by: what is one document in a .txt file: the complete file (document), a line or a paragraph.
         first_row: a .parquet row that begins and ends with this string starts a document. The document continues until
             the next such row. With "", each row is a document.

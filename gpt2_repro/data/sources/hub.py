@@ -118,6 +118,7 @@ class HubFile(SourceFile):
     def drop(self) -> None:
         """Delete the downloaded file if it contains text."""
         folder = self.repository.folder
+        # Token files (.bin) are kept until the rows are cut, because their ids are not copied.
         if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
 
@@ -136,6 +137,6 @@ def hub_errors(what: str) -> Iterator[None]:
     except (hub.HTTPError, hub.EntryNotFoundError, OSError) as error:
         from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
         if not from_network and error.errno is not None:
-            raise
+            raise  # error of the local disk, such as a full disk
         fix = "Check the name, the network and HF_TOKEN. Then run the command again, or pass local --data_files."
         raise UserError(f"Cannot {what} ({hub_reason(error)}). {fix}") from None

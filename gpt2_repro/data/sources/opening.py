@@ -1,6 +1,6 @@
 """Find the files of the sources that --source and other options name.
 
-A source is a preset (a source with a name of this project), a Hub dataset or a set of local files.
+A source is a preset of this project, a Hub dataset or a set of local files.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Source:
 
     Args:
         description: what the manifest records about the source, including the revision of a Hub dataset.
-        validation_files: validation files that are part of the source, if any.
+        validation_files: the source's own validation files, if any.
         weight: share of the tokens in a mixture; 1 for a single source.
     """
 

@@ -76,6 +76,7 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
             else "None of its columns has text. Convert one to strings"
         )
         raise UserError(f"{path} has no column `{column}` with text. {fix}.")
+    # A nested column consists of several primitive columns.
     return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
 
 

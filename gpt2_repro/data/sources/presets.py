@@ -37,6 +37,8 @@ class Preset:
     @property
     def downloads(self) -> float:
         """Maximum disk usage of downloaded text files, in bytes."""
+        # `peak_bytes` counts token files as `staged`. Two text files can be on disk at the same time, because the next
+        # file is downloaded while one file is tokenized.
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
 
@@ -57,7 +59,7 @@ FORMS = {
 
 
 def table(num_proc: int) -> str:
-    """Return the text of --list_sources, with preparation times for `num_proc` workers."""
+    """Return the --list_sources text, with preparation times for `num_proc` workers."""
     lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  about"]
     for name, preset in PRESETS.items():
         minutes = max(1, round(max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc) / 60))
@@ -85,4 +87,5 @@ def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:
         rows: size of the files with the rows.
         downloads: maximum disk usage of downloaded text files.
     """
+    # Each text file is deleted after use. The temporary files with token ids stay on disk until all rows are cut.
     return 1.02 * (staged + max(rows, downloads))  # 2 % for document lengths, records and texts

@@ -46,6 +46,7 @@ class TokenPart(Part):
         ids, chunk = self.ids(), 2**26
         places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
         edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
+        # If the file begins in the middle of a document, the rest of this document counts as a document.
         return np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
 
 
@@ -80,6 +81,7 @@ def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray
     Args:
         offset: number of bytes in the file before the ids.
     """
+    # An empty range cannot be mapped.
     return np.memmap(path, dtype, "r", offset, (tokens,)) if tokens else np.empty(0, dtype)
 
 
@@ -90,4 +92,5 @@ def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str 
     """
     if first.tokens and first.ids()[0] == end_of_text:
         return "before"
+    # Neither holds for llm.c's training shards, which begin and end in the middle of documents.
     return "after" if last.tokens and last.ids()[-1] == end_of_text else None
