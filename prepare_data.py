@@ -75,10 +75,7 @@ def training_command(recipe: Any, folder: Path) -> str:
 
 
 def describe(data: PreparedData, *, max_tokens: int) -> None:
-    """Print how many documents, tokens and rows a prepared folder has.
-
-    For small texts, also print the validation losses of a unigram and a bigram model.
-    """
+    """Print how many documents, tokens and rows a prepared folder has."""
     manifest = data.manifest
     for split, counts in manifest.counts.items():
         empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""

@@ -15,7 +15,7 @@ from gpt2_repro.files import expand
 def option(default: Any, help: str, **keywords: Any) -> Any:
     """Return a dataclass field whose metadata has a help text and argparse keywords.
 
-    If `default` is a list, every new object has its own empty list as the value of the field.
+    If `default` is a list, it must be empty.
     """
     metadata = {"help": help, **keywords}
     if isinstance(default, list):
@@ -25,10 +25,7 @@ def option(default: Any, help: str, **keywords: Any) -> Any:
 
 @dataclasses.dataclass
 class DataArguments:
-    """Fields of the recipe section `data:`, which set the text, tokenizer and rows.
-
-    The manifest of the prepared folder records all fields except dataset_dir.
-    """
+    """Fields of the recipe section `data:`, which set the text, tokenizer and rows."""
 
     source: str = option(
         "fineweb-10bt",
@@ -94,9 +91,8 @@ class DataArguments:
 def default_folder(data: DataArguments) -> str:
     """Return the default folder data/NAME, or "" if neither files nor source are set.
 
-    NAME is derived from the files or the source. The file books/shakespeare.txt.gz gives data/shakespeare. The folder
-    books, the glob 'books/*.txt' and several files in books give data/books. Two or three files in the working
-    directory give data/NAME+NAME.
+    For example, books/shakespeare.txt.gz gives data/shakespeare, and 'books/*.txt' gives data/books. Two or three files
+    in the working directory give data/NAME+NAME.
     """
     texts = data.source.split(",") if data.source != "files" else []
     if data.data_files:
@@ -120,13 +116,9 @@ def check_passed(data: DataArguments, passed: Collection[str]) -> None:
 
 
 def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
-    """Return the section `data:`, with another dataset_dir if the text was replaced.
+    """Replace dataset_dir with its default if --source or --data_files was passed.
 
-    If --source or --data_files was passed without --dataset_dir, the recipe's dataset_dir belongs to another text. In
-    this case, dataset_dir is replaced with the default folder data/NAME.
-
-    Args:
-        typed: names of the options that were passed on the command line.
+    A passed --dataset_dir is kept. `typed` has the names of the options from the command line.
     """
     if "dataset_dir" in typed or not {"source", "data_files"} & set(typed):
         return data
@@ -135,10 +127,7 @@ def name_folder(data: DataArguments, typed: Collection[str]) -> DataArguments:
 
 @dataclasses.dataclass(frozen=True)
 class PreparationOptions:
-    """Options of prepare_data.py that do not change the prepared rows.
-
-    The metadata of each field contains keyword arguments of argparse's add_argument.
-    """
+    """Options of prepare_data.py that do not change the prepared rows."""
 
     num_proc: int = option(1, "Number of worker processes.", type=int)
     encoder: Literal["auto", "fastokens", "tokenizers"] = option(

@@ -17,10 +17,8 @@ def collate_rows(
 ) -> dict[str, Tensor]:
     """Collate rows of token ids into int64 tensors of shape [rows, T].
 
-    A row has up to T + 1 ids. `input_ids` is ids[:-1] and `shift_labels` is ids[1:]. `labels` is the same tensor as
-    `shift_labels`, under the name that code of the Trainer expects. Shorter rows are padded at the end with the id 0
-    and the label -100. The batch has no attention_mask: attention is causal, so the padding does not influence any
-    target, and with a mask the flash attention kernel could not be used.
+    A row has up to T + 1 ids. `input_ids` is ids[:-1]. `labels` and `shift_labels` are the same tensor, ids[1:].
+    Shorter rows are padded at the end with the id 0 and the label -100.
 
     Args:
         num_rows: number of rows in the batch (default: len(rows)). Extra rows contain only padding.
@@ -38,20 +36,19 @@ def collate_rows(
             inputs[place, : ids_of_row - 1] = row[:-1]
             targets[place, : ids_of_row - 1] = row[1:]
     labels = torch.from_numpy(targets)
+    # The Trainer expects `labels`. There is no attention_mask: attention is causal, so padding does not influence any
+    # target, and with a mask the flash attention kernel could not be used.
     return {"input_ids": torch.from_numpy(inputs), "labels": labels, "shift_labels": labels}
 
 
 class EpochSampler(Sampler[int]):
     """Sampler that yields row numbers in an order that depends only on seed and epoch.
 
-    Rows are shuffled in two stages. First, blocks of rows that are adjacent on disk are shuffled. Then the rows of
-    many successive blocks (a window) are shuffled together. The reason is speed: if all rows had a random order, each
-    read would need 2 KiB (one row) from a random position on the disk, but a disk reads 128 KiB or more for each
-    position that is not cached. If a split has at most one window of rows, all its rows are shuffled together. Rows
-    after the last complete step are dropped, so that every step has the same number of tokens. With shuffling, each
-    epoch drops different rows.
+    Rows after the last complete step are dropped, so every step has `rows_per_step` rows.
     """
 
+    # Blocks of rows adjacent on disk are shuffled first, then the rows of many successive blocks (a window) together.
+    # Single rows in random order would be slow: a disk reads 128 KiB or more per uncached position, a row has 2 KiB.
     BLOCK = 64  # rows: 128 KiB at 1,025 ids of 2 bytes
     WINDOW = 2**15  # rows: 64 MiB
 
@@ -72,9 +69,9 @@ class EpochSampler(Sampler[int]):
         return itertools.islice((row for window in self.windows() for row in window.tolist()), len(self))
 
     def windows(self) -> Iterator[np.ndarray]:
-        """Yield the row numbers of the epoch in order, one array for each window.
+        """Yield the row numbers of the epoch in order, in arrays of at most `WINDOW` rows.
 
-        A window has at most `WINDOW` rows. Rows after the last complete step are included.
+        Rows after the last complete step are included.
         """
         if not self.shuffle:
             for start in range(0, self.num_rows, self.WINDOW):
@@ -92,19 +89,12 @@ class EpochSampler(Sampler[int]):
 class LengthGroupedBatches(Sampler[list[int]]):
     """Batch sampler that puts rows of similar length into the same batch.
 
-    All optimizer steps have about the same number of targets (predicted ids). Yields lists of row numbers:
-    `batches_per_step` lists for each optimizer step. The order of the rows in an epoch is that of `EpochSampler`. In
-    this order, all targets are numbered from 0. Let B be tokens_per_step. Step i consists of the rows whose first
-    target has a number in [i * B, (i + 1) * B). So a step has B targets, plus or minus the targets of one row. The
-    rows of a step do not depend on `batches_per_step`.
-
-    Rows are sorted by length only within a step, longest first, and then cut into batches. Neighbouring batches have
-    rows of similar length, so processes that take one batch each have similar work. Rows after the last complete step
-    are dropped. Each epoch drops different rows.
+    Yields lists of row numbers: `plan.passes_per_step` lists for each optimizer step. Every step has about
+    `plan.tokens_per_step` targets (predicted ids). Rows after the last complete step are dropped.
 
     Args:
         targets: array of shape [rows] with the number of targets of each row.
-        plan: batch plan with enough forward passes per step for rows of any length, see `batch_plan.passes_by_length`.
+        plan: batch plan with enough forward passes per step, see `batch_plan.passes_by_length`.
     """
 
     def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
@@ -122,6 +112,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for rows in self.steps():
+            # Neighbouring batches get rows of similar length, so ranks that take one batch each have similar work.
             lengths = self.targets[rows]
             longest_first = np.argsort(lengths, kind="stable")[::-1]
             ends = cut_by_length(lengths[longest_first].tolist(), self.batches_per_step, self.max_positions)
@@ -130,7 +121,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
                 yield numbers[start:end]
 
     def steps(self) -> Iterator[np.ndarray]:
-        """For each complete optimizer step, yield an array with the numbers of its rows."""
+        """Yield one array of row numbers for each complete optimizer step."""
         return itertools.islice(self._steps(), self.steps_per_epoch)
 
     def _steps(self) -> Iterator[np.ndarray]:
@@ -139,6 +130,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
         for rows in self.order.windows():
             lengths = self.targets[rows].astype(np.int64)
             firsts = before + np.cumsum(lengths) - lengths
+            # A row belongs to the step of its first target. So the rows of a step do not depend on `batches_per_step`.
             last = int(firsts[-1]) // self.tokens_per_step
             begins = np.arange(step + 1, last + 1) * self.tokens_per_step
             *whole, rest = np.split(rows, np.searchsorted(firsts, begins))
@@ -153,15 +145,12 @@ class LengthGroupedBatches(Sampler[list[int]]):
 def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
     """Divide sorted rows into batches, and return the index at which each batch ends.
 
-    Rows are padded to the longest row of their batch. So a batch has as many positions as its number of rows times the
-    length of its longest row. The batches are chosen so that the largest batch is as small as possible. It has at most
-    `max_positions` positions. Raises ValueError if there are fewer rows than batches, or if the rows do not fit into
-    the batches.
+    The largest batch is as small as possible. Raises ValueError if there are fewer rows than batches, or if the rows
+    do not fit.
 
     Args:
         lengths: number of targets of each row; the longest row comes first.
-        num_batches: number of batches to make.
-        max_positions: maximum number of positions per batch, including padding.
+        max_positions: maximum size of a batch: its number of rows times the length of its longest row.
     """
     if len(lengths) < num_batches:
         raise ValueError(f"{len(lengths)} rows are too few for {num_batches} batches.")
@@ -184,8 +173,7 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
 def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
     """Fill batches with rows in order, and return the index at which each batch ends.
 
-    A batch has at most `positions` positions, including padding. If the rows do not fit into `num_batches` batches,
-    filling stops after `num_batches` + 1 batches.
+    A batch has at most `positions` positions, including padding.
     """
     ends: list[int] = []
     end = 0

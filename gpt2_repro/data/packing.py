@@ -1,7 +1,4 @@
-"""Cut rows from the joined documents (concat) or from each document (wrap).
-
-The functions are pure: they take and return arrays.
-"""
+"""Cut rows from the joined documents (concat) or from each document (wrap)."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,13 +10,11 @@ def pack_rows(
 ) -> Iterator[np.ndarray]:
     """Yield blocks of rows, cut from one sequence of token ids.
 
-    A row has sequence_length + 1 ids. The last id of a row is also the first id of the next row. Ids after the last
-    full row are dropped. All other ids, except the first id of the sequence, are targets (predicted ids) exactly once.
+    The last id of a row is also the first id of the next row. Ids after the last full row are dropped.
 
     Args:
-        pieces: arrays of ids with any lengths. All arrays joined are the sequence.
-        sequence_length: number of targets per row.
-        rows_per_block: number of rows in every yielded array except the last, however the ids are cut into pieces.
+        pieces: the sequence, divided into arrays of any lengths.
+        rows_per_block: number of rows in every yielded array except the last.
 
     Yields arrays of shape [rows, sequence_length + 1] with the dtype of the pieces.
     """
@@ -54,17 +49,13 @@ def pack_windows(
     """Yield blocks of rows, cut from each document separately.
 
     A row has at most sequence_length + 1 ids. The last id of a row is also the first id of the document's next row.
-    Only the last row of a document can be shorter. This last row is dropped if it has fewer than min_length targets
-    (predicted ids) or none. In the rows that are not dropped, every id except the first id of the document is a target
-    exactly once.
+    The last row of a document is dropped if it has fewer than max(1, min_length) targets (predicted ids).
 
     Args:
         pieces: pairs of arrays: the concatenated ids of complete documents, and the length of each document.
-        sequence_length: maximum number of targets per row.
-        min_length: minimum number of targets per row, at most sequence_length.
-        rows_per_block: number of rows in every yielded block except the last, however the ids are cut into pieces.
+        rows_per_block: number of rows in every yielded block except the last.
 
-    Yields pairs of arrays: the concatenated ids of rows, with the dtype of the pieces, and the length of each row.
+    Yields pairs of arrays: the concatenated ids of rows, and the length of each row.
     """
     held: list[tuple[np.ndarray, np.ndarray]] = []
     rows = 0

@@ -1,7 +1,6 @@
 """Open, check, lock and verify prepared folders.
 
-A prepared folder has the rows of token ids that prepare_data.py wrote. Libraries that are slow to import are imported
-only when the rows or the tokenizer are read.
+A prepared folder has the rows of token ids that prepare_data.py wrote.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
 from gpt2_repro.typed_json import from_json
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import, so these are imported only when the rows or the tokenizer are read
     from transformers import PreTrainedTokenizerBase
 
     from gpt2_repro.data.rows import Rows
@@ -45,10 +44,10 @@ class PreparedData:
     def read(cls, path: str | Path, *, command: str = "python prepare_data.py") -> "PreparedData":
         """Open a prepared folder without comparing it with a recipe.
 
-        Args:
-            command: the command that prepares the folder, for the error message.
+        Raises UserError if the folder or its manifest is missing, or if the manifest is damaged.
 
-        Raises UserError if the folder is missing, or its manifest is missing or damaged.
+        Args:
+            command: the command that prepares the folder, for error messages.
         """
         folder, file = Path(path), Path(path, MANIFEST)
         if not folder.exists():
@@ -66,15 +65,11 @@ class PreparedData:
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
         """Open the prepared folder of a recipe and compare its manifest with the recipe.
 
-        If the recipe sets the folder, the manifest must match all fields of the recipe's section `data:`. If
-        --dataset_dir was passed, only these fields must match: packing, sequence_length, min_length, separator, and
-        the fields that were passed on the command line.
+        If --dataset_dir was passed, only packing, sequence_length, min_length, separator and the passed fields are
+        compared. Raises UserError if the folder is missing or damaged, or was prepared with other values.
 
         Args:
             typed: names of the fields that were passed on the command line.
-            recipe: path of the recipe, for error messages.
-
-        Raises UserError if the folder is missing or damaged, or was prepared with other values.
         """
         if not args.dataset_dir:
             fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the printed --dataset_dir."
@@ -101,7 +96,10 @@ class PreparedData:
 
     @functools.cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer of the prepared folder. Raises UserError if it cannot be loaded."""
+        """The tokenizer of the prepared folder.
+
+        Raises UserError if the tokenizer cannot be loaded.
+        """
         from transformers import AutoTokenizer
 
         try:
@@ -126,13 +124,11 @@ class PreparedData:
     def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
         """Return a dict from the name of each validation set to its rows.
 
-        In the dict, the split `validation` has the name "". The other sets have their names from --validation_sets.
+        The split `validation` has the name "". The other sets have their names from --validation_sets.
 
         Args:
-            eval_tokens: number of targets (predicted ids) to use from each set: rows are taken from the start until
-                they have at least this many targets. 0 takes all rows.
-
-        If a set has fewer targets, all its rows are taken; if this set is the split `validation`, a message is logged.
+            eval_tokens: number of targets (predicted ids) to take from the start of each set, rounded up to complete
+                rows. 0 takes all rows.
         """
         counts = self.manifest.counts
         if eval_tokens > (targets := counts["validation"].row_tokens):
@@ -144,10 +140,10 @@ class PreparedData:
     def lock(self) -> None:
         """Prevent other processes from replacing the folder until this process ends.
 
-        This process reads memory-mapped files, so it would be killed by SIGBUS if the files were replaced. Raises
-        UserError if the folder is being replaced now. If the file system cannot lock files, a warning is logged.
+        Raises UserError if another process is replacing the folder now.
         """
         try:
+            # Replacing the memory-mapped files would kill this process with SIGBUS.
             # The descriptor is never closed, so the lock lasts until the process ends.
             fcntl.flock(os.open(self.path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -156,10 +152,7 @@ class PreparedData:
             logger.warning("%s cannot be locked (%s). Do not replace the folder during the run.", self.path, error)
 
     def check_shards(self, split: str) -> None:
-        """Raise UserError if the files of a split do not match the manifest.
-
-        Compares names and sizes only; the files are not read.
-        """
+        """Raise UserError if file names or sizes of a split do not match the manifest."""
         here = {path.name: path.stat().st_size for path in (self.path / split).glob("*.arrow")}
         expected = {shard.name: shard.bytes for shard in self.manifest.shards[split]}
         for name in sorted(here.keys() | expected.keys()):
@@ -170,10 +163,7 @@ class PreparedData:
                 raise UserError(f"{file} {found}, but the manifest {recorded}. Copy or prepare the folder again.")
 
     def verify(self) -> None:
-        """Read every file and compare its hash with the manifest.
-
-        Raises UserError if a file is missing or differs.
-        """
+        """Read every file, and raise UserError if a hash differs from the manifest."""
         expected = dict(self.manifest.files)
         for split, shards in self.manifest.shards.items():
             self.check_shards(split)
@@ -188,7 +178,7 @@ class PreparedData:
 def exclusive_lock(folder: Path, message: str) -> Iterator[None]:
     """Lock a folder so that other commands of this project cannot read or replace it.
 
-    Raises UserError with `message` if another process has locked it.
+    Raises UserError with `message` if another process has locked the folder.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -208,8 +198,7 @@ def form_of(args: DataArguments) -> dict[str, Any]:
 def request_of(args: DataArguments) -> dict[str, Any]:
     """Return the fields of `data:` that decide the content of a prepared folder.
 
-    These are all fields of this recipe section except `dataset_dir`. If `data_files` is set, `source` has the value
-    "files".
+    These are all fields except `dataset_dir`. If `data_files` is set, `source` has the value "files".
     """
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
     # Converted through JSON, like the request in a manifest.
@@ -219,13 +208,9 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first field whose requested value differs from the recorded value.
 
-    Returns the name of the field, the recorded value and the requested value, or None if all fields agree. A field
-    without a recorded value was added to the project after the folder was prepared, so its default is used instead.
-
-    Args:
-        recorded: fields and values with which the folder was prepared.
-        requested: fields and values of the recipe or of the command line.
+    Returns (field, recorded value, requested value), or None if all fields agree.
     """
+    # A field without a recorded value was added to the project after the folder was prepared: use its default.
     recorded = dataclasses.asdict(DataArguments()) | recorded
     for key, value in requested.items():
         if recorded[key] != value:
@@ -234,5 +219,5 @@ def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tup
 
 
 def _as_typed(value: Any) -> Any:
-    """Return the text that a user would type on the command line for a value."""
+    """Join a list with spaces, as on the command line. Return other values unchanged."""
     return " ".join(value) if isinstance(value, list) else value

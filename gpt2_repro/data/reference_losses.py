@@ -10,17 +10,13 @@ MAX_TOKENS = 5_000_000
 def reference_losses(
     train: tuple[np.ndarray, np.ndarray], validation: tuple[np.ndarray, np.ndarray], vocab_size: int
 ) -> dict[str, float]:
-    """Return the validation losses of a unigram and a bigram model, in nats.
+    """Return the validation losses of a unigram and a bigram model in nats per target.
 
-    Both models are estimated from counts of `train`. The unigram model uses add-one smoothing. The bigram model uses
-    Witten-Bell interpolation with that unigram model: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where c is a
-    count in `train` and n(v) is the number of different ids seen after v (Witten and Bell 1991). A loss is the mean
-    negative log-likelihood per target of `validation`. The targets are the same as in training (all ids of a row
-    except the first), so the validation loss of a training run can be compared with these losses directly.
+    The keys are "unigram" and "bigram". The unigram model uses add-one smoothing. The bigram model uses Witten-Bell
+    interpolation with the unigram model (Witten and Bell 1991). All ids of a row except the first are targets.
 
     Args:
         train, validation: for each split, two arrays: the concatenated ids of its rows, and the length of each row.
-        vocab_size: number of ids in the vocabulary.
     """
     context, target = _pairs(*train)
     counts = np.bincount(target, minlength=vocab_size)
@@ -36,6 +32,7 @@ def reference_losses(
     queries = context * vocab_size + target
     place = np.minimum(np.searchsorted(pairs, queries), len(pairs) - 1)
     seen = np.where(pairs[place] == queries, pair_counts[place], 0)
+    # Witten-Bell: p(w|v) = (c(v,w) + n(v) p(w)) / (c(v) + n(v)), where n(v) is the number of different ids after v.
     # A context without counts gets the probability of the unigram model.
     weight = np.maximum(followers[context], 1)
     bigram = (seen + weight * unigram[target]) / (context_counts[context] + weight)
@@ -43,9 +40,6 @@ def reference_losses(
 
 
 def _pairs(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays of shape [targets]: the ids before targets, and the targets.
-
-    A target and the id before it are always in the same row.
-    """
+    """Return the pairs of adjacent ids within rows as two arrays of shape [targets]."""
     ends = np.cumsum(lengths)
     return np.delete(ids, ends - 1).astype(np.int64), np.delete(ids, ends - lengths).astype(np.int64)

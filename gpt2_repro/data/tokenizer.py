@@ -1,7 +1,4 @@
-"""Fetch, train and save tokenizers, and encode documents as token ids.
-
-This module does not import torch.
-"""
+"""Fetch, train and save tokenizers, and encode documents as token ids."""
 
 import functools
 import importlib.util
@@ -33,13 +30,11 @@ TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "mer
 
 
 def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> None:
-    """Copy a tokenizer from a local folder or the Hub, for use with AutoTokenizer.
+    """Copy a tokenizer from a local folder or the Hub to the folder `destination`.
 
     Raises UserError if the tokenizer does not exist, cannot be read or has no tokenizer.json.
 
     Args:
-        name: a local folder or a Hub id.
-        destination: folder to write, which AutoTokenizer can load.
         sequence_length: `model_max_length` of the tokenizer, if its configuration does not set it.
     """
     from tokenizers import Tokenizer
@@ -78,10 +73,7 @@ def _download_tokenizer(name: str) -> Path:
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:
-    """Add class, maximum length and end-of-text token to tokenizer_config.json.
-
-    Values that the configuration already has are kept.
-    """
+    """Add missing class, length limit and end-of-text token to a tokenizer's config."""
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
@@ -97,8 +89,7 @@ def _complete_config(folder: Path, sequence_length: int) -> None:
 def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path, *, sequence_length: int) -> None:
     """Train a byte-level BPE with `vocab_size` ids and save it to `destination`.
 
-    The last id is the end-of-text token. AutoTokenizer can load the folder. Raises UserError if `vocab_size` is below
-    257.
+    The last id is the end-of-text token. Raises UserError if `vocab_size` is below 257.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -117,8 +108,8 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
 def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
     """Save a tokenizer with one id per character that the documents contain.
 
-    The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char. The tokenizer cannot encode
-    other characters and has no end-of-text id.
+    The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char. The tokenizer has no
+    end-of-text id. Raises UserError if the documents have no text.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -147,13 +138,10 @@ def obtain_tokenizer(
 ) -> None:
     """Save the tokenizer `name` to `destination`, unless that folder exists.
 
-    The tokenizer is fetched, trained, or made from the characters of the text. It is saved completely or not at all.
-
     Args:
         name: value of --tokenizer.
         documents: function that returns the training text, for `train` and `char`.
-        text_bytes: function that returns the size of the training text in bytes. It determines the vocabulary size if
-            `name` is `train` without a number (not, for example, `train:4096`).
+        text_bytes: function that returns the size of the training text in bytes, for `train` without a number.
     """
     if destination.is_dir():
         return
@@ -174,21 +162,16 @@ def obtain_tokenizer(
 
 
 def vocabulary_for(text_bytes: float) -> int:
-    """Return a vocabulary size for a text of `text_bytes` bytes.
-
-    The size is the largest power of two with at least 400 bytes of text per id, but at least 512 and at most 32,768.
-    """
+    """Return a vocabulary size from 512 to 32,768 for `text_bytes` bytes of text."""
+    # the largest power of two with at least 400 bytes of text per id
     return 1 << min(15, max(9, int(text_bytes / 400).bit_length() - 1))
 
 
 def _beginning(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the first documents, up to about 500 million characters.
-
-    A tokenizer is trained on this text. Documents with a word of 1,000 characters or more are cut into pieces of 1,000
-    characters, because the training time grows with the square of the length of a word.
-    """
+    """Yield the first documents, up to about 500 million characters."""
     characters = 0
     for document in documents:
+        # The training time grows with the square of the length of a word.
         if re.search(rf"\S{{{LONGEST_WORD}}}", document):
             yield from (document[at : at + LONGEST_WORD] for at in range(0, len(document), LONGEST_WORD))
         else:
@@ -210,14 +193,12 @@ def expected_vocab_size(name: str) -> int | None:
 class Encoder:
     """Encode documents as token ids, and add separators between documents.
 
-    The end-of-text id is added only as a separator. If a document contains the text "<|endoftext|>" or another special
-    token, that text is encoded as ordinary text.
+    Special tokens in the text of a document, such as "<|endoftext|>", are encoded as ordinary text.
 
     Args:
         folder: tokenizer folder that save_tokenizer wrote.
         separator: position of the end-of-text id: `before` or `after` each document, or `none`.
-        engine: library that encodes. `auto` uses fastokens for byte-level BPE, because it is 20 to 100 times as fast
-            as `tokenizers`. For all other tokenizers, `auto` uses `tokenizers`.
+        engine: library that encodes. `auto` uses fastokens for byte-level BPE, and `tokenizers` otherwise.
     """
 
     def __init__(self, folder: Path, *, separator: str, engine: Engine = "auto") -> None:
@@ -234,6 +215,7 @@ class Encoder:
         self._description["added_tokens"] = [token for token in added if not token.get("special")]
         # Truncation and padding that were saved with the tokenizer would cut or pad documents.
         self._description |= {"truncation": None, "padding": None}
+        # fastokens is 20 to 100 times as fast as `tokenizers`.
         wanted = engine != "tokenizers" and _is_byte_level_bpe(self._description, vocabulary)
         if engine == "fastokens" and not wanted:
             raise UserError("--encoder fastokens supports only byte-level BPE. Pass --encoder auto.")
@@ -266,10 +248,7 @@ class Encoder:
         return np.insert(ids, places[lengths > 0], self.end_of_text), lengths + (lengths > 0)
 
     def check(self, documents: list[str], source: str) -> None:
-        """Raise UserError if fastokens encodes a document differently from `tokenizers`.
-
-        Only the first 50,000 characters of each document are compared.
-        """
+        """Raise UserError if fastokens encodes a document differently from `tokenizers`."""
         for text in (document[:50_000] for document in documents if self.engine != "tokenizers"):
             if self._plain([text])[0].tolist() != self._reference.encode(text, add_special_tokens=False).ids:
                 raise UserError(f"{self.engine} encodes {text[:40]!r} of {source} wrongly. Pass --encoder tokenizers.")
@@ -288,11 +267,8 @@ class Encoder:
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Return whether a tokenizer is of the kind that fastokens was tested with.
-
-    This kind is byte-level BPE without a normalizer, prefix space, added tokens that are not special, or gaps between
-    ids. In the tests, fastokens gave the same ids as the library `tokenizers`.
-    """
+    """Return whether a tokenizer is a byte-level BPE that fastokens was tested with."""
+    # In the tests, fastokens gave the same ids as `tokenizers` for tokenizers of this form.
     step = description.get("pre_tokenizer") or {}
     plain = description.get("normalizer") is None and not description["added_tokens"]
     plain = plain and len(vocabulary) == max(vocabulary.values()) + 1  # fastokens cannot load gaps

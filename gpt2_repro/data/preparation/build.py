@@ -1,8 +1,4 @@
-"""Build the files of a prepared folder inside its staging folder.
-
-The staging folder is a temporary folder next to the prepared folder. The steps are: open the sources, write their
-tokens to the staging folder ("stage" them), cut the rows, write the manifest.
-"""
+"""Build the files of a prepared folder in a temporary folder (staging folder)."""
 
 import functools
 import json
@@ -48,13 +44,11 @@ BYTES_PER_TOKEN = 4.5  # for English web text and GPT-2's tokenizer: 46.0 GB hav
 
 
 def build_folder(target: Path, staging: Path, args: DataArguments, options: PreparationOptions) -> None:
-    """Write all files of a prepared folder into a subfolder of `staging`.
-
-    The subfolder has the name "folder". The manifest is written last.
+    """Write all files of a prepared folder into the subfolder "folder" of `staging`.
 
     Args:
         target: final path of the prepared folder, for error messages.
-        staging: folder for temporary files. An interrupted preparation is resumed from these files.
+        staging: temporary folder, from which an interrupted preparation is resumed.
     """
     try:
         sources = _open_sources(staging, args, options)
@@ -86,14 +80,10 @@ def build_folder(target: Path, staging: Path, args: DataArguments, options: Prep
 def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> None:
     """Raise UserError if an unfinished preparation was started with other options.
 
-    The temporary files of that preparation can be the result of hours of work. So they are not deleted if an option
-    has changed.
-
     Args:
-        staging: folder of the temporary files.
-        kept: options of the unfinished preparation, as recorded in `staging` (see `request_of`).
-        args: options of the new preparation.
+        kept: options of the unfinished preparation, as returned by `request_of`.
     """
+    # The temporary files can be the result of hours of work, so they are not deleted if an option has changed.
     if difference := first_difference(kept, request_of(args)):
         key, holds, value = difference
         fix = f"Pass --{key} {holds} to resume this preparation, or delete the folder."
@@ -101,10 +91,9 @@ def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> N
 
 
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
-    """Open the sources, and decide whether an interrupted preparation is resumed.
+    """Open the sources, and empty `staging` unless its preparation can be resumed.
 
-    The temporary files in `staging` are kept if the options and the sources are the same as before. The files are
-    deleted if a source has changed. Raises UserError if `staging` has tokens that were made with other options.
+    Raises UserError if `staging` has tokens that were made with other options.
     """
     note, request = staging / REQUEST, request_of(args)
     kept = read_object(note)
@@ -136,11 +125,7 @@ def _has_tokens(staging: Path) -> bool:
 
 
 def _training_text(sources: Sequence[Source], args: DataArguments) -> Iterator[str]:
-    """Yield the texts of the documents from which a tokenizer is made.
-
-    With --tokenizer char, these are all documents, including those of validation files. With --tokenizer train, these
-    are the documents of the training files, except the documents that --split hash puts into validation.
-    """
+    """Yield the texts of the documents from which a tokenizer is made."""
     every = args.tokenizer == "char"
     files = [file for source in sources for file in [*source.files, *(source.validation_files if every else [])]]
     for file in Progress(files, desc="read for the tokenizer", unit="file"):
@@ -172,7 +157,7 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
     """Return the estimated peak disk usage of a preparation in bytes.
 
     Args:
-        streams: pairs of a list of files and the maximum number of tokens that they have together (0: no limit).
+        streams: pairs of source files and the maximum number of tokens to use from these files (0: no limit).
         itemsize: bytes per token id.
         characters: whether each character is a token.
     """
@@ -192,11 +177,10 @@ def expected_peak(streams: Iterable[tuple[list[SourceFile], int]], *, itemsize: 
 def check_disk(target: Path, staging: Path, needed: float) -> None:
     """Raise UserError if the disk is clearly too small for a preparation.
 
-    The files of an interrupted preparation are included in `needed`. So the space that they use counts as free space.
-
     Args:
         needed: estimated peak disk usage in bytes.
     """
+    # `needed` includes the files of an interrupted preparation, so their space counts as free.
     staged = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
     free = shutil.disk_usage(staging).free + staged
     logger.info("preparing %s needs up to about %s of disk space (free: %s)", target, size(needed), size(free))
@@ -263,6 +247,7 @@ def _write_folder(
         versions={name: version(name) for name in sorted({*PACKAGES, encoder.engine})},
         reference_losses=losses,
     )
+    # Written last: the manifest marks the folder as complete.
     write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
     sync_folder(folder)
 
@@ -301,10 +286,7 @@ def _write_splits(
 
 
 def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Path) -> None:
-    """Write the documents of the split `validation` to text/validation.jsonl.
-
-    If only a part of a document is in the split, that part is decoded from its tokens.
-    """
+    """Write the documents of the split `validation` to text/validation.jsonl."""
     from tokenizers import Tokenizer
 
     folder.mkdir()
@@ -320,7 +302,7 @@ def _write_validation_text(folder: Path, groups: Sequence[Group], tokenizer: Pat
                 for length in span.lengths.tolist():
                     if length == lengths[number]:
                         text = texts_of(span.stream, span.part)[number]
-                    else:
+                    else:  # only a part of the document is in the split
                         text = decode(part.ids()[place : place + length].tolist())
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                     number, place = number + 1, place + length

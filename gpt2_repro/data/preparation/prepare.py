@@ -1,7 +1,4 @@
-"""Build a prepared folder in a staging folder, then rename it into place.
-
-The staging folder has the temporary files of a preparation. An interrupted preparation is resumed from these files.
-"""
+"""Build a prepared folder in a temporary folder, then rename the prepared folder."""
 
 import contextlib
 import errno
@@ -29,18 +26,11 @@ PUBLISHED = "published.json"  # new name of REQUEST after the prepared folder is
 def prepare(args: DataArguments, options: PreparationOptions | None = None) -> PreparedData:
     """Prepare the folder `args.dataset_dir` and return it.
 
-    If the folder was already prepared with the same arguments, it is returned unchanged.
+    A folder that was already prepared with the same arguments is returned unchanged. An interrupted preparation is
+    resumed from the folder `<dataset_dir>.staging`, if the arguments are the same.
 
-    Unfinished work is kept in `<dataset_dir>.staging`. A later call with the same arguments resumes it.
-
-    Raises UserError if
-
-    - the folder was prepared with other arguments,
-    - `<dataset_dir>` or `<dataset_dir>.staging` exists and was not made by prepare_data.py,
-    - the source is unknown,
-    - the text or a split is empty,
-    - the disk is full, or
-    - a training run reads the folder that would be replaced.
+    Raises UserError if the source is unknown, the text or a split is empty, or the disk is full. Also raises UserError
+    if the folder was prepared with other arguments, was not made by prepare_data.py, or cannot be locked for writing.
     """
     options = options or PreparationOptions()
     target = Path(args.dataset_dir)
@@ -85,10 +75,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
 
 @contextlib.contextmanager
 def _replacement_lock(target: Path) -> Iterator[None]:
-    """Lock a prepared folder that will be replaced.
-
-    Raises UserError if `target` is not a prepared folder, or if another process reads it.
-    """
+    """Lock a prepared folder that will be replaced."""
     if not target.exists():
         yield
         return
@@ -100,10 +87,7 @@ def _replacement_lock(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _staging_lock(staging: Path) -> Iterator[None]:
-    """Create the staging folder and lock it for this process.
-
-    Raises UserError if the folder cannot be created, or if another process has locked it.
-    """
+    """Create the staging folder and lock it for this process."""
     try:
         staging.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,14 +97,9 @@ def _staging_lock(staging: Path) -> Iterator[None]:
 
 
 def _claim(staging: Path, request: dict[str, Any]) -> None:
-    """Record the options of a preparation in its staging folder.
+    """Record `request`, the options of a preparation, in an empty staging folder.
 
-    The options are written to a file. This file also shows later that prepare_data.py made the folder. Nothing is
-    written if the folder is not empty. Raises UserError if the folder has files and was not made by prepare_data.py.
-
-    Args:
-        staging: folder of temporary files.
-        request: fields of the recipe that decide the content of the prepared folder.
+    Raises UserError if the folder has files that prepare_data.py did not make.
     """
     found = sorted(path.name for path in staging.iterdir() if not path.name.startswith(f".{REQUEST}."))
     markers = (staging / REQUEST, staging / PUBLISHED, staging / "folder" / MANIFEST)
@@ -131,35 +110,27 @@ def _claim(staging: Path, request: dict[str, Any]) -> None:
 
 
 def _clear_away(target: Path, staging: Path) -> None:
-    """Delete a staging folder that is left over although its prepared folder is done.
-
-    This happens if a process is killed between two steps: renaming the prepared folder to its final path and deleting
-    the staging folder.
-    """
+    """Delete a staging folder that is left over although its prepared folder is done."""
+    # Left by a process that was killed between renaming the prepared folder and deleting the staging folder.
     if "request" in read_object(staging / PUBLISHED) and not (staging / "folder").exists():
         with contextlib.suppress(UserError), _staging_lock(staging):  # skipped if another process uses the folder
             remove_folder(staging, PUBLISHED)
 
 
 def _publish(folder: Path, target: Path) -> None:
-    """Rename a finished folder to its final path `target`.
-
-    An old folder at the path `target` is first moved into the staging folder, which is deleted later.
-    """
+    """Rename a finished folder to its final path `target`."""
     if target.exists():
-        replaced = folder.with_name("replaced")
+        replaced = folder.with_name("replaced")  # in the staging folder, which is deleted later
         shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
     folder.rename(target)
 
 
 def _warn_of_changes(data: PreparedData, args: DataArguments) -> None:
-    """Warn if a local file was added or changed after the folder was prepared.
-
-    Deleted files cause no warning: their text is still in the folder.
-    """
+    """Warn if a local file was added or changed after the folder was prepared."""
     paths = [Path(path) for pattern in args.data_files for path in glob.glob(pattern, recursive=True)]
     known = {(file["path"], file["bytes"]) for file in data.manifest.source.get("files", []) if args.data_files}
+    # Deleted files cause no warning: their text is still in the folder.
     changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
     if changed:
         logger.warning("%s was prepared before %s changed. Pass --overwrite to update it.", data.path, changed[0])

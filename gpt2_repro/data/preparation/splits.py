@@ -1,8 +1,6 @@
 """Choose the files to tokenize, the order of documents and their splits.
 
-The order of the documents depends only on their lengths and on the weights of the sources. --split hash chooses the
-split of a document from a hash of its text, --split head from its place in the order, and --split source from its
-file. If --split hash would leave a split without a row, the place in the order is used instead.
+The order depends only on the lengths of the documents and on the weights of the sources.
 """
 
 import collections
@@ -31,17 +29,14 @@ FEW_DOCUMENTS = 10_000  # with no more documents than this, --split hash may hol
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSpan:
-    """Consecutive documents of one tokenized file part that go to the same split.
-
-    A stream is a sequence of source files that are tokenized one after another. Each file is divided into parts.
+    """Consecutive documents that go to the same split, from one part of a source file.
 
     Args:
-        stream: index of the stream.
-        part: index of the file part among all parts of the stream.
-        first_document: number of documents in the part before the first of these documents.
-        first_token: number of tokens in the part before the first of these documents.
+        stream: index of the source.
+        part: index of the file part among all parts of the source.
+        first_document: number of documents in the file part before these documents.
+        first_token: number of tokens in the file part before these documents.
         lengths: array of shape [documents] with the number of tokens of each document.
-        split: name of the split.
     """
 
     stream: int
@@ -57,10 +52,9 @@ class Group:
     """One or two splits whose documents come from the same source files.
 
     Args:
-        splits: names of the splits, in the order in which they are written.
         streams: for each source, the tokenized parts of its files.
-        names: name of each source.
-        spans: function that yields the documents of all sources in order; each call starts at the first document.
+        names: names of the sources.
+        spans: function that yields the documents of all sources in order.
     """
 
     splits: list[str]
@@ -70,10 +64,7 @@ class Group:
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
-    """Raise UserError if --split is impossible for a source, or a file is used twice.
-
-    A file may occur only once in the training sources. A file of the training sources may not be in --validation_sets.
-    """
+    """Raise UserError if --split is impossible for a source, or a file is used twice."""
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
         name = source.description["name"]
@@ -105,9 +96,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
 def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], list[Stream], list[Stream]]:
     """Return the source files for training, validation and --validation_sets.
 
-    Returns three lists of streams: for training, for validation and for --validation_sets. A stream is a sequence of
-    source files that are tokenized one after another. The second list has the validation files of the training
-    sources. This list is empty unless --split is `source`.
+    The list for validation is empty unless --split is `source`.
     """
     texts, by_source = args.validation_text, args.split == "source"
     numbered = list(enumerate(sources.training))
@@ -122,19 +111,13 @@ def streams_of(sources: Sources, args: DataArguments) -> tuple[list[Stream], lis
 
 
 def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream], list[StagedPart]]) -> list[Group]:
-    """Tokenize all sources, and group the splits that use the same source files.
-
-    A mixture of sources ends as soon as one of its sources ends.
-
-    Args:
-        stage: function that writes the tokens of a sequence of source files to temporary files, and returns their
-            tokenized parts.
-    """
+    """Tokenize all sources, and group the splits that use the same source files."""
     training, own, further = streams_of(sources, args)
     names = [source.description["name"] for source in sources.training]
     weights = [source.weight for source in sources.training]
     train: list[list[StagedPart]] = [[] for _ in training]
     below = float(args.max_tokens or np.inf)
+    # A mixture ends as soon as one of its sources ends.
     # Stage the source first that will probably end first, and of the others only as much as the mixture can use.
     for i in sorted(range(len(names)), key=lambda i: sum(file.size for file in training[i].files) / weights[i]):
         limit = 0 if below == np.inf else int(below * weights[i]) + 1
@@ -167,17 +150,13 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
     """Return arguments of `order_documents` that use the first tokens for validation.
 
-    These tokens are called the head. The head has at most 10 % of all tokens. A document that starts in the head and
-    ends after it goes to validation completely. But if validation then had more than 10 % of all tokens, or if more
-    than 10 % was requested, such a document is cut in two at the end of the head.
-
-    Args:
-        order: function that yields the documents in order.
-        total: number of tokens of all documents.
+    `total` is the number of tokens of all documents.
     """
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
     head = min(wanted, most)
+    # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
+    # validation would otherwise have more than 10 % of all tokens, or if more than 10 % was requested.
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
         return {"head": head}
     less = f" ({wanted:,.0f} tokens were requested)" if wanted > head else ""
@@ -189,11 +168,7 @@ def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArgumen
 def _hash_needs_cut(
     train: list[list[StagedPart]], order: Callable[..., Iterator[DocumentSpan]], args: DataArguments
 ) -> bool:
-    """Return whether --split hash would leave one split without a complete row.
-
-    In that case, the first tokens are used for validation instead, and a document may be cut in two. The result is
-    always False for more than 10,000 documents.
-    """
+    """Return whether --split hash would leave one split without a complete row."""
     if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
         return False
     counts = count_documents(order(head=None))
@@ -202,11 +177,7 @@ def _hash_needs_cut(
 
 
 def _in_turn(streams: list[list[StagedPart]]) -> Iterator[DocumentSpan]:
-    """Yield the documents of one source after another, for the split `validation`.
-
-    Args:
-        streams: for each source, the tokenized parts of its validation files.
-    """
+    """Yield the documents of one source after another, for the split `validation`."""
     for number, parts in enumerate(streams):
         for span in order_documents([parts], [1.0], ["validation"]):
             yield dataclasses.replace(span, stream=number)
@@ -231,19 +202,15 @@ def order_documents(
 ) -> Iterator[DocumentSpan]:
     """Yield the documents of all sources in order.
 
-    Documents are sorted by position. The position of a document is the number of tokens before it in its source,
-    divided by the weight of the source. So each source has its share of the tokens in every section of the order. If
-    documents have the same position, they are in the order of their sources.
+    Documents are sorted by position: the number of earlier tokens of the same source, divided by the source's weight.
 
     Args:
         streams: for each source, the tokenized parts of its files in order.
         weights: share of each source in the tokens; the sum is 1.
-        splits: one or two names of splits. With one name, all documents go to that split. With two names, the
-            documents for validation go to the first split and all others to the second.
-        head: documents with a position below `head` go to the first split. With None, --split hash chooses the
-            documents of the first split.
-        cut: whether to cut a document in two if it starts before `head` and ends after it.
-        below: documents whose position is `below` or more are omitted.
+        splits: one split for all documents, or the validation split and the split of all other documents.
+        head: position at which validation ends. With None, --split hash chooses the validation documents.
+        cut: whether to cut documents in two at the position `head`.
+        below: omit documents with this position or a later position.
     """
     numbered = enumerate(zip(streams, weights, strict=True))
     loading = [_documents(parts, weight, number, hashed=head is None) for number, (parts, weight) in numbered]
@@ -271,13 +238,8 @@ def _documents(
 ) -> Iterator[tuple[np.ndarray, float]]:
     """For each file part, yield its documents and the position of the next part.
 
-    A position is the number of earlier tokens of the same source, divided by `weight`.
-
-    Args:
-        parts: tokenized parts of the files of one source.
-        weight: share of the source in the tokens.
-        stream: index of the source.
-        hashed: whether to load, for each document, if --split hash puts it into validation.
+    A position is the number of earlier tokens of the same source, divided by `weight`. If `hashed`, the choices of
+    --split hash are loaded too.
     """
     tokens = 0
     for number, part in enumerate(parts):
@@ -293,10 +255,7 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut each document that contains the position `place` in two at this position.
-
-    A position is the number of earlier tokens of the same source, divided by the weight of the source.
-    """
+    """Cut each document at the position `place` (see `order_documents`) in two."""
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
     across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
     rest, tokens = documents[across], tokens[across]

@@ -1,7 +1,4 @@
-"""Tokenize one part of a source file, and write the result to the staging folder.
-
-The result has the token ids of the part, the lengths of its documents, and counts, for example of its tokens.
-"""
+"""Tokenize one part of a source file, and write the result to temporary files."""
 
 import functools
 import hashlib
@@ -27,20 +24,11 @@ CHECKED = 1000  # one document in CHECKED is encoded a second time, with `tokeni
 
 
 class DamagedTokens(UserError):
-    """Raised if token ids in the staging folder differ from the ids that were written."""
+    """Raised if token ids in a temporary file differ from the ids that were written."""
 
 
 class StagedPart:
-    """Temporary files with the tokens of one part of a source file.
-
-    The names of the files end with
-
-    - .ids: token ids (not for .bin sources, whose ids are not copied),
-    - .lengths.npy: number of tokens of each document,
-    - .held_out.npy: for each document, whether it may go to validation,
-    - .jsonl: texts, if texts are saved, and
-    - .json: counts. This file is written last and marks the part as complete.
-    """
+    """Temporary files with the tokens of one part of a source file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -62,7 +50,7 @@ class StagedPart:
     def ids(self) -> np.ndarray:
         """Return the part's token ids as a memory-mapped array of shape [tokens].
 
-        If the ids are damaged, raises DamagedTokens and marks the part as missing, so that it is tokenized again.
+        If the ids are damaged, raises DamagedTokens and marks the part as missing.
         """
         where = self.facts["ids"]
         path = self.path(".ids") if where["path"] is None else Path(where["path"])
@@ -81,9 +69,9 @@ class StagedPart:
         return np.load(self.path(".lengths.npy")).astype(np.int64)
 
     def held_out(self) -> np.ndarray:
-        """Return whether --split hash puts each document into validation.
+        """Return a bool array of shape [documents]: which documents may go to validation.
 
-        The result is a bool array of shape [documents]. `_held_out` describes it for other values of --split.
+        With --split hash, True means that the document goes to validation.
         """
         return np.load(self.path(".held_out.npy"))
 
@@ -102,14 +90,11 @@ class StagedPart:
             np.save(content, array)
             self.path(ending).write_bytes(content.getbuffer())
         facts |= {"documents": len(lengths), "longest": int(lengths.max(initial=0))}
-        write_whole(self.path(".json"), json.dumps(facts))
+        write_whole(self.path(".json"), json.dumps(facts))  # written last: marks the part as complete
 
 
 def is_held_out(document: str, args: DataArguments) -> bool:
-    """Return whether --split hash puts a document into validation.
-
-    The result depends only on the text, `split_seed` and `validation_fraction`.
-    """
+    """Return whether --split hash puts a document into validation."""
     digest = hashlib.blake2b(document.encode(), digest_size=8, key=args.split_seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") < args.validation_fraction * 2**64
 
@@ -129,14 +114,14 @@ def stage_part(
     limit: int,
     keep_texts: bool,
 ) -> None:
-    """Tokenize one part of a source file, and write the result to the staging folder.
+    """Tokenize one part of a source file, and write the temporary files `staged`.
+
+    Raises UserError if more rows are unreadable than --max_bad_documents allows, or if fastokens encodes a document
+    differently from `tokenizers`.
 
     Args:
         limit: stop after this many tokens of the part (0: no limit).
         keep_texts: whether to save the texts of documents that may go to the split `validation`.
-
-    Raises UserError if more rows are unreadable than --max_bad_documents allows; the message names the first of these
-    rows. Also raises UserError if fastokens encodes a document differently from `tokenizers`.
     """
     encoder = _encoder(tokenizer, (tokenizer / "tokenizer.json").stat().st_mtime_ns, args.separator, options.encoder)
     facts: dict[str, Any] = {"tokens": 0, "text_bytes": 0, "bad": 0, "bad_examples": [], "source": part.name}
@@ -182,16 +167,13 @@ def stage_part(
 
 
 def _held_out(documents: list[str], starts: np.ndarray, args: DataArguments) -> np.ndarray:
-    """Return a bool array of shape [documents]: whether each may go to validation.
+    """Return a bool array of shape [documents]: which documents may go to validation.
 
-    With --split hash, True means that the document goes to validation. With --split head, True means only that it may
-    go to validation: earlier file parts are not counted. So the array is then used only to choose the texts to save.
-
-    Args:
-        starts: array of shape [documents] with the number of tokens before each document in the file part.
+    `starts` has the number of tokens before each document in the file part.
     """
     if args.split == "hash":
         return np.array([is_held_out(text, args) for text in documents], bool)
+    # With --split head, earlier file parts are not counted, so the result is used only to choose the texts to save.
     return starts < (args.validation_tokens if args.split == "head" else np.inf)
 
 

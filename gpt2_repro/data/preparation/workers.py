@@ -1,8 +1,4 @@
-"""Tokenize source files in worker processes, one part of a file per task.
-
-The tokens are written to temporary files in the staging folder. Parts whose tokens are already in this folder are not
-tokenized again.
-"""
+"""Tokenize source files in worker processes, one part of a file per task."""
 
 import collections
 import concurrent.futures
@@ -38,8 +34,7 @@ class Stream:
     """A sequence of source files that are tokenized one after another.
 
     Args:
-        name: name of the stream's folder within the staging folder.
-        files: the files in order.
+        name: name of the subfolder for the tokens of the files.
         limit: stop after this many tokens; 0 means no limit.
         keep_texts: whether to save the texts of documents that may go to the split `validation`.
     """
@@ -63,13 +58,7 @@ def stage(
 ) -> list[StagedPart]:
     """Tokenize a sequence of source files, and return their parts in order.
 
-    File parts whose tokens are already in the folder `staging` are not tokenized again. Parts after the stream's limit
-    of tokens are omitted. Shows a progress bar.
-
-    Args:
-        stream: the source files and their limit of tokens.
-        staging: folder for the temporary files with the tokens.
-        tokenizer: folder of the tokenizer.
+    File parts that already have tokens in the folder `staging` are not tokenized again. `tokenizer` is a folder.
     """
     folder = staging / STREAMS / stream.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,10 +98,7 @@ def stage(
 
 
 def _tasks(stream: Stream, folder: Path, background: ThreadPool) -> Iterator[_Task]:
-    """Yield one task for each part of each source file.
-
-    While one file is tokenized, the next file is fetched in the background.
-    """
+    """Yield one task for each part of each source file."""
     notes = [folder / f"{index:05d}.json" for index in range(len(stream.files))]
     read = 0
     fetch = functools.cache(lambda index: background.apply_async(stream.files[index].fetch))
@@ -144,10 +130,7 @@ def _complete_file(file: SourceFile, note: Path, parts: int) -> None:
 
 
 def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) -> Generator[_Task]:
-    """Yield the tasks in order, each one after its part of a file is tokenized.
-
-    While the caller uses one task, worker processes already work on the next tasks.
-    """
+    """Run `work` for each task in worker processes, and yield finished tasks in order."""
     if num_proc == 1:
         for task in tasks:
             if task.part is not None:
@@ -181,13 +164,10 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
 
 @contextlib.contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """Delay Ctrl-C while worker processes are started.
-
-    A new worker imports modules for seconds before it ignores SIGINT, the signal of Ctrl-C. If it received SIGINT
-    during that time, it would print a traceback. So SIGINT is blocked by a signal mask, which the workers inherit. In
-    the main process, the mask is not enough: another thread may receive the signal, and then the signal handler still
-    runs in the main thread. So the handler is also replaced while the workers are started.
-    """
+    """Delay Ctrl-C while worker processes are started."""
+    # A new worker imports modules for seconds before it ignores SIGINT, and SIGINT would then cause a traceback. So
+    # SIGINT is blocked by a signal mask, which workers inherit. In the main process, another thread may receive SIGINT
+    # despite the mask, and the handler still runs in the main thread. So the handler is replaced too.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

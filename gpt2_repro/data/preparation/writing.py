@@ -1,7 +1,4 @@
-"""Cut the tokens of a split into rows, and write them as a `datasets` folder.
-
-Each split is written in one sequential pass.
-"""
+"""Cut the tokens of a split into rows, and write the rows as a `datasets` folder."""
 
 import functools
 import hashlib
@@ -42,11 +39,9 @@ def write_split(
 
     Args:
         folder: folder to create; its name is the name of the split.
-        spans: documents of the split in order. Each item has consecutive documents of one part of a source file.
-        streams: for each source, the tokenized parts of its files. The items of `spans` have indices into this
-            list.
+        spans: documents of the split in order.
+        streams: for each source, the tokenized parts of its files.
         tokens: number of tokens of the split, for the progress bar.
-        dtype: dtype of the token ids.
     """
     length = args.sequence_length
     # Rows of each record batch except the last. This depends only on the recipe, so files are reproducible bit by bit.
@@ -64,11 +59,7 @@ def write_split(
 def _read(
     spans: Iterable[DocumentSpan], streams: Sequence[Sequence[StagedPart]], args: DataArguments, bar: Progress
 ) -> Iterator[Block]:
-    """Yield the ids and lengths of documents, a few million ids at a time.
-
-    A document with more ids, such as a token file without separators, is cut into several pieces, which are yielded
-    one after another. These cuts do not change the rows.
-    """
+    """Yield the ids and lengths of documents, a few million ids at a time."""
     step = max(1, PIECE_TOKENS // args.sequence_length) * args.sequence_length
     shared = 1 if args.packing == "wrap" else 0  # the last id of a row is the first of the document's next row
     # Keep one part of each stream open: the one that is being read.
@@ -82,7 +73,7 @@ def _read(
             start, stop = ends[first], ends[max(last, first + 1)]
             if last > first + 1:
                 yield ids[start:stop], span.lengths[first:last]
-            else:
+            else:  # a longer document is cut at the boundary of rows, so the rows stay the same
                 for place in range(start, stop - shared, step):
                     piece = ids[place : min(place + step + shared, stop)]
                     yield piece, np.array([len(piece)])
@@ -91,14 +82,11 @@ def _read(
 
 
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:
-    """Write the rows of a split as a folder that the library `datasets` can read.
-
-    The name of the folder is the name of the split. Returns the files of the split.
+    """Write the rows of a split as a `datasets` folder, and return the folder's files.
 
     Args:
-        blocks: for each record batch, the concatenated ids and the lengths of its rows. SHARD_BLOCKS record batches
-            make one file.
-        dtype: dtype of the token ids.
+        folder: folder to create; its name is the name of the split.
+        blocks: for each record batch, the concatenated ids and the lengths of its rows.
         row_length: number of ids of every row, or None if the rows have different lengths.
     """
     from datasets import Dataset, Features, List, Value, disable_progress_bars
@@ -124,10 +112,7 @@ def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_
 
 
 def split_hash(shards: Sequence[Shard]) -> str:
-    """Return the sha256 of a split, computed from the hashes of its shards (files).
-
-    The result is the sha256 of a text in which each line is the sha256 of one shard.
-    """
+    """Return the sha256 of a split, computed from the hashes of its shards (files)."""
     return hashlib.sha256("".join(f"{shard.sha256}\n" for shard in shards).encode()).hexdigest()
 
 

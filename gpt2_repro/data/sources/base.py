@@ -1,7 +1,4 @@
-"""Define base classes for source files and for the parts of a file.
-
-A source has files. A file is divided into parts. A worker process reads the documents of one part at a time.
-"""
+"""Define base classes for source files and for the parts of a file."""
 
 import abc
 import contextlib
@@ -20,12 +17,10 @@ class TextForm:
     """Settings that decide how the rows of a file become documents.
 
     Args:
-        text_column: key or column with the text in .json, .jsonl, .csv and .parquet files.
+        text_column: key or column with the text.
         sample_by: what is one document in a .txt file: the complete file (document), a line or a paragraph.
-        first_row: for .parquet files: a row that begins and ends with this string starts a document. The document has
-            all rows up to the next such row. If the string is "", each row is a document. The string is used for
-            WikiText, which has one row per line. There it is ` = `, so the row ` = Title = ` starts a page. But the
-            row ` = = Section = = ` does not, because a second `= ` follows the string.
+        first_row: a .parquet row that begins and ends with this string starts a document. The document continues until
+            the next such row. With "", each row is a document.
     """
 
     text_column: str = "text"
@@ -49,8 +44,7 @@ class Batch:
 class Part(abc.ABC):
     """A contiguous part of a file, which a worker process reads.
 
-    Parts can be pickled, because they are sent to worker processes. How a file is divided depends only on the file, so
-    the prepared folder is the same for any number of workers.
+    Parts must be picklable. How a file is divided into parts may depend only on the file.
     """
 
     name: str  # name of the file
@@ -60,7 +54,7 @@ class Part(abc.ABC):
     def read(self) -> Iterator[Batch]:
         """Yield the documents of the part in order.
 
-        Raises UserError, with the name of the file, if the file cannot be read.
+        Raises UserError if the file cannot be read.
         """
 
 
@@ -85,10 +79,7 @@ class SourceFile(abc.ABC):
         """Return the parts of the file in order. Call `fetch` before this method."""
 
     def drop(self) -> None:  # noqa: B027 - most files are the user's
-        """Delete the local copy of the file, if it was downloaded.
-
-        Called after the tokens of the file are written to the staging folder.
-        """
+        """Delete the local copy of the file, if it was downloaded."""
 
 
 class WholeFile(SourceFile, Part):
@@ -99,9 +90,7 @@ class WholeFile(SourceFile, Part):
 
 
 def in_batches(rows: Iterable[tuple[str | None, str]]) -> Iterator[Batch]:
-    """Group rows into batches of at most 1,000 rows.
-
-    A batch also ends when its rows have about a million characters.
+    """Group rows into batches of at most 1,000 rows and about a million characters.
 
     Args:
         rows: pairs of a text and an error message; the text is None if the row could not be read.

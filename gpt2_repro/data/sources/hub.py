@@ -21,13 +21,11 @@ class Repository:
     def __init__(self, name: str, revision: str | None, folder: Path | None) -> None:
         """Look up the repository on the Hub.
 
-        Raises UserError if it does not exist or the Hub cannot be reached.
+        Raises UserError if the repository does not exist or the Hub cannot be reached.
 
         Args:
-            name: Hub id of the dataset.
             revision: branch, tag or commit; None for the default branch.
-            folder: folder for downloaded files, which are deleted after use. With None, files are downloaded to the
-                local Hugging Face cache and kept.
+            folder: folder for downloaded files, or None to keep files in the local Hugging Face cache.
         """
         from huggingface_hub import HfApi
 
@@ -84,11 +82,7 @@ class Repository:
 
 @dataclasses.dataclass
 class HubFile(SourceFile):
-    """A file of a Hub dataset.
-
-    If the file is in the local Hugging Face cache, it is read from there. Otherwise it is downloaded to a temporary
-    folder and deleted after use. With --keep_downloads it is downloaded to that cache and kept.
-    """
+    """A file of a Hub dataset. `path` is None before the file is fetched."""
 
     name: str
     size: int
@@ -122,11 +116,9 @@ class HubFile(SourceFile):
         return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
-        """Delete the downloaded file if it contains text.
-
-        Token files (.bin) are kept until the rows are cut, because their ids are not copied.
-        """
+        """Delete the downloaded file if it contains text."""
         folder = self.repository.folder
+        # Token files (.bin) are kept until the rows are cut, because their ids are not copied.
         if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):
             self.path.unlink(missing_ok=True)
 
@@ -134,8 +126,6 @@ class HubFile(SourceFile):
 @contextlib.contextmanager
 def hub_errors(what: str) -> Iterator[None]:
     """Convert errors of the Hub and of the network into a UserError.
-
-    Errors of the local disk, such as a full disk, are raised unchanged as OSError.
 
     Args:
         what: the words after "Cannot" in the message, such as "fetch FILE".
@@ -147,6 +137,6 @@ def hub_errors(what: str) -> Iterator[None]:
     except (hub.HTTPError, hub.EntryNotFoundError, OSError) as error:
         from_network = isinstance(error, hub.HTTPError | hub.EntryNotFoundError | ConnectionError | TimeoutError)
         if not from_network and error.errno is not None:
-            raise
+            raise  # error of the local disk, such as a full disk
         fix = "Check the name, the network and HF_TOKEN. Then run the command again, or pass local --data_files."
         raise UserError(f"Cannot {what} ({hub_reason(error)}). {fix}") from None

@@ -20,10 +20,7 @@ def kind_of(path: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class LocalFile(SourceFile):
-    """A local file: text in one of the formats in KINDS, or tokens (.bin).
-
-    Text files may be compressed.
-    """
+    """A local file: text in one of the formats in KINDS, or tokens (.bin)."""
 
     name: str
     size: int

@@ -1,7 +1,6 @@
 """Find the files of the sources that --source and other options name.
 
-A source is a preset (a source with a name of this project), a Hub dataset or a set of local files. --source can also
-name a mixture of several sources.
+A source is a preset of this project, a Hub dataset or a set of local files.
 """
 
 import dataclasses
@@ -32,10 +31,8 @@ class Source:
     """A source of documents: its description and its files.
 
     Args:
-        description: what the manifest records about the source, including the revision of a Hub dataset. An
-            interrupted preparation is resumed only if the description has not changed.
-        files: files for training.
-        validation_files: validation files that are part of the source, if any.
+        description: what the manifest records about the source, including the revision of a Hub dataset.
+        validation_files: the source's own validation files, if any.
         weight: share of the tokens in a mixture; 1 for a single source.
     """
 
@@ -47,30 +44,19 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The sources for training and for --validation_sets.
-
-    Args:
-        training: the training sources; several sources are a mixture.
-        validation_sets: dict from the name of each additional validation set to its source.
-    """
+    """The training sources, and the source of each set in --validation_sets by name."""
 
     training: list[Source]
     validation_sets: dict[str, Source]
 
     def described(self) -> dict[str, Any]:
-        """Return the descriptions of all sources, converted to JSON types.
-
-        The result can be compared with a description that was read from a JSON file.
-        """
+        """Return the descriptions of all sources, converted to JSON types."""
         sets = {name: source.description for name, source in self.validation_sets.items()}
         of_training = [source.description | {"weight": source.weight} for source in self.training]
         return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
 
     def changed(self) -> list[int]:
-        """Return the modification times of the local files in nanoseconds.
-
-        They show whether a file has changed since a preparation was interrupted. The manifest does not contain them.
-        """
+        """Return the modification times of the local files in nanoseconds."""
         sources = [*self.training, *self.validation_sets.values()]
         files = [file for source in sources for file in [*source.files, *source.validation_files]]
         return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
@@ -79,10 +65,7 @@ class Sources:
 def mixed(text: str) -> list[tuple[str, float]]:
     """Split the value of --source into pairs of a source and its share of the tokens.
 
-    The shares add up to 1. A single source has the share 1. Raises UserError for a missing or invalid weight.
-
-    Args:
-        text: value of --source.
+    The shares add up to 1. Raises UserError for a missing or invalid weight.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 1 and not re.search(r"=[\d.e+-]+$", text):
@@ -103,7 +86,7 @@ def mixed(text: str) -> list[tuple[str, float]]:
 def validation_sets(args: DataArguments) -> dict[str, str]:
     """Return a dict from the names of --validation_sets to their sources.
 
-    Raises UserError if an entry does not have the form NAME=SOURCE, or if a name occurs twice.
+    Raises UserError if an entry is not NAME=SOURCE, or if a name occurs twice.
     """
     sets = {}
     for text in args.validation_sets:
@@ -121,11 +104,8 @@ class SourceOpener:
     """Open the sources that a recipe names: look up their files and revisions.
 
     Args:
-        args: the recipe section `data:`.
-        downloads: folder for downloaded files.
-        keep_downloads: whether to download files to the local Hugging Face cache instead, and keep them.
-        revisions: for each Hub repository, the revision that an interrupted preparation used. The resumed preparation
-            uses the same revision.
+        keep_downloads: whether to download files to the local Hugging Face cache instead of the folder `downloads`.
+        revisions: for each Hub repository, the revision that an interrupted preparation used.
     """
 
     args: DataArguments
@@ -136,7 +116,7 @@ class SourceOpener:
     def open_all(self) -> Sources:
         """Open all sources that the recipe section names.
 
-        Raises UserError for an unknown name, and for a glob that matches no file.
+        Raises UserError for an unknown name or a glob that matches no file.
         """
         if self.args.data_files:
             form = TextForm(self.args.text_column, self.args.sample_by)
@@ -180,11 +160,7 @@ class SourceOpener:
         return Repository(name, self.revisions.get(name, revision), folder)
 
     def _local(self, name: str, globs: list[str], form: TextForm) -> Source:
-        """Return a source of local files.
-
-        With --split source, files with val, valid or validation in their names are validation files. For .bin files
-        this rule holds with every value of --split.
-        """
+        """Return a source of local files."""
         found: set[Path] = set()
         for pattern in globs:
             if not set("*?[") & set(pattern) and not Path(pattern).exists():

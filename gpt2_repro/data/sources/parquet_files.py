@@ -13,14 +13,9 @@ from gpt2_repro.errors import UserError
 
 
 def parquet_parts(path: Path, size: int, form: TextForm, part_bytes: int) -> list[Part]:
-    """Divide a file into parts of complete row groups.
+    """Divide a file of `size` bytes into parts of complete row groups.
 
-    A part has about `part_bytes` bytes of text. With `form.first_row`, the file is a single part.
-
-    Raises UserError if the file does not have the text column.
-
-    Args:
-        size: size of the file in bytes.
+    A part has about `part_bytes` bytes of text. Raises UserError if the file does not have the text column.
     """
     with reading(path), pyarrow.parquet.ParquetFile(path) as table:
         place = _place(table, path, form.text_column)
@@ -70,11 +65,7 @@ class ParquetPart(Part):
 
 
 def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
-    """Return the index of the text column among the primitive columns of a file.
-
-    A nested column consists of several primitive columns. Raises UserError if the file has no text column with the
-    name `column`.
-    """
+    """Return the index of the text column among the primitive columns of a file."""
     kinds = {field.name: field.type for field in table.schema_arrow}
     kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
     names = [name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
@@ -85,6 +76,7 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
             else "None of its columns has text. Convert one to strings"
         )
         raise UserError(f"{path} has no column `{column}` with text. {fix}.")
+    # A nested column consists of several primitive columns.
     return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
 
 

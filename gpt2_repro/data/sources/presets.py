@@ -36,11 +36,9 @@ class Preset:
 
     @property
     def downloads(self) -> float:
-        """Maximum disk usage of downloaded text files, in bytes.
-
-        Two files can be on disk at the same time, because the next file is downloaded while one file is tokenized. The
-        value is 0 for token files, because `peak_bytes` counts them as files with token ids (`staged`).
-        """
+        """Maximum disk usage of downloaded text files, in bytes."""
+        # `peak_bytes` counts token files as `staged`. Two text files can be on disk at the same time, because the next
+        # file is downloaded while one file is tokenized.
         return 0 if self.train.endswith(".bin") else 2 * self.largest_file
 
 
@@ -61,13 +59,7 @@ FORMS = {
 
 
 def table(num_proc: int) -> str:
-    """Return the list of sources that --list_sources prints.
-
-    The list has the download size, tokens, disk space and preparation time of each named Hub dataset.
-
-    Args:
-        num_proc: number of workers, from which the preparation times are estimated.
-    """
+    """Return the --list_sources text, with preparation times for `num_proc` workers."""
     lines = [f"{'source':24} {'download':>9} {'tokens':>8} {'disk':>8} {'peak':>8}  {'time':>10}  about"]
     for name, preset in PRESETS.items():
         minutes = max(1, round(max(preset.download / LINE_RATE, preset.text / TEXT_RATE / num_proc) / 60))
@@ -90,12 +82,10 @@ def table(num_proc: int) -> str:
 def peak_bytes(*, staged: float, rows: float, downloads: float) -> float:
     """Return the peak disk usage of a preparation in bytes.
 
-    A preparation first downloads text files and writes their token ids to temporary files. It deletes each text file
-    after use. Then it cuts the token ids into rows. The temporary files stay on disk until all rows are cut.
-
     Args:
         staged: size of the temporary files with token ids.
         rows: size of the files with the rows.
         downloads: maximum disk usage of downloaded text files.
     """
+    # Each text file is deleted after use. The temporary files with token ids stay on disk until all rows are cut.
     return 1.02 * (staged + max(rows, downloads))  # 2 % for document lengths, records and texts

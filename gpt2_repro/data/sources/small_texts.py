@@ -22,10 +22,7 @@ TRAINING = int(0.9 * CHARACTERS)  # nanoGPT, data/shakespeare_char/prepare.py: t
 
 @dataclasses.dataclass
 class Shakespeare(WholeFile):
-    """Characters `start` to `stop` (exclusive) of tiny Shakespeare, as one document.
-
-    Tiny Shakespeare is a text that Karpathy published.
-    """
+    """Characters `start` to `stop` (exclusive) of tiny Shakespeare, as one document."""
 
     start: int
     stop: int
@@ -64,10 +61,7 @@ class Shakespeare(WholeFile):
 
 @dataclasses.dataclass(frozen=True)
 class Topics(WholeFile):
-    """The topics of Python's language reference, each as one document.
-
-    The module pydoc_data.topics contains the topics. It is parsed, not imported.
-    """
+    """The topics of Python's language reference, each as one document."""
 
     name: str = "pydoc_data.topics"
     size: int = 500_000  # approximate, for the progress bar
@@ -83,10 +77,7 @@ class Topics(WholeFile):
 
 @dataclasses.dataclass(frozen=True)
 class Docstrings(WholeFile):
-    """The docstrings of Python's standard library, one document per module.
-
-    The modules are parsed, not imported.
-    """
+    """The docstrings of Python's standard library, one document per module."""
 
     name: str = "docstrings"
     size: int = 2_000_000  # approximate, for the progress bar
@@ -100,11 +91,7 @@ class Docstrings(WholeFile):
 
 
 def module_docstrings(path: Path) -> str:
-    """Return all docstrings of a Python file, each after the name of its object.
-
-    The docstrings are in the order in which `ast.walk` yields the objects. Returns '' if the file has no docstring or
-    cannot be parsed.
-    """
+    """Return all docstrings of a Python file, each after the name of its object."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError):

@@ -27,9 +27,6 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 class TextPart(Part):
     """The lines of a text file that begin at byte `start` or later, before `stop`.
 
-    Only two kinds of files are cut into several parts: uncompressed .jsonl files, and uncompressed .txt files with one
-    document per line.
-
     Args:
         kind: format of the part: .txt, .jsonl, .csv, or .json (a file with a single JSON array).
     """
@@ -75,8 +72,7 @@ class TextPart(Part):
     def _place(self, number: int) -> str:
         """Return "FILE, line N," for an error, with N counted from the start of the file.
 
-        Args:
-            number: number of the line, counted from the start of the part.
+        `number` is counted from byte `start` of the file.
         """
         before = at = 0
         with Path(self.name).open("rb") as file:
@@ -167,10 +163,7 @@ class TextPart(Part):
 def _wrong_fields(row: list[str], expected: int, place: int) -> str:
     """Return an error message for a CSV row, or "" if the row is valid.
 
-    Args:
-        row: fields of the row.
-        expected: number of columns.
-        place: index of the field with the text.
+    `place` is the index of the field with the text.
     """
     if len(row) > expected:
         return "has too many fields"
@@ -184,10 +177,7 @@ def _wrong_fields(row: list[str], expected: int, place: int) -> str:
 
 
 def _jsonl_text(line: bytes, column: str) -> str | None:
-    """Return the text of a .jsonl line, or None for a blank line.
-
-    Raises ValueError if the line is not an object with a text in `column`.
-    """
+    """Return the text of a .jsonl line, or None for a blank line."""
     # Decode first: json.loads would accept halves of surrogate pairs that are encoded as bytes.
     decoded = line.decode().removeprefix("\ufeff")
     if not decoded.strip():
@@ -203,10 +193,7 @@ def _jsonl_text(line: bytes, column: str) -> str | None:
 
 
 def _text_of(value: Any, column: str) -> str:
-    """Return the text under the key `column` of a JSON object, or "" if it is null.
-
-    Raises ValueError if the object has no text in `column`.
-    """
+    """Return the text under the key `column` of a JSON object, or "" if it is null."""
     if not isinstance(value, dict) or column not in value:
         keys = ", ".join(value) if isinstance(value, dict) else "none, because it is not an object"
         fix = "Pass --text_column with a key whose value is text, or convert the file to one object with text per line"
@@ -218,10 +205,7 @@ def _text_of(value: Any, column: str) -> str:
 
 
 def is_json_array(path: Path) -> bool:
-    """Return whether a .json file contains a single JSON array.
-
-    Other .json files are read like .jsonl files, with one object per line.
-    """
+    """Return whether a .json file contains a single JSON array."""
     with reading(path), open_bytes(path) as stream:
         return stream.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
 

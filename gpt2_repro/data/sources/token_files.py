@@ -39,14 +39,14 @@ class TokenPart(Part):
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
         """Return an array of shape [documents]: tokens per document, with separators.
 
-        If the file begins in the middle of a document, the rest of this document counts as a document. If the file has
-        no separators, all its tokens are one document.
+        If the file has no separators, all its tokens are one document.
         """
         if end_of_text is None or separator == "none":
             return np.array([self.tokens])
         ids, chunk = self.ids(), 2**26
         places = [np.flatnonzero(ids[a : a + chunk] == end_of_text) + a for a in range(0, self.tokens, chunk)]
         edges = np.concatenate([np.empty(0, np.int64), *places]) + (separator == "after")
+        # If the file begins in the middle of a document, the rest of this document counts as a document.
         return np.diff(np.unique(np.concatenate([[0], edges, [self.tokens]])))
 
 
@@ -78,24 +78,19 @@ def read_header(path: Path) -> TokenPart:
 def map_ids(path: Path, offset: int, tokens: int, dtype: np.dtype) -> np.ndarray:
     """Return the token ids in a file as a memory-mapped array of shape [tokens].
 
-    For 0 tokens, the array is empty and not mapped, because an empty range cannot be mapped.
-
     Args:
         offset: number of bytes in the file before the ids.
     """
+    # An empty range cannot be mapped.
     return np.memmap(path, dtype, "r", offset, (tokens,)) if tokens else np.empty(0, dtype)
 
 
 def separator_shown(first: TokenPart, last: TokenPart, end_of_text: int) -> str | None:
     """Return the position of the end-of-text ids in token files, or None if unknown.
 
-    The position is "before" or "after" each document. It is unknown if the first file does not begin with the id and
-    the last file does not end with it. For example, llm.c's training shards begin and end in the middle of documents.
-
-    Args:
-        first: ids of the first file.
-        last: ids of the last file.
+    The position is "before" or "after" each document.
     """
     if first.tokens and first.ids()[0] == end_of_text:
         return "before"
+    # Neither holds for llm.c's training shards, which begin and end in the middle of documents.
     return "after" if last.tokens and last.ids()[-1] == end_of_text else None
