@@ -61,8 +61,8 @@ class UpdateGuard(TrainerCallback):
     """Skips optimizer updates with a gradient norm that is not finite, and outliers.
 
     Args:
-        skip_loss_z: skip an update if the z-score of its loss is above this limit. 0: never.
-        skip_grad_z: skip an update if the z-score of its gradient norm is above this limit. 0: never.
+        skip_loss_z: the loss is an outlier if it is this many standard deviations above the last 128 losses. 0: never.
+        skip_grad_z: the same limit for the gradient norm. 0: never.
         report: called for each skipped update, with its step and the event for metrics.jsonl.
     """
 
