@@ -268,7 +268,7 @@ def check_warmup(training: TrainingSection) -> None:
 def warmup_steps(training: TrainingSection, max_steps: int) -> int:
     """Return the number of warm-up steps.
 
-    A setting below 1 is a fraction of `max_steps`.
+    A value of `training.warmup_steps` below 1 is a fraction of `max_steps`.
     """
     steps = training.warmup_steps
     return int(steps) if steps >= 1 else round(steps * max_steps)

@@ -112,7 +112,7 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Return a function that reads DeepSpeed's gradient norm, or None for others."""
+    """Return a function for DeepSpeed's gradient norm, or None without DeepSpeed."""
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None
     zero: Any = wrapped.optimizer
@@ -148,7 +148,7 @@ def _name(dtype: torch.dtype) -> str:
 def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """Return every weight in fp32 on the CPU, by name.
 
-    Master weights are returned if they exist. This is a collective: call it on all ranks.
+    If there are fp32 master weights, their values are returned. This is a collective: call it on all ranks.
 
     Args:
         model: the model without its wrapper.
@@ -180,8 +180,8 @@ def build_whole() -> None:
 
     Call this function after creating TrainingArguments or a Trainer, because both turn sharding on.
     """
-    # transformers (5.23, `get_init_context`) would draw other random numbers than under other launchers, and one rank
-    # alone could not build a model. DeepSpeed shards the complete model later.
+    # Weights that transformers (5.23, `get_init_context`) creates in shards get other random numbers than under other
+    # launchers, and one rank alone cannot build a model. DeepSpeed shards the complete model later.
     unset_hf_deepspeed_config()
 
 

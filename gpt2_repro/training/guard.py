@@ -26,7 +26,7 @@ NEW_LEVEL = 3  # outliers in a row that count as a new level
 
 
 class OutlierDetector:
-    """Measures how many standard deviations a value is above the last 128 values.
+    """Computes the z-score of each value relative to the 128 values before it.
 
     Args:
         limit: a value with a higher z-score is an outlier.
@@ -41,10 +41,11 @@ class OutlierDetector:
     def measure(self, value: float) -> float:
         """Return the z-score of `value`, and store `value` unless it is an outlier.
 
-        The third outlier in a row is stored. Returns 0 if fewer than 128 values are stored or `value` is not finite.
+        The third outlier in a row is stored, too. Returns 0 if fewer than 128 values are stored, or if `value` is not
+        finite. A value that is not finite is not stored.
         """
         # In llm.c (llmc/outlier_detector.h at 19c83f9 and before), a value that is not finite turns the detector
-        # off for the rest of the run. `value` itself is one of the 128 values, so no z-score exceeds 11.3.
+        # off for the rest of the run. There `value` itself is one of the 128 values, so no z-score exceeds 11.3.
         if not math.isfinite(value):
             return 0.0
         score = 0.0
@@ -58,11 +59,11 @@ class OutlierDetector:
 
 
 class UpdateGuard(TrainerCallback):
-    """Skips optimizer updates with a gradient norm that is not finite, and outliers.
+    """Skips optimizer updates whose gradient norm is not finite.
 
     Args:
-        skip_loss_z: the loss is an outlier if it is this many standard deviations above the last 128 losses. 0: never.
-        skip_grad_z: the same limit for the gradient norm. 0: never.
+        skip_loss_z: also skip an update if the z-score of its loss is above this limit. 0: never.
+        skip_grad_z: also skip an update if the z-score of its gradient norm is above this limit. 0: never.
         report: called for each skipped update, with its step and the event for metrics.jsonl.
     """
 
@@ -204,7 +205,7 @@ class UpdateGuard(TrainerCallback):
 
 
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return a CPU copy, and the CUDA event to wait for before reading it (or None)."""
+    """Return a CPU copy, and the CUDA event (or None) that marks the end of the copy."""
     if flag.device.type != "cuda":
         return flag.cpu(), None
     host = torch.empty_like(flag, device="cpu", pin_memory=True)

@@ -125,7 +125,7 @@ def leave_process_group(worker: int) -> None:
 
 
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
-    """Return the numbers of targets and positions, of shape [2], on `device`.
+    """Return the number of targets and of positions, as a tensor of shape [2].
 
     The positions include padding.
     """

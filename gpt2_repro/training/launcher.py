@@ -1,4 +1,4 @@
-"""Check the launcher's config files, and react if the launcher dies.
+"""Check the config files of the launcher, and detect when the launcher dies.
 
 accelerate 1.15 and deepspeed 0.19.8 silently ignore most mistakes in config files.
 """
@@ -44,7 +44,7 @@ BLOCKS = {
 
 
 def end_with_launcher() -> None:
-    """On Linux, send LAUNCHER_DIED to this process when its launcher dies."""
+    """On Linux, send LAUNCHER_DIED to this process when the launcher dies."""
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
     if not launched or sys.platform != "linux":

@@ -21,7 +21,7 @@ def gather(values: Tensor) -> Tensor:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values[None]
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    # The GPUs do not wait for gloo.
+    # The GPUs do not wait for a collective of gloo.
     dist.all_gather(rows, values, group=dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group())
     return torch.stack(rows)
 

@@ -26,7 +26,7 @@ def resolve_arguments(
     """Return the training arguments and the batch plan for this machine.
 
     Args:
-        recipe: the recipe of the run, without sizes of 0.
+        recipe: a recipe in which no size is 0.
         epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
 
     Raises UserError for settings that the machine, the launcher, the data or transformers does not support.

@@ -114,6 +114,7 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
         if path.name.startswith(checkpoints.SILLY_RENAME):
             continue
         name = str(path.relative_to(checkpoint))
+        # DeepSpeed loads the folder that the file `latest` names.
         foreign = path.is_file() and name not in files and name != layout.MANIFEST
         if path.is_symlink() or foreign or (name.startswith("latest") and path.read_text().strip() != tag):
             raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move the file away.")
@@ -137,8 +138,8 @@ def choose_start(
 
     This is a collective: call it on all ranks. An existing run directory is locked.
 
-    Returns the start, the arguments and the plan with the steps of all extensions, and the extensions. Each extension
-    is a range of added steps, as [from, to].
+    Returns the start, a copy of the arguments, the plan, and the extensions of the run. The arguments and the plan
+    include the steps of the extensions. Each extension is a range of added steps, as [from, to].
 
     Raises UserError if the checkpoint does not fit the settings or the launcher, or if final/ is damaged and there is
     no checkpoint.

@@ -116,7 +116,7 @@ class CheckpointSaver:
     def _free_space(self) -> float:
         """Delete old checkpoints if the disk has too little space for the next checkpoint.
 
-        Returns the megabytes that are still missing, at most 0 if there is enough space.
+        Returns the megabytes that are still missing. If there is enough space, the result is 0 or negative.
         """
         checkpoints.sweep(self.run)
         complete = checkpoints.complete_checkpoints(self.run)
@@ -134,7 +134,7 @@ def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
     Args:
         name: the name of the checkpoint or of the final model, for the message.
-        staging: the folder into which the `with` block writes. A full disk causes its deletion.
+        staging: the folder into which the `with` block writes. If the disk is full, this folder is deleted.
     """
     try:
         yield

@@ -34,8 +34,8 @@ def follow_data(
 ) -> TrainingRecipe:
     """Return a copy of the recipe in which each size of 0 is replaced with a value.
 
-    If the run has started before, sizes other than the micro-batch are read from recipe.yaml in the run directory. In
-    the copy, `data` contains the settings of the prepared folder, and `epochs` is converted to `total_tokens`.
+    If the run has started before, these sizes, except for the micro-batch, are read from its recipe.yaml. In the copy,
+    `data` contains the settings of the prepared folder, and `epochs` is converted to `total_tokens`.
 
     Args:
         data: the prepared folder. None: open the folder that the recipe names.

@@ -35,7 +35,7 @@ def check_reporting(report_to: list[str]) -> None:
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:
-    """Let wandb write to the run directory, and continue its run on a resume.
+    """Make wandb write to the run directory, and continue the wandb run on a resume.
 
     Without an API key, wandb records offline.
     """
@@ -61,7 +61,7 @@ def _key_in_netrc() -> bool:
 
 
 class Guarded(TrainerCallback):
-    """Logs the exceptions of a reporting callback, and disables it after three."""
+    """Logs exceptions of a reporting callback, and disables the callback after three."""
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
@@ -109,7 +109,11 @@ class WandbPage(TrainerCallback):
             self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
 
     def show(self, text: str, tokens: int) -> None:
-        """Show a text sample in wandb, generated after `tokens` target tokens."""
+        """Show a text sample in wandb.
+
+        Args:
+            tokens: the number of target tokens trained before the sample was generated.
+        """
         page = self.wandb.Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>")
         self.wandb.log({"sample": page, TOKENS: tokens})
 

@@ -124,7 +124,7 @@ def validation_batches(
         # All processes make the same number of passes: with sharded weights, each pass is a collective.
         own = list(mine[start : start + size])
         picked: Sequence[Any] = rows[own or [0]]["input_ids"]
-        num_rows = size if fixed_length else None
+        num_rows = size if fixed_length else None  # a compiled model must get only one shape
         batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
         if not own:
             batch["labels"].fill_(IGNORED)

@@ -43,8 +43,8 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             return  # a forked dataloader worker, which its parent stops
-        # A second signal is ignored, because one request can cause two signals: `kill` or the terminal sends a signal to
-        # the process group, and the launcher forwards the signal that it has received.
+        # A second signal is ignored, because one request can cause two: `kill` or the terminal sends a signal to the
+        # process group, and the launcher forwards the signal that it has received.
         if not self.received:
             self.received, self._since = number, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._since > 1:
@@ -120,7 +120,7 @@ class StepControl(DefaultFlowCallback):
         return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
 
     def _due(self, step: int, every: int) -> bool:
-        """Return whether an event with interval `every` is due at validation `step`."""
+        """Return whether an event is due at the validation at `step`."""
         if not every:
             return False
         # An event is also due at the first validation at or after each multiple of `every` steps.

@@ -108,5 +108,5 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
 
 def _times(steps: int, every: int) -> int:
-    """Return the number of events at step 0, every `every` steps, and after the last."""
+    """Return how often an event happens: at step 0, every `every` steps, at the end."""
     return 1 + -(-steps // every) if every else 0
