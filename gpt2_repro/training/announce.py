@@ -30,11 +30,7 @@ def describe_run(
     """Return the contents of environment.json for a run that is about to start.
 
     Args:
-        args: the resolved training arguments.
-        plan: the batch plan of the run.
-        model: the model to train.
-        data: the manifest of the prepared folder.
-        further: the remaining fields of the result. They cannot be derived from the other arguments.
+        further: the fields of Environment that cannot be derived from the other arguments, such as `attention`.
     """
     scale = measure(model, plan.sequence_length)
     return Environment(
@@ -57,10 +53,7 @@ def describe_run(
 
 
 def announce(environment: Environment) -> Environment:
-    """Log the model, the batch size and the length of a run.
-
-    Returns `environment` unchanged.
-    """
+    """Log the model, batch size and length of a run, and return `environment`."""
     plan, data, active = environment.plan, environment.data, environment.active_parameters
     counts, step = data["counts"]["train"], f"{plan.tokens_per_step:,}"
     model = f"{environment.architecture}, {environment.parameters:,} parameters"

@@ -57,10 +57,7 @@ def _switch(help: str) -> Any:
 
 @dataclasses.dataclass
 class TrainingSection(TrainingArguments):
-    """The training settings, as written in the recipe and on the command line.
-
-    Creating an instance derives no values and does not start the distributed process group.
-    """
+    """The training settings, as written in the recipe and on the command line."""
 
     output_dir: str | None = _field(None, "Run directory. (default: runs/ plus the name of the recipe or data folder)")
     tokens_per_step: TokenCount = _field(
@@ -173,10 +170,8 @@ class TrainingSection(TrainingArguments):
     }
 
     def __post_init__(self) -> None:
-        """Raise UserError if a value is out of its range.
-
-        TrainingArguments.__post_init__ is not called, because it derives values and starts the process group.
-        """
+        """Raise UserError if a value is out of its range."""
+        # TrainingArguments.__post_init__ is not called, because it derives values and starts the process group.
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for text, (holds, names) in RANGES.items():
             for name in names:
@@ -192,7 +187,7 @@ class TrainingSection(TrainingArguments):
 class PretrainingArguments(TrainingSection):
     """The training arguments of one process, with all derived values.
 
-    `resolve.resolve_arguments` derives the values and creates the instance.
+    `resolve.resolve_arguments` creates the instance.
     """
 
     def __post_init__(self) -> None:
@@ -207,7 +202,7 @@ class PretrainingArguments(TrainingSection):
 
     @property
     def last_step(self) -> int:
-        """The last optimizer step: max_steps, or stop_at_step if that is earlier."""
+        """The last optimizer step: max_steps, or stop_at_step if set and earlier."""
         return min(self.stop_at_step or self.max_steps, self.max_steps)
 
     @property
@@ -222,14 +217,13 @@ TrainingRecipe = Recipe[DataArguments, ModelArguments, TrainingSection, Evaluati
 def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
     """Return the recipe for a command line of train.py.
 
-    The command line selects a recipe file and can override its fields. If `init_from` names a checkpoint, the model
-    sizes in the recipe are replaced with the sizes of that checkpoint.
+    If `init_from` names a checkpoint, the model sizes are the sizes of that checkpoint.
 
     Args:
         argv: the command line after the program's name.
         parsing: additional keyword arguments for `recipe.parse_recipe`.
 
-    Raises UserError for every mistake that can be found without reading the data or checking the hardware.
+    Raises UserError for mistakes that can be found without reading the data or checking the hardware.
     """
     recipe = parse_recipe(
         argv,
@@ -250,7 +244,7 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
 def count_steps(training: TrainingSection) -> int:
     """Return the number of optimizer steps of a run.
 
-    Raises UserError if the run has fewer tokens than one step needs.
+    Raises UserError if the run has fewer tokens than one step.
     """
     steps = training.max_steps or training.total_tokens // training.tokens_per_step
     if steps < 1:
@@ -260,12 +254,9 @@ def count_steps(training: TrainingSection) -> int:
 
 
 def check_warmup(training: TrainingSection) -> None:
-    """Raise UserError if the warm-up is not shorter than the run.
-
-    Does nothing if the number of steps of the run is not known yet.
-    """
+    """Raise UserError if the warm-up is not shorter than the run."""
     if training.epochs or not (training.tokens_per_step and (training.max_steps or training.total_tokens)):
-        return
+        return  # the number of steps is not known yet
     steps = count_steps(training)
     if training.warmup_steps >= max(1, steps):
         fix = f"Pass fewer, such as --warmup_steps {steps // 10}."
@@ -277,17 +268,16 @@ def check_warmup(training: TrainingSection) -> None:
 def warmup_steps(training: TrainingSection, max_steps: int) -> int:
     """Return the number of warm-up steps.
 
-    If the setting warmup_steps is below 1, it is a fraction of `max_steps`.
+    A value of `training.warmup_steps` below 1 is a fraction of `max_steps`.
     """
     steps = training.warmup_steps
     return int(steps) if steps >= 1 else round(steps * max_steps)
 
 
 def output_dir_of(recipe: TrainingRecipe) -> str:
-    """Return the run directory: --output_dir, or a name under runs/.
+    """Return --output_dir, or runs/ plus the name of the recipe or prepared folder.
 
-    Without --output_dir, the name depends on the prepared folder. If this folder is the one in the recipe file, the
-    result is runs/ plus the name of the recipe. Otherwise the result is runs/ plus the name of the prepared folder.
+    The name of the prepared folder is used if the folder differs from the folder in the recipe file.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

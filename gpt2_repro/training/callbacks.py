@@ -21,16 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressBar(ProgressCallback):
-    """A progress bar that also prints one readable line for each logged event.
-
-    The progress bar of transformers takes the number of validation batches from a dataloader. This class calls
-    `eval_batches` to get that number.
+    """A progress bar that also prints one line for each logged event.
 
     Args:
         eval_batches: returns the number of validation batches at a step.
-        reference: the name of a published run, or None. With a name, the range of losses expected from that run is
-            printed next to each validation loss. After the first loss outside of the range, the usual causes are
-            printed.
+        reference: the name of a published run to compare validation losses with, or None.
     """
 
     def __init__(self, eval_batches: Callable[[int], int], reference: str | None = None) -> None:
@@ -53,6 +48,7 @@ class ProgressBar(ProgressCallback):
     ) -> None:
         if state.is_world_process_zero:
             if self.prediction_bar is None:
+                # The base class takes the number of batches from a dataloader, which our validation does not have.
                 batches = self.eval_batches(state.global_step)
                 look = {"unit": "batch", "leave": False, "hidden": args.disable_tqdm}
                 self.prediction_bar = Progress(total=batches, desc="validate", **look)
@@ -86,14 +82,11 @@ PARTS = {
 
 
 def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
-    """Return an event of metrics.jsonl as a line for the terminal.
-
-    Return "" if the event contains neither a training loss nor a validation loss.
+    """Return an event of metrics.jsonl as one line of text, or "" without a loss.
 
     Args:
         event: a parsed line of metrics.jsonl.
-        steps_left: the number of optimizer steps that remain. The returned line ends with the estimated time for
-            these steps, computed from the speed in the event.
+        steps_left: the remaining optimizer steps, for an estimate of the remaining time. 0: no estimate.
     """
     if "eval_loss" in event:
         line = f"validation loss {event['eval_loss']:.4f} over {event['eval_tokens']:,} tokens"
@@ -117,19 +110,14 @@ def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
 def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) -> list[str]:
     """Return the problems of the compiled training step, one line each.
 
-    If `masks` is true, the attention of each layer must get a document mask. Otherwise it must use a causal kernel.
-    There can be several graphs: with one process or DeepSpeed, torch compiles one graph. Under DDP, torch splits the
-    graph at the gradient buckets, so that computation and communication overlap.
-
     Args:
-        graphs: the compiled graphs.
-        n_layer: the number of layers of the model.
-        masks: whether a mask restricts attention to tokens of the same document.
+        masks: True if every layer must have a document mask, False if every layer must use a causal kernel.
     """
     training = [graph for graph in graphs if graph.training]
     if not training:
         return ["nothing was compiled, so the run is slow. Unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE."]
     problems = []
+    # Under DDP, torch splits the graph at the gradient buckets, so that computation and communication overlap.
     found = {"causal": sum(graph.causal for graph in training), "masked": sum(graph.masked for graph in training)}
     expected = {"causal": 0 if masks else n_layer, "masked": n_layer if masks else 0}
     if found != expected:
@@ -140,10 +128,7 @@ def check_graphs(graphs: Sequence[Graph], *, n_layer: int, masks: bool = False) 
 
 
 def time_compilation(took: Callable[[float], None]) -> None:
-    """After each compilation, call `took` with its duration in seconds.
-
-    The forward pass and the backward pass are compiled separately, so `took` is called once for each pass.
-    """
+    """From now on, call `took` with the duration of each compilation in seconds."""
     began = 0.0
 
     def start(*_: Any) -> None:
@@ -158,7 +143,6 @@ class CompilationReport(TrainerCallback):
     """Logs the compiled graphs after the first step, and a warning for each problem.
 
     Args:
-        model: the compiled model.
         record: a function that adds the entries of a dictionary to environment.json.
     """
 

@@ -25,12 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
-    """Configure DeepSpeed to run on the CPU if `use_cpu`, without compiling operators.
-
-    By default, DeepSpeed compiles an operator for collectives between CPU processes. The compilation takes 26 s and
-    needs a compiler. If a compilation is killed, the next compilation waits forever for a lock
-    (deepspeed/comm/torch.py, 0.19.8). Therefore the collectives use gloo instead of this operator.
-    """
+    """Configure DeepSpeed in this process, to run on the CPU if `use_cpu`."""
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if not use_cpu or importlib.util.find_spec("deepspeed") is None:
@@ -38,18 +33,16 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed.ops
 
+    # Use gloo between CPU processes. DeepSpeed would compile an operator, which takes 26 s and needs a compiler. After
+    # a killed compilation, the next compilation waits forever for a lock (deepspeed/comm/torch.py, 0.19.8).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:
-    """Return properties of the training engine, such as its class and dtypes.
-
-    The engine is the wrapper around the model: DDP, DeepSpeed or FSDP. All values are read from the Python objects
-    that train the model, not from configuration files.
+    """Return the class, dtypes and settings of the training engine.
 
     Args:
-        accelerator: the accelerator of the Trainer.
-        wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
+        wrapped: the training engine, which is the model inside its DDP, DeepSpeed or FSDP wrapper.
         inner: torch's optimizer, from `innermost_optimizer`.
     """
     dtype = next(wrapped.parameters()).dtype
@@ -92,24 +85,15 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 
 
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
-    """Correct the optimizer state that was restored from a checkpoint.
-
-    Each parameter gets a separate step count, on the device that the optimizer needs. These faults of
-    DeepSpeed 0.19.8 are corrected:
-
-    - Clipping limit: ZeRO stages 1 to 3 restore the limit from the checkpoint and ignore the configuration
-      (runtime/zero/stage_1_and_2.py, `_load_global_state`; runtime/bf16_optimizer.py).
-    - Checkpoints in universal form (one file per weight): step counts are loaded to the CPU
-      (runtime/base_optimizer.py), but the fused kernel needs them on the device.
-    - Checkpoints in universal form under ZeRO stage 3 (runtime/zero/stage3.py): all parameter groups share one step
-      count tensor, and each group increments it. All groups get the weight decay of the first group, although only
-      the first group (the matrices) needs weight decay.
+    """Correct the optimizer state that DeepSpeed 0.19.8 restores wrongly.
 
     Args:
         wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
         optimizer: torch's optimizer, from `innermost_optimizer`.
         weight_decay: the weight decay of the first parameter group. The second group has no weight decay.
     """
+    # Checkpoints in universal form (one file per weight) load step counts to the CPU (runtime/base_optimizer.py).
+    # Under ZeRO-3, all groups share one step count, and each group increments it (runtime/zero/stage3.py).
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     for parameter, state in optimizer.state.items():
         if isinstance(step := state.get("step"), torch.Tensor):
@@ -117,32 +101,30 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return
     engine: Any = wrapped
+    # ZeRO restores the limit of the checkpoint and ignores the configuration (runtime/zero/stage_1_and_2.py,
+    # `_load_global_state`; runtime/bf16_optimizer.py).
     engine.optimizer.clip_grad = engine.gradient_clipping()
     if engine.zero_optimization_stage() == 3:
+        # A checkpoint in universal form gives all groups the decay of the first group (runtime/zero/stage3.py).
         # DeepSpeed drops a group without weights. An OLMo model has only matrices.
         for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0), strict=False):
             group["weight_decay"] = decay
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Return a function that returns the gradient norm that DeepSpeed has computed.
-
-    DeepSpeed computes the norm before it calls torch's optimizer. Without DeepSpeed, the result is None.
-    """
+    """Return a function for DeepSpeed's gradient norm, or None without DeepSpeed."""
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None
     zero: Any = wrapped.optimizer
+    # DeepSpeed computes the norm before it calls torch's optimizer.
     return lambda: zero._global_grad_norm
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:
     """Raise UserError if the engine does not train as the recipe requires.
 
-    Logs a warning if gradients are summed in bf16.
-
     Args:
-        facts: the properties of the engine, from `describe_engine`.
-        plan: the batch plan of the run.
+        facts: the result of `describe_engine`.
         max_grad_norm: the clipping limit of the recipe.
         bf16: whether matrix products are computed in bf16.
     """
@@ -166,11 +148,11 @@ def _name(dtype: torch.dtype) -> str:
 def fp32_weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """Return every weight in fp32 on the CPU, by name.
 
-    If there are fp32 master weights, the result contains their values. This is a collective: call it on all ranks.
+    If there are fp32 master weights, their values are returned. This is a collective: call it on all ranks.
 
     Args:
         model: the model without its wrapper.
-        keep: whether this rank needs the weights. Ranks with False get {}, but must call the function too.
+        keep: whether this rank needs the weights. A rank with False gets {}.
     """
     weights = {}
     for name, parameter in model.named_parameters():
@@ -189,47 +171,33 @@ def _full_master(parameter: Any) -> torch.Tensor:
 
 
 def has_shards(model: nn.Module) -> bool:
-    """Return whether the weights are sharded over the processes.
-
-    If the weights are sharded, a forward pass is a collective: all ranks must make it.
-    """
+    """Return whether weights are sharded, so that a forward pass is a collective."""
     return isinstance(model, FSDPModule) or hasattr(next(model.parameters()), "ds_id")
 
 
 def build_whole() -> None:
     """Make transformers build complete models under ZeRO-3, instead of sharded models.
 
-    By default under ZeRO-3, transformers (5.23, `get_init_context`) builds each model in shards. The random numbers
-    then differ from those under every other launcher, and one rank alone cannot build a model. Creating
-    TrainingArguments or a Trainer turns this sharding on. Call this function after each TrainingArguments or Trainer
-    is created and before a model is built. DeepSpeed shards the complete model later.
+    Call this function after creating TrainingArguments or a Trainer, because both turn sharding on.
     """
+    # Weights that transformers (5.23, `get_init_context`) creates in shards get other random numbers than under other
+    # launchers, and one rank alone cannot build a model. DeepSpeed shards the complete model later.
     unset_hf_deepspeed_config()
 
 
 def allow_fsdp_on_cpu() -> None:
-    """Make accelerate use FSDP on CPU processes.
-
-    By default, accelerate (1.15, state.py) silently ignores FSDP on CPUs.
-    """
+    """Make accelerate use FSDP on CPU processes."""
+    # accelerate (1.15, state.py) silently ignores FSDP on CPUs.
     PartialState()._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
 def shard_by_fsdp(model: nn.Module, accelerator: Any) -> None:
-    """Shard the weights with FSDP2 if the launcher requests it.
-
-    Each transformer block is sharded as one unit, and all other weights form one more unit. The function of accelerate
-    that shards a model (1.15, `fsdp2_prepare_model`) is not used, because it has three faults:
-
-    - It rounds all outputs, including the loss, to bf16.
-    - It sums gradients over processes in bf16.
-    - It gathers tied embeddings when the head of the model is called, but our loss never calls the head.
-
-    accelerate does not shard a model that is already sharded. It still handles the optimizer, the gradient norm and
-    the checkpoints.
-    """
+    """Shard the weights with FSDP2 if the launcher requests FSDP."""
     if getattr(accelerator.state, "fsdp_plugin", None) is None:
         return
+    # accelerate's `fsdp2_prepare_model` (1.15) rounds all outputs, including the loss, to bf16. It sums gradients over
+    # processes in bf16, and gathers tied embeddings when the head is called, but our loss never calls the head.
+    # accelerate does not shard a sharded model again, and still handles optimizer, gradient norm and checkpoints.
     bf16 = accelerator.mixed_precision == "bf16"
     options = {
         "mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,)),
@@ -256,8 +224,7 @@ def whole(value: Any) -> Any:
 def require_same_weights(model: nn.Module, *, step: int) -> None:
     """Raise RunFailed if the weights of the ranks differ in any bit.
 
-    If the weights differ, neither the gradients nor the checkpoint of this step are valid. Sharded weights are not
-    compared, because each rank has a different shard. This is a collective: call it on all ranks.
+    Sharded weights are not compared. This is a collective: call it on all ranks.
     """
     if has_shards(model):
         return

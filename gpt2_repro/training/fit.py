@@ -30,10 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
-    """Add the callbacks that print, sample and report the progress of the run.
-
-    If a tracking service of --report_to fails, the training continues.
-    """
+    """Add the callbacks that print, sample and report the progress of the run."""
     guard_reporting(trainer)
     disable_progress_bar()  # each save would draw a bar over the progress bar of the run
     for stock in (ProgressCallback, PrinterCallback):
@@ -50,12 +47,7 @@ def add_callbacks(trainer: PretrainingTrainer) -> None:
 def fit(trainer: PretrainingTrainer, start: Start) -> None:
     """Train to the last step and write the final model to final/.
 
-    This is a collective: call it on all ranks. If a signal, a budget (max_hours, max_usd) or stop_at_step ends the
-    training earlier, final/ is not written.
-
-    Args:
-        trainer: the Trainer of the run.
-        start: contains the checkpoint to resume from. Without a checkpoint, the training starts at step 0.
+    This is a collective: call it on all ranks. If the training stops early, final/ is not written.
 
     Raises RunFailed if the disk is full or too many updates are not finite.
     """
@@ -124,10 +116,7 @@ def judge(trainer: PretrainingTrainer) -> None:
 
 
 def _save_final(trainer: PretrainingTrainer) -> None:
-    """Write the final model with its fp32 master weights and mark the run as complete.
-
-    The folder final/ is written completely or not at all.
-    """
+    """Write final/ with the fp32 master weights, and mark the run as complete."""
     main = trainer.is_world_process_zero()
     weights = fp32_weights(trainer.model, keep=main)
     if not main:

@@ -26,19 +26,11 @@ NEW_LEVEL = 3  # outliers in a row that count as a new level
 
 
 class OutlierDetector:
-    """Measures how far a value is above the mean of the last 128 values (z-score).
-
-    The unit of the z-score is the standard deviation of these 128 values. The detector of llm.c
-    (llmc/outlier_detector.h at 19c83f9 and before, with a window of 128) does the same, with two differences:
-
-    - A value is compared with the 128 values before it. In llm.c the value itself is one of the 128 values, so no
-      z-score can be higher than 11.3.
-    - A value that is not finite is ignored. In llm.c such a value turns the detector off for the rest of the run.
+    """Computes the z-score of each value relative to the 128 values before it.
 
     Args:
-        limit: a value with a higher z-score is an outlier. An outlier is not stored, because it would make the
-            detector less sensitive. The third outlier in a row is stored, because it shows a new level of values.
-        values: the stored values, at most 128, oldest first. The next value is compared with them.
+        limit: a value with a higher z-score is an outlier.
+        values: the stored values, at most 128, oldest first.
         outliers: the number of outliers in a row so far.
     """
 
@@ -49,9 +41,11 @@ class OutlierDetector:
     def measure(self, value: float) -> float:
         """Return the z-score of `value`, and store `value` unless it is an outlier.
 
-        Returns 0 if fewer than 128 values are stored. If `value` is not finite, it is not stored, and the result is 0.
-        The third outlier in a row is stored.
+        The third outlier in a row is stored, too. Returns 0 if fewer than 128 values are stored, or if `value` is not
+        finite. A value that is not finite is not stored.
         """
+        # In llm.c (llmc/outlier_detector.h at 19c83f9 and before), a value that is not finite turns the detector
+        # off for the rest of the run. There `value` itself is one of the 128 values, so no z-score exceeds 11.3.
         if not math.isfinite(value):
             return 0.0
         score = 0.0
@@ -59,25 +53,17 @@ class OutlierDetector:
             deviation = statistics.pstdev(self.values)
             score = (value - statistics.fmean(self.values)) / deviation if deviation else 0.0
         self.outliers = self.outliers + 1 if score > self.limit else 0
-        if self.outliers in (0, NEW_LEVEL):
+        if self.outliers in (0, NEW_LEVEL):  # a stored outlier makes the detector less sensitive
             self.values.append(value)
         return score
 
 
 class UpdateGuard(TrainerCallback):
-    """Checks each update before the optimizer applies it, and skips harmful updates.
-
-    The check runs in a hook before the step of torch's optimizer, because DDP, DeepSpeed and FSDP have reduced and
-    clipped the gradients by then. To skip an update, the hook removes the gradients. An optimizer ignores parameters
-    without a gradient, so weights and moments do not change, and no weight decay is applied. DeepSpeed itself skips
-    updates that are not finite. This class also counts the updates that DeepSpeed skips.
-
-    Torch's fused kernels read the result of the check on the device (from `found_inf`, which torch provides for loss
-    scaling). The host reads the result one step later, so that it never waits for the device.
+    """Skips optimizer updates whose gradient norm is not finite.
 
     Args:
-        skip_loss_z: skip an update if the z-score of its loss is above this limit. 0: never.
-        skip_grad_z: skip an update if the z-score of its gradient norm is above this limit. 0: never.
+        skip_loss_z: also skip an update if the z-score of its loss is above this limit. 0: never.
+        skip_grad_z: also skip an update if the z-score of its gradient norm is above this limit. 0: never.
         report: called for each skipped update, with its step and the event for metrics.jsonl.
     """
 
@@ -100,12 +86,12 @@ class UpdateGuard(TrainerCallback):
 
         Args:
             optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
-            norm: a function that returns the gradient norm. None: the caller passes the norm of each step to
-                `see_norm` instead.
+            norm: a function that returns the gradient norm. None: the caller passes each norm to `see_norm`.
         """
         self._read_norm = norm
         fused = all(group.get("fused") for group in optimizer.param_groups)
         self._on_device = fused and norm is None and not any(each.limit for each in self.detectors.values())
+        # Before the step of torch's optimizer, DDP, DeepSpeed and FSDP have reduced and clipped the gradients.
         optimizer.register_step_pre_hook(self._before_update)
 
     def see_loss(self, loss: torch.Tensor) -> None:
@@ -114,23 +100,23 @@ class UpdateGuard(TrainerCallback):
             self._losses.append(loss.detach())
 
     def see_norm(self, norm: Any) -> None:
-        """Store the gradient norm of the current step for the check of its update.
-
-        The norm is that of all parameters before clipping. DeepSpeed may pass -1 for a norm that is not finite.
-        """
+        """Store the gradient norm of the current step, before clipping."""
         if self._on_device:
             self._bad = torch.isfinite(norm).logical_not().float()
         else:
-            self._norm = float(norm) if norm >= 0 else math.nan
+            self._norm = float(norm) if norm >= 0 else math.nan  # DeepSpeed may pass -1 if not finite
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._on_device:
+            # Torch's fused kernels read `found_inf`, which torch provides for loss scaling, on the device. The host
+            # reads the flag one step later, so that it never waits for the device.
             optimizer.found_inf = self._bad
             return
         if not self._decided:  # ZeRO calls this hook once per parameter group
             if self._read_norm is not None:
                 self.see_norm(self._read_norm())
             self._verdict, self._decided = self._judge(), True
+        # The optimizer ignores parameters without a gradient: no change of weights and moments, and no weight decay.
         if self._verdict is not None:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -160,7 +146,6 @@ class UpdateGuard(TrainerCallback):
         """Count and report the update of this step if it was skipped.
 
         Args:
-            step: the optimizer step that has just ended.
             passed_over: whether the engine (such as DeepSpeed) skipped the update because it is not finite.
 
         Raises Diverged if too many updates were not finite.
@@ -204,9 +189,7 @@ class UpdateGuard(TrainerCallback):
                 raise Diverged(f"Gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the guard to save in a checkpoint, as JSON values.
-
-        The state contains the counts of skipped updates and the stored values of the outlier detectors.
+        """Return the state of the guard for a checkpoint, as JSON values.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -222,10 +205,7 @@ class UpdateGuard(TrainerCallback):
 
 
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Copy a tensor to the CPU without waiting for the device.
-
-    Returns the copy and the CUDA event after which the copy is complete. Without a CUDA device, the event is None.
-    """
+    """Return a CPU copy, and the CUDA event (or None) that marks the end of the copy."""
     if flag.device.type != "cuda":
         return flag.cpu(), None
     host = torch.empty_like(flag, device="cpu", pin_memory=True)

@@ -19,11 +19,9 @@ NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, a
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
     """Hash each file saved below `folder` in the `with` block, and sync it to disk.
 
-    `torch.save` and the writer of safetensors are patched, and restored at the end of the block. While weights are
-    written, the memory contains them twice. The file training_args.bin is not written, because nothing reads it.
+    Only files written by `torch.save` and by transformers' writer of safetensors are hashed.
 
-    Yields a dictionary with one entry for each file that this process saved. The key is the path relative to `folder`.
-    The value contains the size (`bytes`) and the hash (`sha256`).
+    Yields the size (`bytes`) and the hash (`sha256`) of each file saved by this process, by path relative to `folder`.
     """
     written: dict[str, dict[str, Any]] = {}
     save_pickle, save_weights = torch.save, modeling_utils.safe_save_file
@@ -49,7 +47,7 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
         if not Path(filename).is_relative_to(folder):
             return save_weights(tensors, filename, metadata)
         with hashed_file(Path(filename)) as file:
-            file.write(safetensors.torch.save(tensors, metadata))
+            file.write(safetensors.torch.save(tensors, metadata))  # a second copy of the weights in memory
         return None
 
     torch.save, modeling_utils.safe_save_file = save, save_file
@@ -60,10 +58,7 @@ def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 class _HashedFile:
-    """A file object for torch.save that hashes all data written to it.
-
-    The object has no method `seek`, because torch.save does not need it.
-    """
+    """A file object for torch.save that hashes all data written to it."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0

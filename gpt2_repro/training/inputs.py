@@ -29,10 +29,8 @@ class Inputs:
     """The rows, the tokenizer and the HellaSwag items of a run.
 
     Args:
-        train: the training rows.
         validation: the rows of each validation set, by name. The main validation set has the name "".
-        tokenizer: the tokenizer of the prepared folder.
-        hellaswag: the HellaSwag items, or None if the run does not score HellaSwag.
+        hellaswag: None if the run does not score HellaSwag.
     """
 
     train: Rows
@@ -42,10 +40,9 @@ class Inputs:
 
 
 def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
-    """Open the rows and the tokenizer of a prepared folder.
+    """Open the rows, the tokenizer and the HellaSwag items of a run.
 
-    If the run scores HellaSwag, the HellaSwag items are read too. The prepared folder is locked until this process
-    ends, so that no other process can replace the folder.
+    The prepared folder is locked until this process ends.
 
     Raises UserError if the folder is damaged or is being replaced, if the sample prompt cannot be used, or if the file
     of --hellaswag_data contains no items.
@@ -61,10 +58,7 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
 def _open_hellaswag(
     args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
 ) -> HellaSwag | None:
-    """Return the HellaSwag items, or None if not requested or not available.
-
-    If the items cannot be downloaded from the Hub, the training continues without HellaSwag.
-    """
+    """Return the HellaSwag items, or None if not requested or not available."""
     if not args.hellaswag_steps:
         return None
     if args.eval_strategy == "no":
@@ -97,7 +91,7 @@ def choose_sampler(rows: Rows, plan: BatchPlan, args: PretrainingArguments) -> S
 def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: PretrainingArguments) -> DataLoader:
     """Return a dataloader that reads the training rows in the order of the sampler.
 
-    The loader yields the batches of all processes. accelerate then distributes these batches to the processes.
+    The loader yields the batches of all processes, and accelerate distributes them.
     """
     # A compiled model needs one shape, so rows of different lengths are padded to the sequence length.
     length = plan.sequence_length if args.compile_loss else None
@@ -124,19 +118,16 @@ def training_loader(rows: Rows, sampler: Sampler, plan: BatchPlan, args: Pretrai
 
 
 def leave_process_group(worker: int) -> None:
-    """Move a dataloader worker to its own process group, to protect it from signals.
-
-    A launcher sends signals to process groups. If SIGTERM killed a worker, the trainer would fail with an error and
-    could not finish and save the current step (torch/utils/data/_utils/signal_handling.py).
-    """
+    """Move a dataloader worker to its own process group, to protect it from signals."""
+    # Launchers send signals to process groups. If SIGTERM killed a worker, the trainer would fail and could not save
+    # the current step (torch/utils/data/_utils/signal_handling.py).
     os.setpgid(0, 0)
 
 
 def count_positions(batches: list[dict[str, torch.Tensor]], device: torch.device) -> torch.Tensor:
-    """Return the number of targets and the number of positions in `batches`.
+    """Return the number of targets and of positions, as a tensor of shape [2].
 
-    The positions include padding. The two numbers are returned as a tensor of shape [2] on `device`, without a
-    host sync.
+    The positions include padding.
     """
     targets = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
     positions = sum(batch["labels"].numel() for batch in batches)

@@ -1,10 +1,6 @@
-"""Check the config files of accelerate launch and DeepSpeed before training.
+"""Check the config files of the launcher, and detect when the launcher dies.
 
-accelerate 1.15 and deepspeed 0.19.8 silently ignore most mistakes in these files:
-
-- An unknown top-level key of a DeepSpeed JSON has no effect.
-- A DeepSpeed JSON without `gradient_clipping` clips at 1.0, and the value of the recipe is ignored.
-- `accelerate launch --cpu` trains without DeepSpeed.
+accelerate 1.15 and deepspeed 0.19.8 silently ignore most mistakes in config files.
 """
 
 import ctypes
@@ -48,15 +44,11 @@ BLOCKS = {
 
 
 def end_with_launcher() -> None:
-    """On Linux, make this process stop when its launcher dies.
-
-    When the launcher dies, the Linux kernel sends the signal LAUNCHER_DIED to this process. On other systems, the
-    processes of a killed launcher continue to train until they are ended by hand.
-    """
+    """On Linux, send LAUNCHER_DIED to this process when the launcher dies."""
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
     if not launched or sys.platform != "linux":
-        return
+        return  # without Linux, the processes of a killed launcher train until they are ended by hand
     launcher = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, LAUNCHER_DIED)
     if os.getppid() != launcher:  # the launcher died before prctl was called
@@ -64,19 +56,13 @@ def end_with_launcher() -> None:
 
 
 def adopt_orphans() -> None:
-    """On Linux, make this process the parent of descendants that lose their parent.
-
-    As their parent, this process can wait until they end.
-    """
+    """On Linux, make this process the parent of descendants that lose their parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def check_launcher() -> None:
-    """Raise UserError if accelerate launch has settings that are ignored or forbidden.
-
-    For example, accelerate launch must not change a value that the recipe sets.
-    """
+    """Raise UserError if accelerate launch has settings that are ignored or forbidden."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise UserError("`accelerate launch --cpu` disables DeepSpeed. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
@@ -95,10 +81,7 @@ def check_launcher() -> None:
 
 
 def check_deepspeed_json(path: Path) -> None:
-    """Raise UserError if a DeepSpeed JSON is missing or has keys that are not allowed.
-
-    A key is not allowed if it is unknown or if the recipe sets its value.
-    """
+    """Raise UserError if a DeepSpeed JSON is missing, invalid or has forbidden keys."""
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
@@ -115,6 +98,7 @@ def check_deepspeed_json(path: Path) -> None:
                 raise UserError(f"{path}: {key} has the unknown key {inner!r}. {did_you_mean(inner, BLOCKS[key])}")
     bf16: dict[str, Any] = config.get("bf16", {})
     owned = {key: config.get(key) for key in AUTO} | {"bf16.enabled": bf16.get("enabled", "auto")}
+    # Without `gradient_clipping`, DeepSpeed clips at 1.0 and ignores the value of the recipe.
     for key, value in owned.items():
         if value != "auto":
             raise UserError(f'{path}: {key} must be "auto", because the recipe sets it.')
@@ -135,10 +119,7 @@ FSDP = {
 
 
 def check_fsdp() -> None:
-    """Raise UserError if FSDP has only one process or unsupported settings.
-
-    The dictionary FSDP in this module contains each required setting and the reason.
-    """
+    """Raise UserError if FSDP has only one process or unsupported settings."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         raise UserError("FSDP needs two or more processes. Pass --num_processes 2, or launch with single_gpu.yaml.")
     for name, (needed, why) in FSDP.items():

@@ -12,9 +12,7 @@ from gpt2_repro.time_breakdown import PARTS, STEPS
 class Meter:
     """Measures how this process spends its time, and the training speed.
 
-    Each second since the start of the process is counted in exactly one part of the time breakdown (see PARTS in
-    time_breakdown.py). MFU is relative to the bf16 peak FLOP/s of all devices. It is not measured if the run
-    uses fp32 or the peak is unknown.
+    MFU is relative to the bf16 peak FLOP/s of all devices. MFU is measured only in bf16 and if the peak is known.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -30,10 +28,8 @@ class Meter:
     def start(self, tokens: int) -> None:
         """Begin to measure the training speed, if the measurement has not begun yet.
 
-        Call this method at the start of each step. Only the first call has an effect.
-
         Args:
-            tokens: the number of target tokens trained before this step.
+            tokens: the number of target tokens trained so far.
         """
         if self._since is None:
             self._book("training")
@@ -43,7 +39,7 @@ class Meter:
     def on(self, account: str) -> Iterator[None]:
         """Count the time of the `with` block in `account`, a part of the time breakdown.
 
-        If `with` blocks are nested, the time of the inner block is counted only in the part of the inner block.
+        Time in a nested block is counted only once, in the account of the nested block.
         """
         outer = self._account
         self._book(account)
@@ -72,21 +68,15 @@ class Meter:
         return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
-        """Count the targets and the positions of a step with padded rows.
-
-        Args:
-            targets: the number of targets in the step.
-            positions: the number of positions in the step, padding included.
-        """
+        """Count the targets and the positions (padding included) of one step."""
         self._step_tokens = targets
         self._targets += targets
         self._positions += positions
 
     def read(self, tokens: int) -> dict[str, float]:
-        """Return the tokens per second, data_wait and MFU since the last call.
+        """Return the training speed since the last call, as metrics for the log.
 
-        data_wait is the fraction of the time in which the process waited for rows. For padded rows, the result also
-        contains the number of targets of the last step and the fraction of positions that are padding.
+        The metric data_wait is the fraction of the time in which the process waited for rows.
 
         Args:
             tokens: the number of target tokens trained so far.

@@ -1,10 +1,4 @@
-"""Build the learning-rate schedule of llm.c, and combine Muon with AdamW.
-
-Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) is an optimizer that makes each update of a matrix
-nearly orthogonal. Its updates are scaled to the size of AdamW's updates (Liu et al. 2025, arXiv:2502.16982), so both
-optimizers use the same learning rate, decay and schedule. GPT-2 stores query, key and value in one matrix, which Muon
-updates as three matrices. Weights of experts that are stacked in one tensor are not matrices, so AdamW updates them.
-"""
+"""Build the learning-rate schedule of llm.c, and combine Muon with AdamW."""
 
 import functools
 import math
@@ -31,26 +25,21 @@ def learning_rate_factor(
 ) -> float:
     """Return the learning rate of an update as a fraction of the peak.
 
-    The schedule is a linear warm-up followed by a decay, with the formulas of llm.c (llmc/schedulers.h). The warm-up
-    factor is (step + 1) / warmup_steps, so the first update has a learning rate above 0.
+    The formulas are from llm.c (llmc/schedulers.h).
 
     Args:
         step: the number of the update, counted from 0.
-        warmup_steps: steps of the linear warm-up.
         max_steps: the step at which the decay ends.
         final_factor: the learning rate at the end of the decay, as a fraction of the peak.
-        extensions: ranges of steps, as [from, to], that were added to the run. In each range the rate rises linearly
-            from its current value to the peak and then decays until the end of the range (re-warming and re-decaying,
-            Ibrahim et al. 2024, arXiv:2403.08763). The rise takes `warmup_steps`, but at most half of the range.
-        kind: cosine, constant or warmup_stable_decay. With warmup_stable_decay, the rate stays at the peak and then
-            falls as 1 - sqrt(x), where x rises from 0 to 1 over the last `decay_fraction` of the steps.
-        decay_fraction: for warmup_stable_decay, the fraction of all steps in which the rate falls. These steps are
-            the last ones.
+        extensions: ranges of steps, as [from, to], that were added to the run. In each range the rate rises to the
+            peak and decays again (Ibrahim et al. 2024, arXiv:2403.08763).
+        decay_fraction: for warmup_stable_decay, the fraction of steps with a falling rate, at the end.
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
 
     def factor(at: int) -> float:
         if at - begin < rise:
+            # The first update has a rate above 0.
             return before + (1 - before) * (at - begin + 1) / rise
         if kind == "constant":
             return 1.0
@@ -73,9 +62,7 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
     """Return the learning-rate schedule of a run, including its extensions.
 
     Args:
-        optimizer: the optimizer whose learning rate is scheduled.
-        args: the resolved training arguments.
-        run_identity: contains max_steps, without the steps that were added by extensions, and the extensions.
+        run_identity: provides `extensions`, and `max_steps` without the steps added by extensions.
     """
     factor = functools.partial(
         learning_rate_factor,
@@ -90,15 +77,8 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
 
 
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
-    """Set the learning rate of the next update according to the schedule.
-
-    Loading a checkpoint restores the learning rate and the peak learning rate from the time of the save. The peak in
-    the recipe may have changed since then, so this function sets the rate and the peak again.
-
-    Args:
-        schedule: the schedule of the run.
-        learning_rate: the peak learning rate in the recipe.
-    """
+    """Set the learning rate of the next update, given the peak `learning_rate`."""
+    # A checkpoint restores the rate and the peak of the save. The recipe's peak may have changed since then.
     schedule.base_lrs = [learning_rate for _ in schedule.base_lrs]
     for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):
         group["lr"] = learning_rate * factor(schedule.last_epoch)
@@ -106,10 +86,7 @@ def follow(schedule: LambdaLR, learning_rate: float) -> None:
 
 
 def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, dict[str, Any]] | None:
-    """Return the argument `optimizer_cls_and_kwargs` of Trainer for Muon.
-
-    Returns None if the run does not use Muon.
-    """
+    """Return Trainer's `optimizer_cls_and_kwargs` for Muon, or None without Muon."""
     if args.optim != MUON:
         return None
     options = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
@@ -119,21 +96,21 @@ def muon_for(model: PreTrainedModel, args: PretrainingArguments) -> tuple[type, 
 def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     """Return how many matrices each 2-D weight of the transformer blocks contains.
 
-    The number is 3 for the joint weight of query, key and value in GPT-2, otherwise 1. The result does not contain
-    the embeddings and the head, because they are outside of the blocks.
+    The number is 3 for the joint weight of query, key and value in GPT-2, otherwise 1.
     """
     blocks = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    # Weights of experts are stacked in one tensor. Such a tensor is not a matrix, so AdamW updates it.
     matrices = [(name, weight) for name, weight in blocks.named_parameters() if weight.ndim == 2]
     return {weight: 3 if name.endswith("c_attn.weight") else 1 for name, weight in matrices}
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """An optimizer that combines Muon and AdamW of torch.
+    """Updates the weights in `pieces` with Muon, and all other weights with AdamW.
 
-    Muon updates the weights in `pieces`, and AdamW updates all other weights.
+    Muon is by Jordan et al. 2024 (kellerjordan.github.io/posts/muon).
 
     Args:
-        params: parameter groups in the format of Trainer. Each group has a `weight_decay`.
+        params: parameter groups, each with a `weight_decay`.
         pieces: the weights that Muon updates, each with the number of matrices that it contains side by side.
         lr: the learning rate of both optimizers.
         adamw: additional keyword arguments for AdamW.
@@ -157,6 +134,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             weights = [part for weight in group["params"] for part in self._split.get(weight, [weight])]
             inner[group["by"]].append({"params": weights, "lr": lr, "weight_decay": group["weight_decay"]})
         self._inner: dict[str, torch.optim.Optimizer] = {
+            # Updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so both optimizers use
+            # the same learning rate, decay and schedule.
             MUON: torch.optim.Muon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),
             "adamw": torch.optim.AdamW(inner["adamw"], lr=lr, **adamw),
         }

@@ -20,14 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str, Any]) -> None:
-    """Start or resume the run of a recipe.
+    """Start or resume the run of a recipe. A finished run is not changed.
 
-    A finished run is not changed. This is a collective: call it on all ranks.
+    This is a collective: call it on all ranks.
 
     Args:
-        recipe: the recipe of the run. No size in it is 0.
-        data: the prepared folder.
-        deviations: the result of `diff_recipe.compare_with_default`. It is written to environment.json.
+        recipe: a recipe in which no size is 0.
+        deviations: the result of `diff_recipe.compare_with_default`, to be written to environment.json.
 
     Raises UserError for wrong settings, before the model is built. Raises RunFailed if the run fails.
     """

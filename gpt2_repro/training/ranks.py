@@ -1,6 +1,6 @@
 """Gather small tensors from the CPUs of all ranks.
 
-The functions are collectives: call them on all ranks in the same order. The GPUs do not wait for these functions.
+The functions are collectives: call them on all ranks in the same order.
 """
 
 import functools
@@ -17,14 +17,11 @@ def largest(number: int) -> int:
 
 
 def gather(values: Tensor) -> Tensor:
-    """Return the `values` of all ranks as a tensor of shape [ranks, n].
-
-    Args:
-        values: a tensor of shape [n] on the CPU.
-    """
+    """Return the CPU tensors `values` (shape [n]) of all ranks, as shape [ranks, n]."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values[None]
     rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    # The GPUs do not wait for a collective of gloo.
     dist.all_gather(rows, values, group=dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group())
     return torch.stack(rows)
 

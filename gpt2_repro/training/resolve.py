@@ -1,7 +1,4 @@
-"""Derive the training arguments of a run from its recipe and the machine.
-
-The derived values include the device, the precision, the gradient accumulation and the number of steps.
-"""
+"""Derive the training arguments of a run from its recipe and the machine."""
 
 import logging
 import os
@@ -28,20 +25,11 @@ def resolve_arguments(
 ) -> tuple[PretrainingArguments, BatchPlan]:
     """Return the training arguments and the batch plan for this machine.
 
-    Values that the recipe does not set, such as the precision and the gradient accumulation, are derived.
-
     Args:
-        recipe: the recipe of the run. No size in it is 0.
-        epoch_targets: the number of targets in all training rows. None: assume as many full rows as the run needs.
+        recipe: a recipe in which no size is 0.
+        epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
 
-    Raises UserError for:
-
-    - a device that is missing or cannot be used;
-    - more processes than GPUs;
-    - tokens per step that cannot be divided into micro-batches or into batches by length;
-    - a sampling strategy that does not work with the packing of the data or with torch_compile;
-    - config files of the launcher with settings that would have no effect;
-    - values that transformers rejects.
+    Raises UserError for settings that the machine, the launcher, the data or transformers does not support.
     """
     training = recipe.training
     check_launcher()
@@ -100,10 +88,7 @@ def resolve_arguments(
 
 
 def _list_price(*, use_cpu: bool) -> float:
-    """Return the list price of the GPUs of all processes in dollars per hour.
-
-    Returns 0 for a CPU and for GPUs that are not in the price table.
-    """
+    """Return the list price of all processes' GPUs in dollars per hour, or 0."""
     accelerator = hardware.find_accelerator(use_cpu=use_cpu)
     price = price_of(accelerator.name) if accelerator.kind == "cuda" else None
     if price is None:

@@ -1,8 +1,4 @@
-"""Choose the checkpoint to resume from.
-
-The checkpoint must be complete, belong to the same run, be safe to load, and have a format that the launcher can load.
-The identity of a run is the set of settings that must be the same in the checkpoint and in the resumed run.
-"""
+"""Choose the checkpoint to resume from, and check that the run can be resumed."""
 
 import copy
 import dataclasses
@@ -53,10 +49,10 @@ CHANGEABLE = {*SCHEDULE, *ORDER, "max_grad_norm", "data", "max_steps", "bf16", "
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The point from which a run starts or resumes.
+    """The checkpoint from which a run resumes, or the start at step 0.
 
     Args:
-        checkpoint: the checkpoint to resume from, or None to start at step 0.
+        checkpoint: None to start at step 0.
         manifest: the manifest of the checkpoint, or {} without a checkpoint.
         remarks: one message for each checkpoint that was skipped, with the reason.
     """
@@ -74,18 +70,12 @@ class Start:
 def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start:
     """Find the checkpoint to resume from: `name`, or the newest complete checkpoint.
 
-    This is a collective: call it on all ranks. Only rank 0 reads the run directory, because other ranks may see a
-    different state of the file system. All files of the checkpoint are hashed and compared with its manifest. No file
-    is changed. If the run has no checkpoints, it starts at step 0.
+    This is a collective: call it on all ranks. A run without checkpoints starts at step 0.
 
-    Args:
-        run: the run directory.
-        name: the name of a checkpoint, or "" for the newest complete checkpoint.
-        main_process: whether this process is rank 0.
-
-    Raises UserError on all ranks if the named checkpoint is missing or damaged, if no checkpoint is complete, or if
+    Raises UserError on all ranks if the named checkpoint is missing or damaged, if all checkpoints are damaged, or if
     loading the checkpoint could run code.
     """
+    # Only rank 0 reads the run directory, because other ranks may see a different state of the file system.
     found: list[Start | UserError | None] = [None]
     if main_process:
         try:
@@ -114,16 +104,9 @@ def _look(run: Path, name: str) -> Start:
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
     """Raise UserError if loading a checkpoint could run code.
 
-    Pickle files can refer to code, and DeepSpeed runs this code when it loads a checkpoint. This function parses the
-    pickle files without loading them. It also refuses a checkpoint that contains:
-
-    - pickle files that cannot be parsed;
-    - symbolic links;
-    - files that are not in `files`;
-    - a `latest` file that points to another folder.
+    Symbolic links and files that are not in `files` are refused too.
 
     Args:
-        checkpoint: the folder of the checkpoint.
         files: the paths of the files that the manifest of the checkpoint lists.
     """
     tag = f"global_step{layout.step_of(checkpoint)}"
@@ -131,11 +114,13 @@ def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
         if path.name.startswith(checkpoints.SILLY_RENAME):
             continue
         name = str(path.relative_to(checkpoint))
+        # DeepSpeed loads the folder that the file `latest` names.
         foreign = path.is_file() and name not in files and name != layout.MANIFEST
         if path.is_symlink() or foreign or (name.startswith("latest") and path.read_text().strip() != tag):
             raise UserError(f"Unexpected file in the checkpoint, refusing to resume: {path}. Move the file away.")
         if path.suffix not in (".pt", ".pth", ".bin") or name.startswith(CHECKED_BY_TRANSFORMERS):
             continue
+        # A pickle file can refer to code, which DeepSpeed would run. This check parses the file without loading it.
         try:
             named = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - DEEPSPEED_CLASSES
         except Exception as error:  # a file that torch.save did not write can cause any exception
@@ -151,18 +136,17 @@ def choose_start(
 ) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
     """Choose the checkpoint to start from, and extend the run if --extend_to is set.
 
-    This is a collective: call it on all ranks. If the run directory exists, this function locks it. A new run
-    directory is locked later, by `RunRecord.claim`.
+    This is a collective: call it on all ranks. An existing run directory is locked.
 
-    Returns the start, a copy of the arguments, the plan, and the extensions of the run. In the copy and in the plan,
-    the number of steps includes the extensions. Each extension is a range of added steps, as [from, to].
+    Returns the start, a copy of the arguments, the plan, and the extensions of the run. The arguments and the plan
+    include the steps of the extensions. Each extension is a range of added steps, as [from, to].
 
-    Raises UserError if the checkpoint belongs to a run with other settings or was written by another engine. Also
-    raises UserError if final/ is damaged and there is no checkpoint from which it could be written again.
+    Raises UserError if the checkpoint does not fit the settings or the launcher, or if final/ is damaged and there is
+    no checkpoint.
     """
     main_process = args.process_index == 0
     if main_process and run.path.is_dir():
-        run.lock()
+        run.lock()  # a new run directory is locked later, by RunRecord.claim
     start = find_start(run.path, name=args.resume_from, main_process=main_process)
     extensions = start.manifest.get("run_identity", {}).get("extensions", [])
     plan, extensions = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
@@ -192,14 +176,11 @@ def choose_start(
 def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     """Return the checkpoint folder for Trainer to load, or None to start at step 0.
 
-    If a different number of DeepSpeed processes wrote the checkpoint, the result is a copy of the checkpoint in the
-    universal form of DeepSpeed, and load_universal is set in the configuration of DeepSpeed. The copy is created in
-    the folder `staging` and deleted by the next save. This is a collective: call it on all ranks.
+    This is a collective: call it on all ranks.
 
     Args:
-        start: contains the checkpoint to resume from, or None as the checkpoint.
-        staging: the folder in which the copy is created.
-        accelerator: the accelerator of the Trainer.
+        staging: the folder for a converted copy, if another number of DeepSpeed processes wrote the checkpoint. The
+            next save deletes the copy.
     """
     if start.checkpoint is None:
         return None
@@ -221,13 +202,8 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
 def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     """Convert a DeepSpeed checkpoint to universal form, with one file per weight.
 
-    DeepSpeed's converter runs in a separate process that does not use a GPU. Next to the converted files, the copy
-    contains links to the files of the checkpoint.
-
     Args:
-        checkpoint: the checkpoint to convert.
         copy: the folder to create.
-        step: the step of the checkpoint.
 
     Raises UserError if the disk has too little space for the copy.
     """
@@ -257,9 +233,6 @@ def run_identity_of(
     """Return the identity of a run: the settings that must not change on a resume.
 
     Args:
-        args: the resolved training arguments.
-        plan: the batch plan of the run.
-        data: the manifest of the prepared folder.
         model: the section `model:` of the recipe.
     """
     return {
@@ -279,16 +252,14 @@ def require_same_run(
 ) -> None:
     """Raise UserError if two runs differ in settings that must not change on a resume.
 
-    These settings are the identity of a run. The message contains the differences. Extensions of the run are not
-    compared, because they are determined by --extend_to and the checkpoint.
-
     Args:
-        saved: the identity in the checkpoint or in environment.json.
-        asked: the identity of the requested run.
+        saved: the result of `run_identity_of` in the checkpoint or in environment.json.
+        asked: the result of `run_identity_of` for the requested run.
         where: the path of the checkpoint or the run directory, for the message.
         allow_change: if all settings that differ are in CHANGEABLE, log a warning instead of raising UserError.
     """
     asked = json.loads(json.dumps(asked))
+    # Extensions are determined by --extend_to and the checkpoint.
     keys = [key for key in dict.fromkeys([*saved, *asked]) if key != "extensions" and saved.get(key) != asked.get(key)]
     if not keys:
         return

@@ -16,17 +16,12 @@ SHOWN = 200  # characters of a sample shown in the terminal
 
 
 class TextSampler(TrainerCallback):
-    """Generates a text sample after a validation.
-
-    If the weights are sharded, all ranks generate the same text, and rank 0 writes it to disk. Otherwise only rank 0
-    generates the text. The model is used without its wrapper. Sampling does not change the random state of the
-    training.
+    """Samples text after a validation, and appends the text to samples.jsonl.
 
     Args:
-        run: reads and writes the run directory. Each text is appended to samples.jsonl there.
-        tokenizer: the tokenizer of the prepared folder.
-        due: a function that returns whether a text is sampled after the validation at a step.
-        report: a function that sends the text of a sample to the tracking services.
+        run: the run directory.
+        due: a function that returns whether text is sampled after the validation at a step.
+        report: a function that sends the text to the tracking services.
     """
 
     def __init__(
@@ -66,13 +61,10 @@ class TextSampler(TrainerCallback):
 
 
 class _RequireFinite(LogitsProcessor):
-    """Raises FloatingPointError if the logits are not finite.
-
-    Without this check, sampling from such logits would cause a device assertion on a GPU. After a device assertion,
-    the process cannot use CUDA.
-    """
+    """Raises FloatingPointError if the logits are not finite."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # On a GPU, sampling from such logits causes a device assertion. Then the process cannot use CUDA any more.
         if not bool(scores.isfinite().all()):
             raise FloatingPointError("The logits are not finite.")
         return scores

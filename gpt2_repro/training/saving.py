@@ -1,8 +1,4 @@
-"""Save checkpoints atomically, and delete old ones.
-
-A save has five steps: free disk space, write and hash the files in staging/, write the manifest, rename the folder,
-and delete old checkpoints.
-"""
+"""Save checkpoints atomically, and delete old checkpoints."""
 
 import contextlib
 import errno
@@ -31,18 +27,11 @@ VISIBLE_WITHIN = 60.0  # seconds until a rename on another machine must be visib
 
 
 class CheckpointSaver:
-    """Saves the checkpoints of a run.
-
-    The method `save` is a collective: call it on all ranks.
+    """Saves the checkpoints of a run, and deletes old checkpoints.
 
     Args:
-        run: the run directory.
-        accelerator: the accelerator of the Trainer.
-        args: the training arguments, which determine the checkpoints to keep.
-        expected: estimated size of the first checkpoint in bytes. A later checkpoint is expected to be as large as the
-            newest complete checkpoint.
-        alive: a function that restarts the timer for hangs. It is called after the files are written and after the
-            checkpoint is renamed, so that a long save is not mistaken for a hang.
+        expected: estimated size of the first checkpoint in bytes.
+        alive: a function that restarts the timer for hangs, so that a long save is not mistaken for a hang.
     """
 
     def __init__(
@@ -61,13 +50,11 @@ class CheckpointSaver:
     def save(
         self, step: int, write: Callable[[], None], facts: Callable[[], dict[str, Any]], *, stops: str | None = None
     ) -> bool:
-        """Save checkpoint-`step`. Return whether it was saved.
+        """Save checkpoint-`step`. Return False if the disk has too little space.
 
-        If the disk has too little space, an error is logged and the result is False. This is a collective: call it on
-        all ranks.
+        This is a collective: call it on all ranks.
 
         Args:
-            step: the current optimizer step.
             write: writes the files of the checkpoint into `staging`/checkpoint-`step`.
             facts: returns all entries of the manifest except the list of files. Called on all ranks.
             stops: why the run stops early after this save, or None if it does not stop early.
@@ -127,7 +114,7 @@ class CheckpointSaver:
         return False
 
     def _free_space(self) -> float:
-        """Delete old checkpoints if the disk has too little space for the next one.
+        """Delete old checkpoints if the disk has too little space for the next checkpoint.
 
         Returns the megabytes that are still missing. If there is enough space, the result is 0 or negative.
         """
@@ -145,12 +132,9 @@ class CheckpointSaver:
 def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
     """Raise RunFailed with a short message if the `with` block fills the disk.
 
-    Before RunFailed is raised, the staging folder is deleted. Other exceptions of the `with` block are not caught.
-
     Args:
-        run: the run directory, for the message.
         name: the name of the checkpoint or of the final model, for the message.
-        staging: the folder into which the `with` block writes.
+        staging: the folder into which the `with` block writes. If the disk is full, this folder is deleted.
     """
     try:
         yield
@@ -166,10 +150,7 @@ def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 
 def _wait_until_visible(folder: Path) -> None:
-    """Wait until `folder`, renamed by another machine, is visible on this machine.
-
-    Raises TimeoutError after 60 seconds.
-    """
+    """Wait until `folder`, renamed by another machine, is visible on this machine."""
     deadline = time.monotonic() + VISIBLE_WITHIN
     while not (folder / checkpoints.MANIFEST).is_file():
         if time.monotonic() > deadline:

@@ -1,8 +1,4 @@
-"""Derive each size of the model, the batch and the run that is 0 in a recipe.
-
-For example, all these sizes are 0 in recipes/own_text.yaml. The derived sizes depend on the length of the text and on
-the machine.
-"""
+"""Derive each size of the model, the batch and the run that is 0 in a recipe."""
 
 import dataclasses
 import logging
@@ -38,14 +34,11 @@ def follow_data(
 ) -> TrainingRecipe:
     """Return a copy of the recipe in which each size of 0 is replaced with a value.
 
-    If the run has started before, the value is read from recipe.yaml in the run directory. Otherwise the value is
-    derived and logged. The micro-batch is always derived, because it depends on the number of processes. The section
-    `data:` is replaced with the settings of the prepared folder, and `epochs` is converted to `total_tokens`.
+    If the run has started before, these sizes, except for the micro-batch, are read from its recipe.yaml. In the copy,
+    `data` contains the settings of the prepared folder, and `epochs` is converted to `total_tokens`.
 
     Args:
-        recipe: the recipe, in which sizes may be 0.
-        data: the prepared folder. None: open the folder that the recipe names. If that folder is missing or was
-            prepared with other settings, a recipe in which no size is 0 is returned unchanged.
+        data: the prepared folder. None: open the folder that the recipe names.
         on_gpu: derive sizes for a GPU (True), a CPU (False) or this machine (None).
 
     Raises UserError if a size must be derived and no prepared folder matches the recipe, or if epochs is passed
@@ -88,11 +81,7 @@ def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
 
 
 def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> TrainingRecipe:
-    """Return a copy of the recipe in which each size of 0 is replaced with a value.
-
-    If recipe.yaml in the run directory contains the value, that value is used. Otherwise the value is derived. The
-    field per_device_train_batch_size is always derived.
-    """
+    """Fill each size of 0 from the run's recipe.yaml, or derive the size."""
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
     length, tokens = recipe.data.sequence_length, counts.row_tokens
@@ -126,8 +115,5 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
 
 
 def _power_of_two(number: float) -> int:
-    """Return the largest power of two that is not above `number`.
-
-    For numbers below 1, the result is 1.
-    """
+    """Return the largest power of two that is at most `number`, but at least 1."""
     return 1 << max(0, int(number).bit_length() - 1)

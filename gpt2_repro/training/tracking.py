@@ -24,10 +24,7 @@ TOKENS = "train/tokens"  # the name that transformers uses in wandb
 
 
 def check_reporting(report_to: list[str]) -> None:
-    """Raise UserError if a tracking service in `report_to` cannot be used.
-
-    A service cannot be used if it is not installed or not supported.
-    """
+    """Raise UserError if a service in `report_to` is not installed or not supported."""
     for name in report_to:
         if "," in name:
             raise UserError(f"--report_to {name} has a comma. Separate services with spaces.")
@@ -38,14 +35,9 @@ def check_reporting(report_to: list[str]) -> None:
 
 
 def prepare_wandb(report_to: list[str], run: Path) -> None:
-    """Set the environment variables of wandb.
+    """Make wandb write to the run directory, and continue the wandb run on a resume.
 
-    wandb writes its files to the run directory. Without an API key, wandb records offline. The id of the wandb run is
-    stored in the same folder, so that a resumed run continues the same wandb run.
-
-    Args:
-        report_to: the tracking services of the run.
-        run: the run directory.
+    Without an API key, wandb records offline.
     """
     if "wandb" not in report_to or os.environ.get("RANK", "0") != "0":
         return
@@ -69,21 +61,17 @@ def _key_in_netrc() -> bool:
 
 
 class Guarded(TrainerCallback):
-    """A wrapper that catches and logs the exceptions of a reporting callback.
-
-    After three exceptions the callback is disabled.
-    """
+    """Logs exceptions of a reporting callback, and disables the callback after three."""
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
         self.failures = 0
 
     def attempt(self, what: str, call: Callable[[], Any]) -> None:
-        """Call the function `call`. If it raises an exception, log a warning.
+        """Call the function `call`. If `call` raises an exception, log a warning.
 
         Args:
-            what: the name of the method that `call` calls, for the log message.
-            call: a function without arguments that calls a method of the callback.
+            what: the name of the called method, for the log message.
         """
         if self.failures >= FAILURES_ALLOWED:
             return
@@ -109,17 +97,14 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
 class WandbPage(TrainerCallback):
-    """Shows text samples in wandb, and plots all curves over the trained tokens.
-
-    The horizontal axis of all curves is the number of target tokens. With the callback of transformers (5.23), the
-    horizontal axis is the step.
-    """
+    """Shows text samples in wandb, and plots all curves over the trained tokens."""
 
     def __init__(self, wandb: Any) -> None:
         self.wandb = wandb
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
+            # With the callback of transformers (5.23), the horizontal axis is the step.
             self.wandb.define_metric(TOKENS)
             self.wandb.define_metric("*", step_metric=TOKENS, step_sync=True)
 
@@ -127,7 +112,6 @@ class WandbPage(TrainerCallback):
         """Show a text sample in wandb.
 
         Args:
-            text: the text of the sample.
             tokens: the number of target tokens trained before the sample was generated.
         """
         page = self.wandb.Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>")
@@ -135,11 +119,7 @@ class WandbPage(TrainerCallback):
 
 
 def guard_reporting(trainer: Trainer) -> None:
-    """Catch exceptions of Trainer's reporting callbacks, and show samples in wandb.
-
-    Each reporting callback is wrapped in a Guarded, which catches its exceptions. If the run reports to wandb, a
-    WandbPage is added, which shows text samples.
-    """
+    """Catch exceptions of Trainer's reporting callbacks, and show samples in wandb."""
     guarded: list[Any] = []
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__module__ == "transformers.integrations.integration_utils":

@@ -1,25 +1,6 @@
-"""The Trainer subclass for pre-training.
+"""A Trainer subclass for pre-training.
 
-It differs from transformers' Trainer (5.23) in these places:
-
-- Schedule: the first step has a learning rate above 0, as in llm.c (optimization.py). Trainer's warm-up begins at 0.
-- Targets per step: counted only if rows can have different lengths. Trainer counts the targets in every step and
-  gathers the counts of all processes.
-- Order of rows: depends on the seed only, and every step is complete. With the RandomSampler of Trainer, the last
-  step of each epoch has fewer rows.
-- Batches of rows with similar lengths: each step has about the same number of targets. Trainer's
-  LengthGroupedSampler sorts across steps and counts rows, so its steps have different numbers of targets.
-- Validation: exact sums over all processes. Trainer averages the means of batches and counts padded duplicates.
-- When to log, save, validate and stop: when.StepControl replaces DefaultFlowCallback. It also stops the run when a
-  budget is used up or a signal arrives.
-- Logging: metrics such as the speed are added in `log`, because an added callback would run after the reporting
-  callbacks. `total_flos` is not used, because it misses 40 % of GPT-2's FLOPs.
-- Saving: files are written to staging/ and hashed, then the manifest is written and the folder is renamed. Trainer
-  writes in place and resumes from the newest folder, even if it is incomplete.
-- Weights of experts: restored on a resume. Trainer does not restore them, because transformers saves them under
-  other names.
-- Sum of the losses since the last log line: kept in the checkpoint, and reset after a NaN. Trainer loses the sum on
-  resume. After one NaN, Trainer logs NaN for the rest of the run.
+Comments explain the differences from transformers' Trainer (5.23).
 """
 
 import contextlib
@@ -58,11 +39,8 @@ class PretrainingTrainer(Trainer):
     """A Trainer that follows a BatchPlan and writes the run directory.
 
     Args:
-        inputs: the rows, the tokenizer and the HellaSwag items.
-        run: reads and writes the files of the run directory.
-        environment: the content of environment.json, including the batch plan and the settings that must not change on
-            a resume. The properties of the engine are added when the engine is built.
-        kwargs: additional keyword arguments for Trainer.
+        environment: the content of environment.json, including the batch plan.
+        kwargs: further keyword arguments for Trainer. `model` and `args` are required.
     """
 
     args: PretrainingArguments
@@ -77,6 +55,8 @@ class PretrainingTrainer(Trainer):
             **kwargs,
         )
         self.run, self.environment, self.plan = run, environment, environment.plan
+        # With Trainer's RandomSampler, the last step of each epoch has fewer rows. Its LengthGroupedSampler sorts
+        # across steps and counts rows, so its steps have different numbers of targets.
         self.sampler = choose_sampler(self.train_dataset, self.plan, self.args)
         self.full_rows = environment.data["request"]["packing"] == "concat"
         self.meter = Meter(environment)
@@ -114,11 +94,7 @@ class PretrainingTrainer(Trainer):
         return prepared
 
     def record_engine(self, facts: dict[str, Any]) -> None:
-        """Add properties of the training engine to environment.json.
-
-        Args:
-            facts: the names of the properties and their values.
-        """
+        """Add properties of the training engine to environment.json."""
         self.environment = dataclasses.replace(self.environment, engine={**self.environment.engine, **facts})
         if self.is_world_process_zero():
             self.run.write_environment(self.environment)
@@ -130,6 +106,7 @@ class PretrainingTrainer(Trainer):
             return
         # After a resume on several processes, accelerate's wrappers do not pass set_epoch on to the sampler.
         self.sampler.set_epoch(epoch)
+        # The sum of the losses since the last log line. Trainer loses this sum on a resume.
         window, self._restored_losses = self._restored_losses, None
         if window is not None:
             sums, process = window["sums"], self.args.process_index
@@ -138,6 +115,7 @@ class PretrainingTrainer(Trainer):
         super()._run_epoch(*args, epoch=epoch, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # Trainer does not restore the weights of experts, because transformers saves them under other names.
         if self.is_fsdp_enabled or not load_experts(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -147,17 +125,12 @@ class PretrainingTrainer(Trainer):
         super()._issue_warnings_after_load(load_result)
 
     def restore(self, manifest: dict[str, Any]) -> None:
-        """Restore the counts of skipped updates and the loss sums from a checkpoint.
-
-        The files that transformers saves in a checkpoint do not contain these counts and sums.
-
-        Args:
-            manifest: the manifest of the checkpoint.
-        """
+        """Restore the counts of skipped updates and the loss sums from a manifest."""
         self.guard.load_state(manifest["guard"])
         self._restored_losses = manifest["loss_window"]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        # The first step has a learning rate above 0, as in llm.c. Trainer's warm-up begins at 0.
         self.lr_scheduler = build_schedule(optimizer or self.optimizer, self.args, self.environment.run_identity)
         self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -168,10 +141,10 @@ class PretrainingTrainer(Trainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of one micro-batch, scaled for the step.
 
-        The value is world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks). If the
-        values of a step are averaged over ranks and summed over micro-batches, the result is the mean loss per target.
-        Trainer applies the factor "world size".
+        The value is world size * (loss sum of this rank's micro-batch) / (targets of the step on all ranks).
         """
+        # Averaged over ranks and summed over micro-batches, the values are the mean loss per target of a step. Trainer
+        # applies the factor "world size".
         loss = super().compute_loss(*args, **kwargs)
         self.guard.see_loss(loss)
         return loss
@@ -181,25 +154,20 @@ class PretrainingTrainer(Trainer):
         return norm
 
     def floating_point_ops(self, inputs: Any) -> int:
-        return 0
+        return 0  # total_flos misses 40 % of GPT-2's FLOPs
 
     @property
     def tokens_trained(self) -> int:
-        """The number of target tokens trained so far.
-
-        In trainer_state.json, this number is num_input_tokens_seen.
-        """
+        """The number of target tokens trained so far."""
         return self.state.num_input_tokens_seen
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], int]:
-        """Return this rank's micro-batches of one step, and the number of targets.
-
-        The number of targets is the sum over all ranks.
-        """
+        """Return this rank's micro-batches of a step, and the target count of all ranks."""
         self.meter.start(self.tokens_trained)
         with self.meter.on("data"):  # without the count of targets, which may wait for the device
             batches = list(itertools.islice(epoch_iterator, num_batches))
         targets = self.plan.tokens_per_step
+        # Trainer counts the targets in every step and gathers the counts of all processes.
         if not self.full_rows:
             counts = self.accelerator.reduce(count_positions(batches, device), reduction="sum")
             targets, positions = counts.tolist()
@@ -214,6 +182,7 @@ class PretrainingTrainer(Trainer):
         """
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
+            # A callback that added these metrics would run after the reporting callbacks.
             logs |= {"tokens": self.tokens_trained, **self.meter.read(self.tokens_trained)}
             logs |= {"updates_skipped": self.guard.total} if self.guard.total else {}
             if self.args.usd_per_hour and self.is_world_process_zero():
@@ -231,9 +200,7 @@ class PretrainingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Return the mean negative log-likelihood per target of each validation set.
-
-        The losses are exact for any number of processes. The validation sets are those of the prepared folder.
+        """Return the metrics of a validation, or {} if a signal interrupted it.
 
         Raises ValueError if another dataset or prefix is passed.
         """
@@ -243,6 +210,7 @@ class PretrainingTrainer(Trainer):
             engine.require_same_weights(self.model, step=self.state.global_step)
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
+            # Trainer would average the means of batches and count padded duplicates.
             metrics = self.validation.measure(self.model.eval(), step=self.state.global_step, after_batch=after_batch)
             if metrics is None:
                 self.when.stop(self.when.interruption(), self.control)
@@ -254,6 +222,7 @@ class PretrainingTrainer(Trainer):
         return metrics
 
     def _get_output_dir(self, trial: Any) -> str:
+        # Trainer writes in place, and resumes from the newest folder even if it is incomplete.
         return str(self.saver.staging)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -278,10 +247,7 @@ class PretrainingTrainer(Trainer):
         }
 
     def record(self, state: str, **values: Any) -> None:
-        """Write the state of the run, its step, losses and `values` to run_status.json.
-
-        Ranks other than 0 write nothing.
-        """
+        """Write the state of the run, its step, losses and `values` to run_status.json."""
         if self.is_world_process_zero():
             # Before a checkpoint is loaded, Trainer is at step 0. The step of the run is then not written.
             far = {"step": self.state.global_step, "tokens": self.tokens_trained} if self.state.global_step else {}

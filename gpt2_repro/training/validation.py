@@ -24,12 +24,7 @@ logger = logging.getLogger(__name__)
 class Validation:
     """Computes the losses of the validation sets and the HellaSwag score on all ranks.
 
-    HellaSwag is scored only in some validations. --hellaswag_steps sets the interval.
-
     Args:
-        inputs: contains the rows of the validation sets and the HellaSwag items.
-        args: the training arguments.
-        plan: the batch plan of the run.
         when: decides when HellaSwag is due, and interrupts a validation after a signal.
     """
 
@@ -42,10 +37,7 @@ class Validation:
         return self.hellaswag if self.when.scores_hellaswag(step) else None
 
     def batches(self, step: int) -> int:
-        """Return the number of forward passes of rank 0 in the validation at `step`.
-
-        Each other rank makes the same number of passes or fewer.
-        """
+        """Return the number of forward passes of rank 0 in the validation at `step`."""
         shares = [-(-len(rows) // self.args.world_size) for rows in self.sets.values()]
         losses = sum(-(-share // self.args.per_device_eval_batch_size) for share in shares)
         hellaswag = self._hellaswag(step)
@@ -60,7 +52,6 @@ class Validation:
 
         Args:
             model: the model in evaluation mode.
-            step: the current optimizer step.
             after_batch: a function to call after each forward pass.
         """
         sums = torch.stack([self._sum_losses(model, rows, after_batch) for rows in self.sets.values()])
@@ -92,10 +83,7 @@ class Validation:
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
-        """Return the summed negative log-likelihood and the number of this rank's targets.
-
-        The two values are returned as an fp64 tensor of shape [2] on the device.
-        """
+        """Return this rank's summed loss and number of targets, as fp64 of shape [2]."""
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
         total = torch.zeros(2, dtype=torch.float64, device=device)
         for batch, targets in validation_batches(
@@ -123,23 +111,20 @@ def validation_batches(
 ) -> Iterator[tuple[dict[str, Tensor], int]]:
     """Yield batches of up to `size` rows on the CPU, each with its number of targets.
 
-    All processes get the same number of batches, because a forward pass with sharded weights is a collective. A
-    process that has no rows left gets batches without targets.
+    All processes get the same number of batches. A process without rows left gets batches without targets.
 
     Args:
         rows: a map-style dataset. Indexing it with a list of numbers returns `{"input_ids": [ids, …]}`.
-        process: the rank of this process. The process gets each row whose number modulo `processes` is its rank.
-        processes: the number of processes.
-        size: rows per batch.
-        fixed_length: the number of positions in each row after padding. Each batch is also padded to `size` rows, so
-            that a compiled model gets only one shape. Padded positions are not targets. None: rows are padded to the
-            longest row of the batch.
+        process: the rank of this process.
+        fixed_length: the length to pad rows to. Each batch is then padded to `size` rows. None: pad to the longest row
+            of the batch.
     """
     mine, longest_share = range(process, len(rows), processes), -(-len(rows) // processes)
     for start in range(0, longest_share, size):
+        # All processes make the same number of passes: with sharded weights, each pass is a collective.
         own = list(mine[start : start + size])
         picked: Sequence[Any] = rows[own or [0]]["input_ids"]
-        num_rows = size if fixed_length else None
+        num_rows = size if fixed_length else None  # a compiled model must get only one shape
         batch = collate_rows([{"input_ids": row} for row in picked], num_rows=num_rows, length=fixed_length)
         if not own:
             batch["labels"].fill_(IGNORED)

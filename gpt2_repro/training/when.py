@@ -26,9 +26,7 @@ NOTHING, SAVE, MAX_HOURS, MAX_USD, SIGNAL = 0, 1, 2, 3, 100
 class StopSignals:
     """Signal handlers that record the first signal instead of ending the process.
 
-    A second signal is ignored, because one request to stop can cause two signals: the terminal or `kill` sends a
-    signal to the process group, and the launcher forwards the signal that it has received. A Ctrl-C more than a second
-    after the first signal ends the process at once.
+    A Ctrl-C more than a second after the first signal ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -37,17 +35,16 @@ class StopSignals:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Install the signal handlers. Call this method in the main thread only.
-
-        If the process already ignores a signal, such as SIGHUP under nohup, the signal stays ignored.
-        """
+        """Install the signal handlers. Call this method in the main thread only."""
         for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             return  # a forked dataloader worker, which its parent stops
+        # A second signal is ignored, because one request can cause two: `kill` or the terminal sends a signal to the
+        # process group, and the launcher forwards the signal that it has received.
         if not self.received:
             self.received, self._since = number, time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._since > 1:
@@ -57,12 +54,10 @@ class StopSignals:
 class StepControl(DefaultFlowCallback):
     """Decides after each step whether to log, save, validate or stop.
 
-    All ranks make the same decision. The base class, DefaultFlowCallback of transformers, uses only the step intervals
-    in the arguments. This class also uses save_minutes, stop_at_step, the budgets max_hours and max_usd, and signals.
+    All ranks make the same decision.
 
     Args:
-        args: the training arguments.
-        clock: a function that returns the seconds that the run has taken in all attempts. Called on rank 0 only.
+        clock: returns the seconds that the run has taken in all attempts. Called on rank 0 only.
     """
 
     def __init__(self, args: PretrainingArguments, clock: Callable[[], float]) -> None:
@@ -97,9 +92,7 @@ class StepControl(DefaultFlowCallback):
         """Save a checkpoint and stop the run.
 
         Args:
-            wish: the reason to stop: MAX_HOURS, MAX_USD, or SIGNAL plus the number of a signal. It must be the same on
-                all ranks.
-            control: the control object of Trainer.
+            wish: MAX_HOURS, MAX_USD, or SIGNAL plus the number of a signal. `wish` must be the same on all ranks.
         """
         budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
         self.orphaned = wish == SIGNAL + LAUNCHER_DIED
@@ -112,10 +105,9 @@ class StepControl(DefaultFlowCallback):
         return self.reason is not None or step >= self.args.last_step
 
     def interruption(self) -> int:
-        """Return the signal that a rank has received, as a `wish` for the method `stop`.
+        """Return SIGNAL plus the highest signal number that any rank received, or NOTHING.
 
-        The result is SIGNAL plus the number of the signal, or NOTHING if no rank has received a signal. If ranks have
-        received different signals, the highest number is used. This is a collective: call it on all ranks.
+        This is a collective: call it on all ranks.
         """
         return ranks.largest(self._signal())
 
@@ -128,13 +120,10 @@ class StepControl(DefaultFlowCallback):
         return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
 
     def _due(self, step: int, every: int) -> bool:
-        """Return whether HellaSwag or a text sample is due at the validation at `step`.
-
-        Both are due before the first step, after the last step, and at the first validation at or after each multiple
-        of `every` steps. If `every` is 0, the result is always False.
-        """
+        """Return whether an event is due at the validation at `step`."""
         if not every:
             return False
+        # An event is also due at the first validation at or after each multiple of `every` steps.
         return step in (0, self.args.last_step) or step // every > max(0, step - self.args.eval_steps) // every
 
     def _signal(self) -> int:
@@ -155,11 +144,7 @@ class StepControl(DefaultFlowCallback):
 def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: bool) -> bool:
     """Return whether a run that starts at `step` validates before it trains.
 
-    A new run validates if eval_on_start is true. A resumed run validates if a validation is due at the step of its
-    checkpoint and the checkpoint does not contain a validation loss.
-
     Args:
-        args: the training arguments.
         step: the step of the checkpoint, or 0 for a new run.
         is_validated: whether the checkpoint contains a validation loss.
     """
@@ -171,15 +156,10 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
 
 
 class Watchdog(TrainerCallback):
-    """Ends this process if it makes no progress for `seconds`.
-
-    Progress is the end of a micro-batch, a step, a validation batch, a validation or a save. Before the process ends,
-    the stack traces of all threads are printed to stderr. The timer is a C thread in each process, so a waiting
-    collective, a slow disk or the interpreter lock cannot block it.
+    """Ends this process with stack traces after `seconds` without progress.
 
     Args:
-        seconds: the longest allowed time without progress. It must be longer than a compilation or a save.
-            0: no limit.
+        seconds: a time longer than any compilation or save. 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -188,6 +168,7 @@ class Watchdog(TrainerCallback):
     def arm(self, *args: Any, **kwargs: Any) -> None:
         """Restart the timer, because the process has made progress."""
         if self.seconds:
+            # A C thread, which a waiting collective, a slow disk or the interpreter lock cannot block.
             faulthandler.dump_traceback_later(self.seconds, exit=True)
 
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_evaluate = on_save = arm

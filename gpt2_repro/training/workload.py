@@ -27,13 +27,11 @@ def plan_run(
     """Return the batch plan of a recipe.
 
     Args:
-        training: the section `training:` of the recipe.
-        data: the section `data:` of the recipe.
         num_processes: the world size.
         epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
 
-    Raises UserError if the tokens per step cannot be divided into micro-batches or into batches by length, or if the
-    sampling strategy does not work with the packing or with torch_compile.
+    Raises UserError if the tokens per step do not fit the micro-batch or the data, or if the sampling strategy is not
+    supported.
     """
     check_strategy(training, data)
     tokens, length, steps = training.tokens_per_step, data.sequence_length, count_steps(training)
@@ -49,7 +47,7 @@ def plan_run(
 def check_strategy(training: TrainingSection, data: DataArguments) -> None:
     """Raise UserError if the settings do not allow the sampling strategy.
 
-    The strategy group_by_length works only with the packing `wrap` and without torch_compile.
+    The strategy group_by_length needs the packing `wrap`, and no torch_compile.
     """
     if training.train_sampling_strategy != BY_LENGTH:
         return
@@ -110,8 +108,5 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
 
 def _times(steps: int, every: int) -> int:
-    """Return how many times an event happens in a run of `steps` optimizer steps.
-
-    The event happens at step 0, every `every` steps, and after the last step. If `every` is 0, it never happens.
-    """
+    """Return how often an event happens: at step 0, every `every` steps, at the end."""
     return 1 + -(-steps // every) if every else 0
