@@ -107,9 +107,6 @@ def rising_validation(losses: Sequence[float]) -> str | None:
 def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
     """Return a message if the smoothed training loss is far above its lowest value.
 
-    The result is None if the smoothed loss is at most ABOVE_BEST nats above its lowest value. The smoothing has a time
-    constant of STEPS optimizer steps.
-
     Args:
         rows: training events with a finite `loss`, ordered by step.
     """
