@@ -123,7 +123,7 @@ def named(run: Path, name: str) -> Path:
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename checkpoints after step `after` to abandoned-checkpoint-N. Return the paths."""
+    """Rename checkpoints after step `after` to abandoned-checkpoint-N; return the paths."""
     aside = []
     for path in checkpoints(run):
         if step_of(path) > after:
