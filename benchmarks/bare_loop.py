@@ -4,7 +4,7 @@
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-real_run.py runs these commands to compare their results with those of train.py.
+real_run.py runs these commands and compares the results with a run of train.py.
 """
 
 import contextlib
@@ -28,9 +28,7 @@ SEED = 1337
 def start(data: str, out: str, shape: str) -> None:
     """Save a freshly initialized stock GPT-2 in fp32 to the folder `out`.
 
-    Args:
-        data: prepared data, whose tokenizer is saved with the model.
-        shape: arguments of GPT2Config as a JSON object.
+    `shape` contains the arguments of GPT2Config as a JSON object.
     """
     # `start` and `stock` use transformers without this project.
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
@@ -46,12 +44,7 @@ def start(data: str, out: str, shape: str) -> None:
 def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     """Compute the fp32 loss of a final model, and compare its files with stock files.
 
-    Args:
-        final: folder of the final model.
-        start: folder of a model that stock transformers saved.
-        data: prepared data.
-        rows: number of validation rows for the loss.
-        out: JSON file for the results.
+    `start` is the folder of a model that stock transformers saved. `rows` is the number of validation rows.
     """
     from datasets import load_from_disk
     from safetensors import safe_open
@@ -87,8 +80,7 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     """Repeat a run with a bare PyTorch loop, and write the loss and time of each step.
 
-    Args:
-        rows_per_pass: another micro-batch size than that of the run.
+    `rows_per_pass` overrides the micro-batch size of the run.
     """
     # Uses the model, the loss and the order of rows of this project, but no Trainer, Accelerate or DeepSpeed.
     sys.path.insert(0, str(ROOT))

@@ -1,8 +1,8 @@
-"""Measure one contender of train_step.py in a separate process.
+"""Measure one contender of train_step.py, a model with a training loop.
 
     python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'
 
-A contender is a model with a training loop. Every contender trains the same model shape on the same random token ids.
+Every contender trains the same model shape on the same random token ids.
 """
 
 import contextlib
@@ -239,11 +239,7 @@ def stock(setup: Setup, watch: Stopwatch) -> None:
 
 
 def main(name: str, described: str) -> None:
-    """Run one contender and print the measurements as a JSON object.
-
-    Args:
-        described: JSON object with the fields of `Setup`.
-    """
+    """Run a contender with a `Setup` in JSON, and print the measurements as JSON."""
     logging.disable(logging.INFO)
     setup = Setup(**json.loads(described))
     watch = Stopwatch(

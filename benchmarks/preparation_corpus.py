@@ -40,15 +40,9 @@ def cut(text: str) -> list[str]:
 
 
 def write_corpus(folder: Path, documents: list[str], copies: int, files: int, compression: str) -> list[int]:
-    """Write the documents twice: as parquet files and as jsonl files.
+    """Write the documents to `files` parquet files and again to `files` jsonl files.
 
-    Args:
-        copies: number of times that each document is written in each format.
-        files: number of files in each format.
-        compression: codec of the parquet files.
-
-    Returns:
-        for each file, the size of its text in UTF-8 bytes.
+    Returns the size of the text of each file in UTF-8 bytes.
     """
     folder.mkdir()
     everything = documents * copies

@@ -96,11 +96,7 @@ def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def write(root: Path, files: str, rows: int) -> None:
-    """Write rows of random token ids in the file format of a contender.
-
-    Args:
-        files: the file name pattern of the format.
-    """
+    """Write random token ids in the format with the file name pattern `files`."""
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":

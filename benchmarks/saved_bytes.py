@@ -2,8 +2,7 @@
 
     python benchmarks/saved_bytes.py
 
-The GPT-2 of transformers is compared with the GPT-2 of this project, with and without activation checkpointing. Both
-models run on the CPU under bf16 autocast, without torch.compile.
+The measured models run on the CPU under bf16 autocast, without torch.compile.
 """
 
 import sys
@@ -27,8 +26,8 @@ def saved_bytes_per_token(
     """Return the bytes that are saved for the backward pass, per additional token.
 
     Args:
-        call: function that returns the loss of the model for token ids of shape [count, length].
-        counts: numbers of rows of a smaller and a larger batch to compare.
+        call: returns the loss of the model for token ids of shape [count, length].
+        counts: numbers of rows of the two batches that are compared.
     """
 
     def saved(count: int) -> int:

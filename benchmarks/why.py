@@ -174,10 +174,7 @@ Side = Plain | Ours
 
 
 def run(side: Side, out: Path, **changed: Any) -> float:
-    """Run plain_trainer.py or train.py and return the time in seconds.
-
-    Raises AssertionError if the command fails.
-    """
+    """Run plain_trainer.py or train.py and return the time in seconds."""
     began = time.perf_counter()
     done = subprocess.run(side.command(out, **changed), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]

@@ -162,7 +162,7 @@ def wanted(kind: str, only: list[str] | None) -> bool:
 def run(tree: Path, *words: object) -> str:
     """Run a command in the checkout `tree` with one thread and return its output.
 
-    If the command fails, the result begins with "exit code" and ends with the end of stderr.
+    If the command fails, the result begins with "exit code".
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable}
     done = subprocess.run(

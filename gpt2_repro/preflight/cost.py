@@ -101,8 +101,7 @@ class Workload:
     Args:
         flops: FLOPs of all training tokens.
         parameters, vocab_size: including the padding of the vocabulary.
-        eval_tokens: tokens of all validations together.
-        hellaswag_tokens: tokens of all HellaSwag scorings together.
+        eval_tokens, hellaswag_tokens: tokens of all validations, and of all HellaSwag scorings.
         saves: number of checkpoints that are saved because of `save_steps`.
         save_minutes: longest time between two checkpoints, 0 for no limit.
         run_bytes: peak disk space of the run directory.
@@ -122,7 +121,7 @@ class Workload:
     save_minutes: float
     checkpoint_bytes: int
     final_bytes: int
-    run_bytes: int  # the kept, the best and the currently written checkpoint, and the final model
+    run_bytes: int  # the kept checkpoints, the best, a checkpoint being written, and the final model
     data_bytes: float
     missing_bytes: float
     is_reference: bool  # a compiled GPT-2 in bf16 without activation checkpointing
@@ -131,12 +130,11 @@ class Workload:
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
     """Return how many minutes each activity on a rented machine takes.
 
+    Each item has the keys `name`, `minutes` and `basis`.
+
     Args:
         tokens_per_second: training speed of all GPUs together.
         basis: source of the speed: "published", "estimated", "typed" (an option) or "measured" (on this CPU).
-
-    Returns:
-        One mapping per activity in chronological order, with the keys `name`, `minutes` and `basis`.
     """
     training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
@@ -155,17 +153,16 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
     ]
     left_out = NOT_ON_CPU if basis == "measured" else ()
     entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
+    # In chronological order, from boot to stop.
     return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries]
 
 
 def ranking() -> list[dict[str, Any]]:
-    """Return the cost of training GPT-2 124M at each list price, lowest cost first.
-
-    The cost is for the training steps on 10B tokens only.
-    """
+    """Return what GPT-2 124M on 10B tokens costs at each list price, cheapest first."""
     offers = []
     for price in price_table():
         if card := card_of(price.card):
+            # Training steps only, without start-up, validation, saving and evaluation.
             hours = 10e9 / card.tokens_per_second / 3600
             cost = {"usd": hours * price.usd_per_hour, "hours": hours, "speed": card.speed}
             offers.append(price._asdict() | cost)
@@ -184,7 +181,7 @@ def plan_on(
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
     Args:
-        name: name of the card as reported by the driver or as written in cards.yaml.
+        name: name of the card in the driver or in cards.yaml.
         cards: number of GPUs.
         usd_per_hour: price of the complete machine, 0 for the list price.
         tokens_per_second: speed of all GPUs together, None for the speed in cards.yaml.

@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
 def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
     """Search for the largest micro-batch that fits in memory. Return all outcomes.
 
-    The search doubles or halves the micro-batch. Activation checkpointing is tried only if not even one row fits.
+    The search roughly doubles or halves the micro-batch. Activation checkpointing is tried only if not even one row fits.
 
     Args:
         start: micro-batch of the first attempt.

@@ -32,11 +32,7 @@ class Sign(NamedTuple):
 
 
 def signs(run: Run, now: datetime.datetime) -> list[Sign]:
-    """Return the results of all health checks of a run.
-
-    Args:
-        now: the current time, with a time zone.
-    """
+    """Return the results of all health checks of a run. `now` must have a time zone."""
     return [_state(run, now), *_files(run), *_losses(run), *_reference(run), *_speed(run)]
 
 

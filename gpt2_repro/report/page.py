@@ -22,11 +22,7 @@ SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
 def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
-    """Write the HTML page of the runs to `output`.
-
-    Args:
-        folder: folder to which the figures are also written as PNG files.
-    """
+    """Write the HTML page to `output`, and the figures as PNG files to `folder`."""
     labels, several = label_runs(runs), len(runs) > 1
     figures = [run_figures(run) for run in runs]
     overlay = overlay_figures(runs, labels) if several else {}
@@ -74,11 +70,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def summary(run: Run, page: Path) -> list[str]:
-    """Return the summary of a run as lines for the terminal.
-
-    Args:
-        page: path of the HTML file, shown in the last line.
-    """
+    """Return the summary of a run for the terminal, with the path `page` at the end."""
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:

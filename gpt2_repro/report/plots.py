@@ -76,11 +76,7 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Pic
 
 
 def render(draw: Callable[[Figure], str]) -> Picture:
-    """Draw a figure, and return it as a PNG image with its caption.
-
-    Args:
-        draw: function that draws on an empty figure and returns the caption.
-    """
+    """Return a figure as a PNG image. `draw` draws the figure and returns the caption."""
     with matplotlib.rc_context(STYLE):
         figure, buffer = Figure(facecolor="white"), io.BytesIO()
         caption = draw(figure)
@@ -108,7 +104,7 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
     """Limit the y-axis so that the steep first part of long curves is not shown.
 
     Args:
-        curves: for each curve, the list of its token counts (x) and the list of its values (y).
+        curves: token counts (x) and values (y) of each curve.
 
     Returns:
         A sentence for the caption, or an empty string if the y-axis was not changed.
@@ -126,13 +122,7 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
 def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> list[str]:
     """Draw the reference lines, and label them, the token axis and the curves.
 
-    Args:
-        ends: the last value of each curve, with the label and the colour.
-        references: the values of the reference lines by name.
-        number: format of the reference values.
-
-    Returns:
-        The names of the visible reference lines.
+    `ends` contains the last values of the curves. Returns the names of the visible reference lines.
     """
     axes.set_xlabel("tokens trained")
     axes.xaxis.set_major_formatter(_thousands())
@@ -225,7 +215,7 @@ def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None
 def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
     """Return how far the run's losses are from the middle of the published range.
 
-    Each item is (tokens, loss minus the middle of the range, half of the width of the range).
+    Each item is (tokens, difference in nats, half of the range's width).
     """
     losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))
     return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]

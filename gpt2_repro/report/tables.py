@@ -188,9 +188,7 @@ def validation_table(run: Run) -> Table:
 def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ()) -> Table:
     """Return a table with one row per item of `records` and one column per key.
 
-    Args:
-        name: header of the first column, which contains the keys of `records`.
-        without: keys that are not shown as columns.
+    `name` is the header of the first column, which contains the keys of `records`.
     """
     columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
     rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]

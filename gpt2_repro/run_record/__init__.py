@@ -95,9 +95,9 @@ class RunRecord:
         return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
-        """Raise UserError unless the path is a run directory, or empty or missing.
+        """Raise UserError unless the folder is a run directory, empty or missing.
 
-        A path inside another run directory or inside prepared data is also an error.
+        A folder inside another run directory or inside prepared data is also an error.
         """
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
@@ -204,11 +204,11 @@ class RunRecord:
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Count the time of steps that will be repeated as "redone".
+        """Count the time of steps as "redone", because the steps will be repeated.
 
         Args:
-            step: the step at which this attempt starts.
-            at_checkpoint: the `time_breakdown` saved with the checkpoint of this step, {} at step 0.
+            step: step at which this attempt starts.
+            at_checkpoint: `time_breakdown` saved with the checkpoint of this step, {} at step 0.
         """
         if (self.status().step or 0) > step:
             for name in STEPS:

@@ -24,8 +24,8 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
     """Write the manifest of a staging folder after all other files are on disk.
 
     Args:
-        files: `bytes` and `sha256` of the files that are already hashed, by path relative to the folder.
-        facts: additional entries of the manifest, such as the number of tokens trained.
+        files: `bytes` and `sha256` of the files that are already hashed, by relative path.
+        facts: additional entries of the manifest.
     """
     files = dict(files)
     for path in sorted(folder.rglob("*")):
@@ -123,7 +123,7 @@ def named(run: Path, name: str) -> Path:
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename checkpoints after step `after` to abandoned-checkpoint-N; return the paths."""
+    """Rename checkpoints after a step to abandoned-checkpoint-N, and return the paths."""
     aside = []
     for path in checkpoints(run):
         if step_of(path) > after:
@@ -173,8 +173,8 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
     """Delete old complete checkpoints of a run.
 
     Args:
-        keep: the number of newest checkpoints to keep. 0 keeps all.
-        keep_every: also keep the checkpoints whose step is a multiple of this number. 0 adds no checkpoints.
+        keep: number of newest checkpoints to keep. 0 keeps all.
+        keep_every: also keep checkpoints whose step is a multiple of this number.
         keep_best: also keep the checkpoint with the lowest validation loss.
     """
     complete = complete_checkpoints(run)

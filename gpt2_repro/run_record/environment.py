@@ -17,10 +17,10 @@ class Environment:
     Args:
         parameters: number of parameters, without the padding of the vocabulary.
         active_parameters: number of parameters that each token uses, without idle experts.
-        attention: name of the attention implementation and, in parentheses, the reason for the choice.
+        attention: name of the attention implementation, with the reason in parentheses.
         data: manifest of the prepared data.
-        reference: name of the published runs whose loss curve the run should follow.
-        deviations: fields that differ from the default recipe, None if not recorded.
+        reference: published runs whose loss curve the run should follow.
+        deviations: fields that differ from the default recipe.
         run_identity: settings that must not change on resume.
         engine: optimizer, dtypes and compilation of the training engine.
     """
@@ -52,7 +52,7 @@ class Environment:
         return document
 
 
-# Read from the manifest: after --extend_to or --resume_from, other files of the run describe a later state.
+# Read from the manifest if possible: after --extend_to or --resume_from, other files describe a later state.
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
     """The training that led to the weights in a checkpoint-N or final/.
