@@ -4,10 +4,7 @@
     python benchmarks/bare_loop.py stock FINAL START DATA ROWS OUT.json
     python benchmarks/bare_loop.py bare RUN OUT.json [ROWS]
 
-real_run.py runs these commands to compare their results with those of train.py. `start` saves the weights of a freshly
-initialized GPT-2. `stock` loads a final model as any user would and computes its loss. `bare` trains with a bare
-PyTorch loop. `start` and `stock` use transformers without this project. `bare` uses the model, the loss and the order
-of the rows of this project, but not the Trainer, Accelerate or DeepSpeed.
+real_run.py runs these commands and compares the results with a run of train.py.
 """
 
 import contextlib
@@ -31,10 +28,9 @@ SEED = 1337
 def start(data: str, out: str, shape: str) -> None:
     """Save a freshly initialized stock GPT-2 in fp32 to the folder `out`.
 
-    Args:
-        data: prepared folder whose tokenizer is saved with the model.
-        shape: arguments of GPT2Config as a JSON object.
+    `shape` contains the arguments of GPT2Config as a JSON object.
     """
+    # `start` and `stock` use transformers without this project.
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
     tokenizer = AutoTokenizer.from_pretrained(Path(data, "tokenizer"))
@@ -48,10 +44,7 @@ def start(data: str, out: str, shape: str) -> None:
 def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
     """Compute the fp32 loss of a final model, and compare its files with stock files.
 
-    The model in the folder `final` is loaded with stock transformers. The stock files are those in the folder `start`,
-    which stock transformers has saved. The results are written to the JSON file `out`. The result `loss` is the mean
-    over the first `rows` validation rows of the prepared folder `data`. The result `differs_from_stock` lists each
-    tensor (with its shape) and each configuration key that only one of the folders `final` and `start` contains.
+    `start` is the folder of a model that stock transformers saved. `rows` is the number of validation rows.
     """
     from datasets import load_from_disk
     from safetensors import safe_open
@@ -77,6 +70,7 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
         "vocab_size": model.config.vocab_size,
         "tokenizer_ids": len(AutoTokenizer.from_pretrained(final)),
         "activation_function": model.config.activation_function,
+        # Tensors (with shapes) and configuration keys that only one of the two folders contains.
         "differs_from_stock": sorted(map(str, described[0] ^ described[1])),
         "project_modules": [name for name in sys.modules if name.startswith("gpt2_repro")],
     }
@@ -86,10 +80,9 @@ def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
 def bare(run: str, out: str, rows_per_pass: str = "") -> None:
     """Repeat a run with a bare PyTorch loop, and write the loss and time of each step.
 
-    The hyperparameters come from the run's recipe.yaml. The batch plan, device, precision, attention and compilation
-    come from its environment.json. `rows_per_pass` sets another micro-batch size. This changes only the order in which
-    losses and gradients are summed.
+    `rows_per_pass` overrides the micro-batch size of the run.
     """
+    # Uses the model, the loss and the order of rows of this project, but no Trainer, Accelerate or DeepSpeed.
     sys.path.insert(0, str(ROOT))
     from gpt2_repro.data.prepared import PreparedData
     from gpt2_repro.model.build import build_model
@@ -120,6 +113,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
         torch.autocast(device, torch.bfloat16) if environment["precision"] == "bf16" else contextlib.nullcontext()
     )
 
+    # Another micro-batch size changes only the order in which losses and gradients are summed.
     rows_per_step, size = plan["tokens_per_step"] // length, int(rows_per_pass or plan["micro_batch_size"])
     batches = micro_batches(rows, training, rows_per_step=rows_per_step, size=size)
     losses, seconds = [], []
@@ -147,10 +141,7 @@ def bare(run: str, out: str, rows_per_pass: str = "") -> None:
 
 
 def learning_rate(step: int, steps: int, training: Any) -> float:
-    """Return the learning rate of a step by the formulas of llm.c.
-
-    A linear warm-up is followed by a cosine decay. Steps are counted from 0.
-    """
+    """Return the learning rate of a step, counted from 0, by the formulas of llm.c."""
     peak, warmup, end = training.learning_rate, training.warmup_steps, training.final_learning_rate_fraction
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -158,10 +149,7 @@ def learning_rate(step: int, steps: int, training: Any) -> float:
 
 
 def micro_batches(rows: Any, training: Any, *, rows_per_step: int, size: int) -> Iterator[dict[str, Tensor]]:
-    """Yield micro-batches of token ids of shape [size, T] in the order of the run.
-
-    The order continues epoch after epoch without an end.
-    """
+    """Yield micro-batches of token ids, shape [size, T], endlessly in the run's order."""
     from gpt2_repro.data.batching import EpochSampler, collate_rows
 
     seed = training.seed if training.data_seed is None else training.data_seed

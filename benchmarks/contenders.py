@@ -1,11 +1,8 @@
-"""Measure one contender of train_step.py in a separate process.
+"""Measure one contender of train_step.py, a model with a training loop.
 
     python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'
 
-A contender is a model with a training loop. train_step.py runs this command. The last line on stdout is a JSON object
-with the measurements. Every contender trains the same model shape on the same random token ids with AdamW and gradient
-clipping at 1.0. The precision is bf16 if the field `bf16` of the JSON argument is true, otherwise fp32. On a GPU,
-train_step.py sets this field to true by default.
+Every contender trains the same model shape on the same random token ids.
 """
 
 import contextlib
@@ -43,8 +40,7 @@ DOCUMENT = 700
 class Setup:
     """Model shape, batch and number of steps of a measurement.
 
-    After `warmup` optimizer steps, `windows` windows of `steps` optimizer steps are timed. Reported times are medians
-    over the windows.
+    After `warmup` optimizer steps, `windows` windows of `steps` optimizer steps are timed.
     """
 
     shape: str
@@ -71,15 +67,12 @@ def device() -> str:
 
 
 class RandomRows:
-    """Rows of sequence_length + 1 random token ids, some of them separators.
-
-    The random seed is fixed, so every contender gets the same rows.
-    """
+    """Rows of sequence_length + 1 random token ids, some of them separators."""
 
     def __init__(self, setup: Setup) -> None:
         count = setup.micro_batch * setup.accumulation * setup.total_steps
         shape = (count, setup.model["sequence_length"] + 1)
-        source = np.random.default_rng(0)
+        source = np.random.default_rng(0)  # the same rows for every contender
         self.rows = source.integers(0, setup.model["vocab_size"], shape, dtype=np.int64)
         self.rows[source.random(shape) < 1 / DOCUMENT] = SEPARATOR
 
@@ -113,8 +106,7 @@ def our_model(setup: Setup, *, document_mask: bool = False) -> Any:
 def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> None:
     """Measure the time of training steps with this project's Trainer.
 
-    The script can be started with python, torchrun or accelerate launch. With `document_mask`, a token attends only to
-    tokens of the same document.
+    With `document_mask`, a token attends only to tokens of the same document.
     """
     from transformers import TrainerCallback
 
@@ -169,10 +161,7 @@ def trainer(setup: Setup, watch: Stopwatch, *, document_mask: bool = False) -> N
 
 
 def loop(setup: Setup, watch: Stopwatch, model: Any, optimizer: Any, loss_of: Callable[..., torch.Tensor]) -> None:
-    """Train under autocast with a plain PyTorch loop.
-
-    The loop accumulates gradients over micro-batches and clips them.
-    """
+    """Train with a plain PyTorch loop under autocast."""
     autocast = torch.autocast(device(), torch.bfloat16) if setup.bf16 else contextlib.nullcontext()
     batches = RandomRows(setup).batches(setup)
     for _ in range(setup.total_steps):
@@ -199,17 +188,14 @@ def bare(setup: Setup, watch: Stopwatch) -> None:
 
 
 def nanogpt(setup: Setup, watch: Stopwatch) -> None:
-    """Measure the time of training steps with the model and optimizer of nanoGPT.
-
-    The model and the optimizer are imported from a nanoGPT checkout. The function `loop` trains the model like
-    nanoGPT's train.py. Like GPT-2, the model has biases.
-    """
+    """Measure the time of training steps with the model and optimizer of nanoGPT."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(setup.nanogpt, "model.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules["nanogpt_model"] = module  # dataclasses look up their module by name
     spec.loader.exec_module(module)
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
     vocabulary = 50_304 if setup.model["vocab_size"] == 50_257 else setup.model["vocab_size"]
+    # With biases, like GPT-2.
     config = module.GPTConfig(
         **shape, block_size=setup.model["sequence_length"], vocab_size=vocabulary, dropout=0.0, bias=True
     )
@@ -221,10 +207,7 @@ def nanogpt(setup: Setup, watch: Stopwatch) -> None:
 
 
 def stock(setup: Setup, watch: Stopwatch) -> None:
-    """Measure the time of training steps with transformers' own GPT-2 and Trainer.
-
-    The rows have the same columns as in run_clm.py: input_ids, attention_mask and labels.
-    """
+    """Measure the time of training steps with transformers' own GPT-2 and Trainer."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
@@ -232,7 +215,7 @@ def stock(setup: Setup, watch: Stopwatch) -> None:
     special = {"bos_token_id": vocabulary - 1, "eos_token_id": vocabulary - 1}
     model = GPT2LMHeadModel(GPT2Config(**shape, n_positions=length, vocab_size=vocabulary, **special))
 
-    class Columns(RandomRows):
+    class Columns(RandomRows):  # the columns of run_clm.py
         def __getitem__(self, index: Any) -> dict[str, Any]:
             ids = self.rows[index, :-1].tolist()
             return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
@@ -256,10 +239,7 @@ def stock(setup: Setup, watch: Stopwatch) -> None:
 
 
 def main(name: str, described: str) -> None:
-    """Run one contender and print the measurements as a JSON object.
-
-    `described` is a JSON object with the fields of `Setup`.
-    """
+    """Run a contender with a `Setup` in JSON, and print the measurements as JSON."""
     logging.disable(logging.INFO)
     setup = Setup(**json.loads(described))
     watch = Stopwatch(

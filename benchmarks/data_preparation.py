@@ -114,8 +114,7 @@ def main() -> None:
 def run(name: str, job: Job, work: Path, *, validation_tokens: int, timeout: float) -> Measured:
     """Run one contender in an empty folder and return its measurements.
 
-    The tokens of the prepared data are counted, then the data is deleted. Exits with an error if the command fails or
-    takes longer than `timeout` seconds.
+    Exits with an error if the command fails or takes longer than `timeout` seconds.
     """
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()

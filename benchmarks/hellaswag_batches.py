@@ -53,12 +53,8 @@ def main() -> None:
 
     @torch.no_grad()
     def in_groups(size: int) -> torch.Tensor:
-        """Score groups of endings; return the index of each item's best ending.
-
-        An item has four endings. A forward pass processes a group of `size` endings, padded to the longest of these
-        endings, and computes all logits. If `size` is 4, a pass processes one item, as in build-nanogpt's
-        hellaswag.py.
-        """
+        """Score groups of `size` endings; return the index of each item's best ending."""
+        # With 4 endings, a pass processes one item, as in build-nanogpt's hellaswag.py.
         means = []
         for first in range(0, len(scorer.rows), size):
             ids, labels, _ = (part.to(device) for part in scorer.collate(range(first, first + size)))

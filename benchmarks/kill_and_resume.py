@@ -21,8 +21,7 @@ from benchmarks.processes import run_python
 def first_new(run: Path, after_step: int, after_time: float) -> tuple[int, float] | None:
     """Return the first step after `after_step` that was logged after `after_time`.
 
-    The result is the number of the step and the time of its log entry in seconds since the Unix epoch. If no such step
-    was logged yet, the result is None.
+    The result is the step and the Unix time of its log entry, or None.
     """
     path = run / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.is_file() else []:

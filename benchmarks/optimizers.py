@@ -51,10 +51,7 @@ def main() -> None:
 
 
 def ends(curves: list[dict[int, float]]) -> list[float]:
-    """Return the last validation loss of each curve.
-
-    A curve is a dictionary from the step to the validation loss.
-    """
+    """Return the last loss of each curve, a dictionary from step to validation loss."""
     return [list(losses.values())[-1] for losses in curves]
 
 
@@ -78,10 +75,7 @@ def prepare(work: Path, text: Path, steps: int) -> Path:
 
 
 def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[int, float]:
-    """Train with an optimizer, learning rate and seed; return the validation losses.
-
-    The losses are a dictionary from the step to the loss.
-    """
+    """Train a run with train.py, and return the validation losses by step."""
     run = work / f"{optim}-{rate}-{seed}"
     options = ["--optim", optim, "--learning_rate", str(rate), "--seed", str(seed), "--output_dir", str(run)]
     subprocess.run([sys.executable, "train.py", recipe, *options], cwd=ROOT, check=True, capture_output=True)
@@ -90,10 +84,7 @@ def curve(work: Path, recipe: Path, optim: str, rate: float, seed: int) -> dict[
 
 
 def reached(losses: dict[int, float], target: float) -> float | None:
-    """Return the step at which the loss reaches the target, or None if it never does.
-
-    The step is interpolated linearly between two validations.
-    """
+    """Return the step, interpolated, at which the loss reaches the target, or None."""
     before = None
     for step, loss in losses.items():
         if loss <= target:
@@ -107,9 +98,9 @@ def reached(losses: dict[int, float], target: float) -> float | None:
 def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
     """Return a Markdown table of final losses, and the tokens to a target loss.
 
-    The tokens are those that AdamW and Muon need to reach the target loss, which is AdamW's mean final loss over the
-    seeds. AdamW needs, on average, the tokens of a complete run to reach this loss.
+    The target loss is AdamW's mean final loss over the seeds.
     """
+    # By definition, AdamW needs the tokens of a complete run, on average, to reach this loss.
     target, steps = statistics.mean(ends(curves["adamw_torch"])), max(curves["adamw_torch"][0])
     taken = [reached(losses, target) for losses in curves["muon"]]
     lines = ["| optimizer | learning rate | last validation losses |", "| --- | --- | --- |"]

@@ -1,11 +1,8 @@
 """Train GPT-2 from scratch with transformers' Trainer, as common guides do.
 
     accelerate launch benchmarks/plain_trainer.py --text prose.txt --tokenizer openai-community/gpt2 --output_dir out
-    python benchmarks/why.py          # compares this script with train.py
 
-The script follows run_clm.py and the blog post that recipes/blog_wrap512.yaml reproduces. It joins documents without a
-separator, keeps the weights in bf16 for flash attention, and uses the defaults of GPT2Config. The model shifts the
-labels by one position. The script resumes from the newest checkpoint.
+The script follows run_clm.py and the blog post that recipes/blog_wrap512.yaml reproduces.
 """
 
 import argparse
@@ -51,11 +48,9 @@ def parse() -> argparse.Namespace:
 
 
 def tokenize(text: str, tokenizer, context: int) -> Dataset:
-    """Tokenize the text, join the ids and cut them into blocks of `context` ids.
-
-    The function group_texts of run_clm.py cuts blocks in the same way.
-    """
+    """Tokenize the text, join the ids and cut them into blocks of `context` ids."""
     ids = tokenizer(text.split("\n\n"))["input_ids"]
+    # Without a separator between documents, and in blocks as by group_texts of run_clm.py.
     joined = np.concatenate([np.asarray(document, dtype=np.int64) for document in ids if document])
     whole = len(joined) // context * context
     return Dataset.from_dict({"input_ids": joined[:whole].reshape(-1, context).tolist()})
@@ -84,6 +79,7 @@ def main() -> None:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    # The weights are kept in bf16 for flash attention.
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
     print(f"{model.num_parameters() / 1e6:.1f}M parameters, {len(train_set)} rows of {args.context} tokens")
 

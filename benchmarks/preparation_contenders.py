@@ -2,9 +2,7 @@
 
     python -m benchmarks.preparation_contenders llmc JOB
 
-data_preparation.py runs this command. JOB is a JSON object with the fields of `Job`. Each method was implemented again
-from its description. Each method reads parquet or jsonl files with a column `text`, and writes GPT-2's token ids to
-the field `folder` of JOB, ready for training.
+JOB is a JSON object with the fields of `Job`. Each method was implemented again from its description.
 """
 
 import dataclasses
@@ -38,11 +36,7 @@ class Job:
 
 
 def blog(job: Job) -> dict[str, int]:
-    """Prepare data as in suzyahyah's blog post of 2025-07.
-
-    Each document is cut into windows of 512 tokens. The last window of a document may be shorter and is padded.
-    Windows with fewer than 256 tokens are dropped.
-    """
+    """Prepare data as in suzyahyah's blog post of 2025-07."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(job.tokenizer)
@@ -63,10 +57,7 @@ def blog(job: Job) -> dict[str, int]:
 
 
 def nanogpt(job: Job) -> dict[str, int]:
-    """Prepare data as in nanoGPT's data/openwebtext/prepare.py.
-
-    Documents are split at random and tokenized with `map`. Each split is written in batches to one memory-mapped file.
-    """
+    """Prepare data as in nanoGPT's data/openwebtext/prepare.py."""
     splits = load(job, num_proc=job.processes).train_test_split(test_size=0.0005, seed=2357, shuffle=True)
     gpt2_encoding(job.tokenizer)  # load it before the fork, so that workers inherit it
 
@@ -91,11 +82,7 @@ def nanogpt(job: Job) -> dict[str, int]:
 
 
 def llmc(job: Job) -> dict[str, int]:
-    """Prepare data as in llm.c's dev/data/fineweb.py.
-
-    A pool of processes tokenizes one document at a time. Each output file (shard) consists of a header and up to 1e8
-    tokens.
-    """
+    """Prepare data as in llm.c's dev/data/fineweb.py."""
     rows = load(job, num_proc=None)
     gpt2_encoding(job.tokenizer)
     Path(job.folder).mkdir(parents=True)
@@ -151,10 +138,7 @@ def gpt2_encoding(tokenizer: str) -> Any:
 
 
 def nanogpt_ids(folder: Path) -> dict[str, np.ndarray]:
-    """Return the token ids in nanoGPT's files train.bin and val.bin.
-
-    The result contains one memory-mapped array of shape [tokens] for "train" and one for "val".
-    """
+    """Return the ids in nanoGPT's train.bin and val.bin as arrays of shape [tokens]."""
     return {name: np.memmap(folder / f"{name}.bin", np.uint16, "r") for name in ("train", "val")}
 
 
@@ -172,10 +156,7 @@ def llmc_ids(folder: Path) -> Iterator[np.ndarray]:
 
 
 def blog_masks(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the attention masks of all windows, thousands of windows at a time.
-
-    The masks of these windows are joined to one array. A mask value is 1 for a token and 0 for padding.
-    """
+    """Yield attention masks of many windows at a time: 1 for a token, 0 for padding."""
     from datasets import load_from_disk
 
     for batch in load_from_disk(str(folder)).data.to_batches():
@@ -187,7 +168,6 @@ def count(name: str, folder: Path) -> dict[str, int]:
 
     Args:
         name: "ours" or a key of CONTENDERS.
-        folder: folder with the prepared data.
 
     Returns:
         `text_tokens` and `separators`; also `dropped_tokens` for "ours" and `padding` for "blog".

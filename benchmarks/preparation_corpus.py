@@ -14,11 +14,7 @@ ROW_GROUP = 1000  # rows
 
 
 def read_documents(prose: Path) -> list[str]:
-    """Read novels and web pages, and return their documents in random order.
-
-    The random seed is fixed. Novels are cut at paragraph ends into several documents. Each web page is one document.
-    Documents that are blank or contain <|endoftext|> are dropped.
-    """
+    """Read novels and web pages, and return their documents in random order."""
     documents = []
     for name, is_whole in (("novels", False), ("gov_web", True)):
         with gzip.open(prose / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
@@ -31,10 +27,7 @@ def read_documents(prose: Path) -> list[str]:
 
 
 def cut(text: str) -> list[str]:
-    """Cut text at paragraph ends into pieces of about DOCUMENT_BYTES bytes.
-
-    Joined together, the pieces are equal to the text.
-    """
+    """Cut text at paragraph ends into pieces of about DOCUMENT_BYTES bytes."""
     pieces, held, size = [], [], 0
     for paragraph in text.replace("\n\n", "\n\n\0").split("\0"):
         length = len(paragraph.encode())
@@ -47,16 +40,9 @@ def cut(text: str) -> list[str]:
 
 
 def write_corpus(folder: Path, documents: list[str], copies: int, files: int, compression: str) -> list[int]:
-    """Write the documents twice: as parquet files and as jsonl files.
+    """Write the documents to `files` parquet files and again to `files` jsonl files.
 
-    Args:
-        documents: texts to write.
-        copies: number of times that each document is written in each format.
-        files: number of files in each format.
-        compression: codec of the parquet files.
-
-    Returns:
-        for each file, the size of its text in UTF-8 bytes.
+    Returns the size of the text of each file in UTF-8 bytes.
     """
     folder.mkdir()
     everything = documents * copies

@@ -26,7 +26,7 @@ class Measured:
 
 
 def agreed_tokens(results: dict[str, dict[str, dict[int, list[Measured]]]]) -> dict[int, int]:
-    """Return a dictionary from the number of input files to the number of text tokens.
+    """Return the number of text tokens by number of input files.
 
     Exits with an error if contenders that keep all the text count different numbers of tokens.
     """

@@ -31,8 +31,8 @@ class Finished:
 def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[], bool]) -> Finished:
     """Run `python WORDS` in the repository root until it ends or `stop` returns True.
 
-    If `stop` returns True, the process and its descendants are killed. Output goes to the file `log`. Exits with an
-    error that names the log if the command fails or takes longer than `timeout` seconds.
+    If `stop` returns True, the process and its descendants are killed.
+    Exits with an error if the command fails or takes longer than `timeout` seconds.
     """
     began, peak, looked, killed = time.time(), 0, 0.0, False
     with log.open("w") as out:
@@ -54,10 +54,8 @@ def run_python(words: list[str], *, log: Path, timeout: float, stop: Callable[[]
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all of its descendants with SIGKILL.
-
-    Killing the process group is not enough: a launcher's workers are in other process groups.
-    """
+    """Kill a process and all of its descendants with SIGKILL."""
+    # Not the process group, because a launcher's workers are in other process groups.
     try:
         tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:

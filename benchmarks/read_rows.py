@@ -89,19 +89,14 @@ def main() -> None:
 
 
 def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a forked process and return its result.
-
-    The memory maps and workers of the function are released when the process ends.
-    """
+    """Call a function in a forked process and return its result."""
+    # The memory maps and workers of the function are released when the process ends.
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         return pool.submit(call, *arguments).result()
 
 
 def write(root: Path, files: str, rows: int) -> None:
-    """Write rows of random token ids in the file format of a contender.
-
-    `files` is the file name pattern of the format.
-    """
+    """Write random token ids in the format with the file name pattern `files`."""
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":
@@ -121,10 +116,7 @@ def write(root: Path, files: str, rows: int) -> None:
 
 
 def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> Any:
-    """Open the files of the contender `name` and return an iterable over batches.
-
-    No row is read before the iteration begins.
-    """
+    """Return an iterable over the batches of a contender, without reading rows."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     if name == "memmap":
@@ -150,9 +142,8 @@ def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int
     """Measure `cold` batches from the disk, then more batches from the page cache.
 
     Returns:
-        a dictionary with lists of values: `cold`, `warm` and `cpu` in ms per batch, `KiB` per row, and `before` and
-        `after`: the part of the files in the page cache before and after the cold batches, in %. Keys that could not
-        be measured are missing.
+        lists of values: `cold`, `warm` and `cpu` in ms per batch, `KiB` per row, and the cached part of the files in %
+        `before` and `after` the cold batches. Keys that could not be measured are missing.
     """
     source = open_batches(name, root, workers, rows, seed)
     files = list(root.glob(CONTENDERS[name][1]))
@@ -181,10 +172,7 @@ def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int
 
 
 def cached(files: list[Path]) -> float:
-    """Return how many percent of the files are in the page cache.
-
-    The system call mincore(2) gives the pages of each file that are in the cache.
-    """
+    """Return how many percent of the files are in the page cache."""
     held = []
     for pages in (np.memmap(file, np.uint8, "r") for file in files):
         held.append(np.ones(-(-pages.size // os.sysconf("SC_PAGE_SIZE")), np.uint8))  # 1 (cached) if the call fails
@@ -209,10 +197,7 @@ def file_system(folder: Path) -> str:
 
 
 def print_table(results: dict[tuple[str, int], list[dict[str, list[float]]]]) -> None:
-    """Print medians (min to max) as a Markdown table.
-
-    A value that was not measured is marked with the reason, never printed as 0.
-    """
+    """Print medians (min to max) as a Markdown table."""
     print("| rows and order | workers | KiB per row, cold | % in cache before | % in cache after", end=" | ")
     print("rows/s, relative speed, cold | ms per batch, cold | rows/s, relative speed, warm", end=" | ")
     print("ms per batch, warm | CPU ms of the main process, warm |\n" + "|" + " --- |" * 10)

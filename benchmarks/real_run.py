@@ -86,10 +86,7 @@ class Bench:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
 
     def events(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return a dictionary from the step to the log entry that has the key `kind`.
-
-        The log entries are those in the run's metrics.jsonl.
-        """
+        """Return the entries of metrics.jsonl that have the key `kind`, by step."""
         path = self.run / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return {event["step"]: event for event in map(json.loads, lines) if kind in event}
@@ -109,10 +106,7 @@ class Bench:
         self.save("start", seconds=done.seconds, shape=self.shape)
 
     def train(self) -> None:
-        """Train, kill all processes, add an incomplete checkpoint, and resume.
-
-        The incomplete checkpoint simulates a kill during a save. The resumed run must skip it.
-        """
+        """Train, kill all processes, add an incomplete checkpoint, and resume."""
         if self.run.exists():
             sys.exit(f"{self.run} already exists. Delete it, pass another --work, or omit train from --phases.")
 
@@ -132,6 +126,7 @@ class Bench:
             seconds_to_validation=self.events("eval_loss")[0]["time"] - first.began,
             seconds_to_first_step=before[1]["time"] - first.began,
         )
+        # As after a kill during a save. The resumed run must skip this checkpoint.
         torn = self.run / f"checkpoint-{killed}"
         tear(self.run / f"checkpoint-{newest}", torn)
 
@@ -182,10 +177,8 @@ class Bench:
         self.save("bare", seconds=done.seconds, tokens_per_second=speed, peak_mib=done.peak_mib, **measured)
 
     def again(self) -> None:
-        """Run the bare loop again with half the micro-batch size.
-
-        The difference between the losses of the two bare loops shows how much two correct runs can differ.
-        """
+        """Run the bare loop again with half the micro-batch size."""
+        # The losses of the two bare loops show how much two correct runs can differ.
         plan, out = self.results["phases"]["train"]["environment"]["plan"], self.work / "again.json"
         words = ["bare", str(self.run), str(out), str(max(1, plan["micro_batch_size"] // 2))]
         done = self.call(["benchmarks/bare_loop.py", *words], "again.log")
@@ -216,12 +209,9 @@ def options(values: dict[str, Any]) -> list[str]:
 
 
 def tear(complete: Path, torn: Path) -> None:
-    """Write an incomplete checkpoint to the folder `torn`.
-
-    The weights file of the checkpoint `complete` is cut in half, and its manifest is copied. All other files are
-    missing. A program that saves directly to the checkpoint folder could leave such a checkpoint when it is killed.
-    This project does not, because it saves to a staging folder first.
-    """
+    """Write an incomplete copy of the checkpoint `complete` to the folder `torn`."""
+    # A program that saves directly to the checkpoint folder could leave such files when it is killed. This project saves
+    # to a staging folder first.
     torn.mkdir()
     shutil.copy(complete / "manifest.json", torn)
     weights = (complete / "model.safetensors").read_bytes()

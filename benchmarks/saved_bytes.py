@@ -2,10 +2,7 @@
 
     python benchmarks/saved_bytes.py
 
-The GPT-2 of transformers is compared with the GPT-2 of this project, with and without activation checkpointing. Both
-run on the CPU under bf16 autocast, without torch.compile. The bytes are measured with a small and a large batch, and
-their difference is divided by the additional tokens. This excludes memory that does not grow with the batch, such as
-weights cast to bf16.
+The measured models run on the CPU under bf16 autocast, without torch.compile.
 """
 
 import sys
@@ -28,12 +25,9 @@ def saved_bytes_per_token(
 ) -> float:
     """Return the bytes that are saved for the backward pass, per additional token.
 
-    Two batches are compared: their difference in bytes is divided by their difference in tokens.
-
     Args:
-        call: function that returns the loss of the model for token ids of shape [count, length].
-        length: tokens per row.
-        counts: numbers of rows of the smaller and the larger batch.
+        call: returns the loss of the model for token ids of shape [count, length].
+        counts: numbers of rows of the two batches that are compared.
     """
 
     def saved(count: int) -> int:
@@ -51,6 +45,7 @@ def saved_bytes_per_token(
         model.zero_grad()
         return sum(storages.values())
 
+    # The difference excludes memory that does not grow with the batch, such as weights cast to bf16.
     small, large = counts
     return (saved(large) - saved(small)) / ((large - small) * length)
 

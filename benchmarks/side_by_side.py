@@ -9,19 +9,13 @@ from typing import Any
 
 
 def apart(ours: list[float], theirs: list[float], after: int) -> dict[str, float]:
-    """Return the mean and maximum of the absolute loss differences after step `after`.
-
-    `ours` and `theirs` contain the losses of two runs, one for each step.
-    """
+    """Return mean and maximum of the absolute loss differences after step `after`."""
     differences = [abs(a - b) for a, b in zip(ours[after:], theirs[after:], strict=True)]
     return {"mean": statistics.mean(differences), "max": max(differences)}
 
 
 def draw(ours: list[float], theirs: list[float], *, killed: int, resumed: int, tolerance: float, path: Path) -> None:
-    """Draw two loss curves and, below the curves, the difference of the losses.
-
-    Vertical lines mark the steps at which the run was killed and resumed.
-    """
+    """Draw two loss curves and, below the curves, the difference of the losses."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -67,10 +61,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def heading(environment: dict[str, Any]) -> list[str]:
-    """Return lines with the date, machine, versions, commit and size of the training.
-
-    If `environment` is empty because no training has finished, return only the date.
-    """
+    """Return lines with the date, machine, versions, commit and size of the training."""
     today = f"{datetime.date.today()}"
     if not environment:
         return [today]
@@ -97,10 +88,7 @@ def cpu_name() -> str:
 
 
 def facts(phases: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the measurements of the finished phases as pairs of texts.
-
-    The first text of a pair is a description, and the second is the value with its unit.
-    """
+    """Return the results of the finished phases as pairs of description and value."""
     found = []
     for phase in phases:
         if "seconds" in phases[phase]:

@@ -24,15 +24,14 @@ class Waits(TorchDispatchMode):
 class Stopwatch:
     """Measure the time of training steps, then count the host syncs of two more steps.
 
-    A window consists of `steps` consecutive steps. For each window, `seconds` contains the mean time per step. `waits`
-    is the number of host syncs. Call `step_ended` at the end of every step.
+    A window consists of `steps` consecutive steps. Call `step_ended` at the end of every step.
     """
 
     def __init__(self, *, warmup: int, steps: int, windows: int, total: int, eager: bool) -> None:
         self.warmup, self.steps, self.windows, self.total, self.eager = warmup, steps, windows, total, eager
         self.done = 0
-        self.seconds: list[float] = []
-        self.waits: int | None = None
+        self.seconds: list[float] = []  # mean time per step, by window
+        self.waits: int | None = None  # number of host syncs
         self.counting: Any = None
 
     def step_ended(self) -> None:

@@ -87,7 +87,7 @@ def main() -> None:
 def run(name: str, setup: Setup, *, processes: int, timeout: int) -> dict[str, Any]:
     """Run one contender in a separate process and return its measurements.
 
-    If the contender fails, returns {"error": …}, so that the other contenders are still measured.
+    If the contender fails, the result is {"error": …}.
     """
     python = [sys.executable]
     if name == "ddp":

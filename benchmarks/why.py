@@ -58,7 +58,7 @@ def main() -> None:
 def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
     """Prepare the complete text, and a short text that fills one training step.
 
-    Returns two paths: the recipe for train.py, and the tokenizer that plain_trainer.py and train.py use.
+    Returns the paths of the recipe and of the tokenizer.
     """
     data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
     training = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}
@@ -106,10 +106,7 @@ class Plain:
         return {"text": self.work / "little.txt"}
 
     def losses(self, out: Path) -> tuple[float, float]:
-        """Return the training loss and the last validation loss of the run in `out`.
-
-        The training loss is the mean over the steps of the run.
-        """
+        """Return the mean training loss and the last validation loss of the run in `out`."""
         found = [json.loads((out / f"{name}_results.json").read_text())[f"{name}_loss"] for name in ("train", "eval")]
         return found[0], found[1]
 
@@ -121,10 +118,7 @@ class Plain:
 
 
 class Ours:
-    """Build commands of train.py, and read the rows and results of its runs.
-
-    The class has the same methods as Plain.
-    """
+    """Build commands of train.py, and read the rows and results of its runs."""
 
     name = "train.py"
 
@@ -180,11 +174,7 @@ Side = Plain | Ours
 
 
 def run(side: Side, out: Path, **changed: Any) -> float:
-    """Run plain_trainer.py or train.py and return the time in seconds.
-
-    `side` is a Plain or Ours object, and `out` is the output folder of the script. Raises AssertionError if the
-    command fails.
-    """
+    """Run plain_trainer.py or train.py and return the time in seconds."""
     began = time.perf_counter()
     done = subprocess.run(side.command(out, **changed), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
@@ -224,11 +214,8 @@ def measure(side: Side) -> dict[str, Any]:
 
 
 def speed(side: Side) -> float:
-    """Return the training speed in tokens per second.
-
-    The speed is computed from the time difference of a long and a short run. Therefore, it does not include the time
-    before the first and after the last step.
-    """
+    """Return the training speed in tokens per second."""
+    # The difference of two runs excludes the time before the first and after the last step.
     few, many = 20, 80
     alike = {"dtype": "float32", "dropout": 0.0, "warmup_steps": 0}
     seconds = [run(side, side.work / f"{side.name}-{steps}", max_steps=steps, **alike) for steps in (few, many)]

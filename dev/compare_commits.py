@@ -115,10 +115,7 @@ def write_inputs(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def checked_out(commit: str | None, folder: Path) -> Iterator[Path]:
-    """Check out a commit to `folder` and yield the path of the checkout.
-
-    If `commit` is None, yield the path of the working tree instead.
-    """
+    """Yield the path of a checkout of `commit`, or of the working tree if it is None."""
     if commit is None:
         yield ROOT
         return
@@ -165,7 +162,7 @@ def wanted(kind: str, only: list[str] | None) -> bool:
 def run(tree: Path, *words: object) -> str:
     """Run a command in the checkout `tree` with one thread and return its output.
 
-    If the command fails, return a text that begins with "exit code" and ends with the end of stderr.
+    If the command fails, the result begins with "exit code".
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable}
     done = subprocess.run(
@@ -199,10 +196,7 @@ def plan(tree: Path, recipe: str) -> Facts:
 
 
 def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
-    """Train a run, and return its logged numbers and a hash of its final weights.
-
-    The run is stopped after step 5 and resumed by the same command.
-    """
+    """Train a run, and return its logged numbers and a hash of its final weights."""
     launcher, data, options = LAYOUTS[name]
     words: list[object] = [sys.executable]
     if launcher == "torchrun":
@@ -230,6 +224,7 @@ def train(tree: Path, inputs: Path, output: Path, name: str) -> Facts:
         *options.split(),
     ]
     words += ["--packing", "wrap", "--min_length", "4"] if data == "wrap" else []
+    # Stop after step 5, and resume with the same command.
     for printed in (run(tree, *words, "--stop_at_step", 5), run(tree, *words)):
         if printed.startswith("exit code"):
             return {f"train {name}: failed": printed}

@@ -72,10 +72,7 @@ def main(argv: list[str]) -> None:
 
 
 def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
-    """Return the results of all checks, and the plan (time and cost) of the run.
-
-    Both are for the GPUs of the option --gpu, or for this machine if the option was not passed.
-    """
+    """Return the results of all checks, and the plan (time and cost) of the run."""
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
     from gpt2_repro.training.workload import workload_of
@@ -126,7 +123,7 @@ def _print(findings: Sequence[Finding]) -> None:
 def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
     """Return a note if `name` matches several cards.
 
-    Raises UserError if the card is unknown and --tokens_per_second was not passed.
+    Raises UserError if no card matches and `typed_speed` is False.
     """
     from gpt2_repro.preflight.cost import card_table, cards_named
 

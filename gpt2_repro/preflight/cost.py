@@ -1,8 +1,4 @@
-"""Estimate the minutes and dollars of a run on a machine.
-
-This module also ranks all cards by the cost of training GPT-2 124M on 10B tokens. The prices are from gpu_prices.yaml
-and the speeds from cards.yaml. Each row of these files names its source.
-"""
+"""Estimate the minutes and dollars of a run from list prices and training speeds."""
 
 import dataclasses
 import datetime
@@ -28,7 +24,7 @@ SYNC_BYTES_PER_SECOND = 50e6
 
 
 class Price(NamedTuple):
-    """The list price of one card at one provider."""
+    """The list price of one GPU at one provider."""
 
     card: str
     provider: str
@@ -46,8 +42,7 @@ class Card(NamedTuple):
     Args:
         card: the name in the tables, such as `A100 SXM 80 GB`.
         name: a part of the name that the driver reports.
-        tokens_per_second: training speed with rows of 1,024 tokens.
-        speed: the source of this speed, or how it was estimated.
+        speed: the source of `tokens_per_second`, or how it was estimated.
     """
 
     card: str
@@ -59,39 +54,29 @@ class Card(NamedTuple):
 
 @functools.cache
 def price_table() -> tuple[Price, ...]:
-    """Return the rows of gpu_prices.yaml. `price_of` uses the first row of each card."""
+    """Return all rows of gpu_prices.yaml."""
     return tuple(Price(**row) for row in _rows("gpu_prices.yaml"))
 
 
 @functools.cache
 def card_table() -> tuple[Card, ...]:
-    """Return all rows of cards.yaml. `card_of` uses the first row that matches a name."""
+    """Return all rows of cards.yaml."""
     return tuple(Card(**row) for row in _rows("cards.yaml"))
 
 
 def price_of(name: str) -> Price | None:
-    """Return the list price of the first card that matches `name`, or None.
-
-    `cards_named` defines which cards match.
-    """
+    """Return the list price of the first card that matches `name`, or None."""
     card = card_of(name)
     return next((row for row in price_table() if card and row.card == card.card), None)
 
 
 def card_of(name: str) -> Card | None:
-    """Return the first card that matches `name`, or None if no card matches.
-
-    `cards_named` defines which cards match.
-    """
+    """Return the first card that matches `name`, or None."""
     return next(iter(cards_named(name)), None)
 
 
 def cards_named(name: str) -> list[Card]:
-    """Return the cards that match a name.
-
-    Args:
-        name: the full name that the driver reports for a card, or consecutive words of a name in cards.yaml.
-    """
+    """Return the cards that match a driver's name, or words of a name in cards.yaml."""
     if found := [row for row in card_table() if is_named(row.name, name)]:
         return found[:1]
     asked = _words(name)
@@ -99,12 +84,9 @@ def cards_named(name: str) -> list[Card]:
 
 
 def _words(name: str) -> str:
-    """Return the words of a name in lower case, with spaces around each word.
-
-    With these spaces, a search for one name in another finds only full words. For example, `A100 SXM 40GB` becomes
-    ` a100 sxm 40 gb `.
-    """
+    """Return the words of a name, such as ` a100 sxm 40 gb ` for `A100 SXM 40GB`."""
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
+    # With spaces at both ends, a search for one name in another finds only full words.
     return f" {' '.join(words)} " if words else ""
 
 
@@ -114,27 +96,17 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The amount of computation, storage and memory that a run needs.
+    """The computation, storage and memory that a run needs.
 
     Args:
-        tokens: number of training tokens.
-        steps: number of optimizer steps.
         flops: FLOPs of all training tokens.
-        parameters: number of parameters during training, including the vocabulary padding.
-        vocab_size: vocabulary size during training, including the padding.
-        eval_tokens: number of tokens in all validations together.
-        hellaswag_tokens: number of tokens in all HellaSwag scorings together.
-        samples: number of generated samples.
+        parameters, vocab_size: including the padding of the vocabulary.
+        eval_tokens, hellaswag_tokens: tokens of all validations, and of all HellaSwag scorings.
         saves: number of checkpoints that are saved because of `save_steps`.
         save_minutes: longest time between two checkpoints, 0 for no limit.
-        checkpoint_bytes: size of one checkpoint.
-        final_bytes: size of the final model in fp32.
-        run_bytes: largest disk space of the run directory: the kept checkpoints, the best checkpoint, the checkpoint
-            being written, and the final model.
-        data_bytes: size of the prepared folder.
-        missing_bytes: largest disk space that is needed while the data is prepared. 0 if the data is already prepared.
-        is_reference: whether the published speeds apply to the run. They apply to a compiled GPT-2 in bf16 without
-            activation checkpointing.
+        run_bytes: peak disk space of the run directory.
+        missing_bytes: peak disk space of the data preparation, 0 if the data is prepared.
+        is_reference: whether the speeds in cards.yaml apply to the run.
     """
 
     tokens: int
@@ -149,25 +121,20 @@ class Workload:
     save_minutes: float
     checkpoint_bytes: int
     final_bytes: int
-    run_bytes: int
+    run_bytes: int  # the kept checkpoints, the best, a checkpoint being written, and the final model
     data_bytes: float
     missing_bytes: float
-    is_reference: bool
+    is_reference: bool  # a compiled GPT-2 in bf16 without activation checkpointing
 
 
 def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict[str, Any]]:
     """Return how many minutes each activity on a rented machine takes.
 
-    The activities cover the complete time from boot to stop.
+    Each item has the keys `name`, `minutes` and `basis`.
 
     Args:
-        tokens_per_second: training speed of all GPUs together. Validation is three times as fast, because a forward
-            pass takes a third of the time of a training pass.
-        basis: where the speed comes from: "published", "estimated", "typed" (passed as an option) or "measured" (on
-            this CPU, which is not rented).
-
-    Returns:
-        One mapping per activity, in chronological order, with the keys `name`, `minutes` and `basis`.
+        tokens_per_second: training speed of all GPUs together.
+        basis: source of the speed: "published", "estimated", "typed" (an option) or "measured" (on this CPU).
     """
     training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
@@ -176,6 +143,7 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
         ("environment", ENVIRONMENT, "assumed"),
         ("compiling", COMPILING, "assumed"),
         ("training steps", training, basis),
+        # Three times as fast as training: a forward pass takes a third of the time of a training pass.
         ("validation", work.eval_tokens / 3 / tokens_per_second / 60, basis),
         ("HellaSwag", work.hellaswag_tokens / 3 / tokens_per_second / 60, basis),
         ("samples", work.samples * SAMPLE_SECONDS / 60, "assumed"),
@@ -185,18 +153,16 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
     ]
     left_out = NOT_ON_CPU if basis == "measured" else ()
     entries = [entry for entry in entries if entry[1] and entry[0] not in left_out]
+    # In chronological order, from boot to stop.
     return [{"name": name, "minutes": minutes, "basis": basis} for name, minutes, basis in entries]
 
 
 def ranking() -> list[dict[str, Any]]:
-    """Return what training GPT-2 124M on 10B tokens costs at each list price.
-
-    Only the training steps are counted, without start-up, validation, saving and evaluation. The list starts with the
-    lowest cost.
-    """
+    """Return what GPT-2 124M on 10B tokens costs at each list price, cheapest first."""
     offers = []
     for price in price_table():
         if card := card_of(price.card):
+            # Training steps only, without start-up, validation, saving and evaluation.
             hours = 10e9 / card.tokens_per_second / 3600
             cost = {"usd": hours * price.usd_per_hour, "hours": hours, "speed": card.speed}
             offers.append(price._asdict() | cost)
@@ -214,15 +180,12 @@ def plan_on(
 ) -> dict[str, Any]:
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
-    The speeds in cards.yaml are for a compiled GPT-2 124M in bf16 without activation checkpointing. For other sizes of
-    GPT-2, the speeds are scaled by the FLOPs per token. For other models and settings, pass `tokens_per_second`.
-
     Args:
-        name: name of the card as reported by the driver or as written in cards.yaml.
+        name: name of the card in the driver or in cards.yaml.
         cards: number of GPUs.
-        usd_per_hour: price of the complete machine. With 0, the list price is used.
-        tokens_per_second: speed of all GPUs together. With None, the speed in cards.yaml is used.
-        measured: whether `tokens_per_second` was measured on this CPU (otherwise it was passed as an option).
+        usd_per_hour: price of the complete machine, 0 for the list price.
+        tokens_per_second: speed of all GPUs together, None for the speed in cards.yaml.
+        measured: whether `tokens_per_second` was measured on this CPU.
     """
     card, price = card_of(name), price_of(name)
     ratio = work.flops / work.tokens / GPT2_FLOPS_PER_TOKEN

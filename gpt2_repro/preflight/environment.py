@@ -32,10 +32,7 @@ class Finding(NamedTuple):
 
 
 def check_python(requirements: Path) -> list[Finding]:
-    """Check the versions of Python and of the packages listed in requirements.txt.
-
-    The versions are read without importing the packages.
-    """
+    """Check the versions of Python and of the packages listed in requirements.txt."""
     from packaging.requirements import Requirement
 
     supported = sys.version_info >= (3, 11)
@@ -88,10 +85,8 @@ def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> lis
     """Check that each file system has enough free space for the folders stored on it.
 
     Args:
-        needs: for each folder, the number of bytes that the run will write to it. The first is the folder of the data.
-        volume_bytes: rented size of the volume with the data, or None to use the free space that the file system
-            reports. Pass the size of a network volume, because its file system reports the free space of the complete
-            storage cluster.
+        needs: bytes to write, by folder. The data folder must be the first.
+        volume_bytes: rented size of the data's network volume, None for a local disk.
     """
     places: dict[int, list[Need]] = {}
     for need in needs:
@@ -105,6 +100,7 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
         inside = need.folder.resolve()
         if not os.access(_existing(inside), os.W_OK) or any(path.is_file() for path in (inside, *inside.parents)):
             return Finding("✗", "disk", f"{need.folder} cannot be created or written to: pass another folder")
+    # The file system of a network volume reports the free space of the complete storage cluster.
     if volume_bytes is None:
         free, how = shutil.disk_usage(there).free, "free"
     else:
@@ -117,16 +113,13 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder if it exists, or else its nearest parent that exists.
-
-    Symbolic links are resolved.
-    """
+    """Return the folder if it exists, or else the nearest parent that exists."""
     resolved = folder.resolve()
     return next(path for path in (resolved, *resolved.parents) if path.is_dir())
 
 
 def _used_bytes(folder: Path) -> int:
-    """Return how many bytes are used on a folder's file system. `du` counts them."""
+    """Return how many bytes are used on a folder's file system."""
     mount = next(path for path in (folder, *folder.parents) if path.is_mount())
     command = ["du", "--summarize", "--one-file-system", "--block-size=1", str(mount)]
     return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()[0])

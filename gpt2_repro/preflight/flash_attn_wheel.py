@@ -2,10 +2,7 @@
 
     python -m gpt2_repro.preflight.flash_attn_wheel
 
-The most likely URL comes first. A wheel is built for one minor version of torch, one major version of CUDA, one C++
-ABI, one Python version and one machine type. Its file name contains these values (flash-attn, setup.py). torch 2.11
-and 2.12 can load the wheel for torch 2.10. No wheel works with torch 2.13 (unslothai/unsloth, pull request 7495).
-Import flash_attn after the installation to check that the wheel works.
+The most likely URL comes first. Import flash_attn after the installation to check that the wheel works.
 """
 
 import platform
@@ -15,6 +12,7 @@ import sys
 RELEASES = "https://github.com/Dao-AILab/flash-attention/releases/download"
 VERSIONS = ("2.8.3.post2", "2.8.3.post1", "2.8.3")
 BUILT_FOR = ((2, 6), (2, 7), (2, 8), (2, 9), (2, 10))  # torch versions (flash-attn, .github/workflows/publish.yml)
+# No wheel works with torch 2.13 (unslothai/unsloth, pull request 7495).
 LOADS_WHEEL_OF = {(2, 11): (2, 10), (2, 12): (2, 10)}
 
 
@@ -24,8 +22,6 @@ def wheels(*, torch: str, cuda: str | None, cxx11_abi: bool, python: tuple[int, 
     Args:
         torch: version of torch, such as `2.9.1+cu128`.
         cuda: version of CUDA that torch was built for, such as `12.8`; None for a CPU build.
-        cxx11_abi: whether torch was built with the C++11 ABI.
-        python: major and minor version of Python.
         machine: machine type, `x86_64` or `aarch64`.
     """
     major, minor = (int(part) for part in torch.split("+")[0].split(".")[:2])
@@ -34,6 +30,7 @@ def wheels(*, torch: str, cuda: str | None, cxx11_abi: bool, python: tuple[int, 
         return []
     abi = "TRUE" if cxx11_abi else "FALSE"
     tag = f"cp{python[0]}{python[1]}"
+    # File name of a wheel as in flash-attn's setup.py.
     built = f"cu{cuda.split('.')[0]}torch{built_for[0]}.{built_for[1]}cxx11abi{abi}-{tag}-{tag}-linux_{machine}"
     return [f"{RELEASES}/v{version}/flash_attn-{version}%2B{built}.whl" for version in VERSIONS]
 

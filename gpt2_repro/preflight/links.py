@@ -1,8 +1,6 @@
 """Check the links between GPUs.
 
-The first check reads the output of `nvidia-smi topo -m`. The second check times and verifies an all-reduce over all
-processes. For example, `python -m gpt2_repro.preflight --dist` runs the second check on 8 GPUs with the following
-command, whose last argument is the time limit in seconds:
+This command times and verifies all-reduces on 8 GPUs, with a time limit of 30 seconds:
 
     torchrun --nproc_per_node 8 -m gpt2_repro.preflight.links 30
 """
@@ -22,7 +20,7 @@ from gpt2_repro.preflight.processes import last_words, run_to_end
 
 # From nearest to farthest, as in the legend of nvidia-smi. NV#: NVLink with # links. SYS: crosses between CPU sockets.
 DISTANCES = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
-Links = dict[tuple[str, str], str]  # the distance between each pair of GPUs, in both orders
+Links = dict[tuple[str, str], str]  # distance of each pair of GPUs, in both orders; X: the same GPU
 WORKER = ["-m", "gpt2_repro.preflight.links"]
 NUMBERS = 16 * 2**20  # fp32 numbers per process: 64 MiB
 ROUNDS = 20
@@ -34,10 +32,7 @@ WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
 def parse_topology(text: str) -> Links:
     """Return the kinds of links between GPUs in the output of `nvidia-smi topo -m`.
 
-    Colour codes, network cards and the legend are ignored. For a single GPU, the result contains only `X`, the entry
-    of a GPU with itself.
-
-    Raises UserError if the text is not output of this command.
+    Raises UserError if `text` is not complete output of this command.
     """
     lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     header = next((line for line in lines if re.match(r"\s*GPU0(\s|$)", line)), "X")
@@ -80,9 +75,7 @@ def advice(links: Links) -> tuple[bool, str]:
 def measure(seconds: float) -> None:
     """Time and verify all-reduces in this process. Rank 0 prints the speed in GB/s.
 
-    The numbers to add depend on the rank and on the position, and each sum is compared with the expected sum. The
-    process prints an error line and exits with code 3 if a sum is wrong, or if the all-reduces take longer than
-    `seconds`. The time is counted from when all processes have connected.
+    The process exits with code 3 if a sum is wrong, or if the all-reduces take longer than `seconds`.
     """
     import torch
     import torch.distributed as dist
@@ -121,23 +114,13 @@ def measure(seconds: float) -> None:
 
 
 def _fail(reason: str) -> None:
-    """Print an error line and exit immediately with code 3.
-
-    A normal exit would wait for an all-reduce that hangs.
-    """
+    """Print an error line and exit immediately with code 3."""
     os.write(1, f"error: {reason}\n".encode())  # a single write: all processes share the output
-    os._exit(3)
+    os._exit(3)  # a normal exit would wait for an all-reduce that hangs
 
 
 def check_all_reduce(processes: int, *, seconds: float) -> Finding:
-    """Run the all-reduce check on `processes` processes.
-
-    If the check fails on GPUs, it is repeated with NCCL_P2P_DISABLE=1 to find out whether peer-to-peer transfers are
-    the cause.
-
-    Args:
-        seconds: time limit for all sums together, counted from when all processes have connected.
-    """
+    """Time and verify all-reduces over new processes, with a time limit in seconds."""
     about = f"sum over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:
@@ -149,10 +132,7 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
 
 
 def _attempt(processes: int, seconds: float, **variables: str) -> tuple[str, str]:
-    """Run the all-reduce check once.
-
-    Returns (speed, "") if the check succeeds, and ("", error message) if it fails.
-    """
+    """Run the all-reduce check once. Return (speed, "") or ("", error message)."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     limit = STARTING + seconds
     code, said = run_to_end([*launcher, *WORKER, str(seconds)], seconds=limit, **variables)

@@ -1,8 +1,4 @@
-"""Estimate GPU memory for training, and find the largest micro-batch that fits.
-
-The search runs the real training command in new processes (llm.c, discussion 481). The tokens per step stay the same,
-because the gradient accumulation is derived from the micro-batch.
-"""
+"""Estimate GPU memory for training, and find the largest micro-batch that fits."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -32,6 +28,7 @@ class MemoryTrial(NamedTuple):
 
 # Bytes saved for the backward pass, per token, block and unit of width. Measured in eager mode under bf16 autocast
 # with the shapes of the recipes (benchmarks/saved_bytes.py, two and four blocks). Compiled code saves up to 10 % less.
+# fp32 saves twice as many bytes.
 SAVED_BYTES = {"gpt2": 36, "llama": 56, "mixtral": 92}
 CONTEXT_BYTES = 1.5e9  # CUDA context and communication buffers
 USABLE = 0.95  # share of a GPU's memory that can be used; the rest is lost to fragmentation in the allocator
@@ -45,8 +42,7 @@ class MemoryEstimate(NamedTuple):
     Args:
         ranks: number of processes among which the optimizer state is divided.
         chunk: number of tokens whose logits are in memory at the same time.
-        saved: number of bytes saved for the backward pass, divided by tokens, blocks and width. For bf16, it is a
-            value of SAVED_BYTES, and for fp32, it is twice this value.
+        saved: bytes saved for the backward pass, divided by tokens, blocks and width.
     """
 
     parameters: int
@@ -81,9 +77,8 @@ class MemoryEstimate(NamedTuple):
         Activation checkpointing is added only if no micro-batch fits without it.
 
         Args:
-            most: the largest micro-batch to consider, and whether the recipe already uses activation checkpointing.
-            rows: number of rows per process and optimizer step. It must be a multiple of the micro-batch.
-            memory_bytes: memory of one GPU.
+            most: the largest micro-batch to consider, and whether activation checkpointing is required.
+            rows: number of rows per process and optimizer step, a multiple of the returned micro-batch.
         """
         sizes = [size for size in range(min(most.micro_batch, rows), 0, -1) if rows % size == 0]
         trials = [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]
@@ -94,9 +89,7 @@ class Outcome(NamedTuple):
     """The result of an attempt to train with a memory setting.
 
     Args:
-        trial: the memory setting that was tried.
-        result: "fits", "out of memory" or "failed" (another error).
-        said: the error message if the result is "failed".
+        said: the error message if `result` is "failed".
     """
 
     trial: MemoryTrial
@@ -107,16 +100,12 @@ class Outcome(NamedTuple):
 def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTrial], Outcome]) -> list[Outcome]:
     """Search for the largest micro-batch that fits in memory. Return all outcomes.
 
-    The search starts with a micro-batch of `start` rows. If it fits in GPU memory, larger micro-batches up to `most`
-    are tried, each about twice as large. If it does not fit, smaller micro-batches are tried, each about half as
-    large. If not even one row fits, the search starts again with activation checkpointing, which reduces the speed by
-    a third. The search stops at an error that is not about memory.
+    The search roughly doubles or halves the micro-batch. Activation checkpointing is tried only if not even one row fits.
 
     Args:
         start: micro-batch of the first attempt.
-        most: largest micro-batch.
-        rows: number of rows per process and optimizer step. It must be a multiple of the micro-batch.
-        attempt: function that trains with a memory setting and returns the outcome.
+        most: largest micro-batch to try.
+        rows: number of rows per process and optimizer step, a multiple of each tried micro-batch.
     """
     ladder = [next(size for size in range(most, 0, -1) if rows % size == 0)]
     while ladder[-1] > 1:
@@ -127,6 +116,7 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
     if first.result == "fits":
         following = [MemoryTrial(size) for size in reversed(ladder) if size > down[0]]
     elif first.result == "out of memory":
+        # Activation checkpointing comes last, because it reduces the speed by a third.
         following = [MemoryTrial(size) for size in down[1:]] + [MemoryTrial(size, checkpointing=True) for size in down]
     outcomes = [first]
     for trial in following:
@@ -136,23 +126,17 @@ def find_largest(start: int, most: int, rows: int, attempt: Callable[[MemoryTria
 
 
 def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
-    """Return the memory setting with the largest micro-batch that fits, or None.
-
-    `outcomes` is the result of `find_largest`, which is ordered so that the last setting that fits is the largest.
-    """
+    """Return the memory setting with the largest micro-batch that fits, or None."""
+    # In the order of find_largest, the last setting that fits is the largest.
     return next((outcome.trial for outcome in reversed(outcomes) if outcome.result == "fits"), None)
 
 
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
     """Run a training command with a memory setting, and return whether it fits.
 
-    Each memory setting is tried in a new process, because a process frees all its memory when it ends.
-
-    Args:
-        command: the training command without the options of the memory setting.
-        trial: the memory setting. Its command-line options are appended to `command`.
-        seconds: time limit. A command that takes longer counts as failed.
+    The options of `trial` are appended to `command`. A command that takes longer than `seconds` counts as failed.
     """
+    # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
     code, said = run_to_end([*command, *trial.options], seconds=seconds)
     if code is None:
         return Outcome(trial, "failed", f"not finished after {seconds:.0f} s")

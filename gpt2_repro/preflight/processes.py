@@ -17,8 +17,9 @@ import psutil
 def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> tuple[int | None, str]:
     """Run a command and return its exit code and output.
 
-    The exit code is None if the command took longer than `seconds`. All processes that the command started are killed
-    before this function ends, even if this process is interrupted.
+    The exit code is None if the command took longer than `seconds`.
+
+    All processes that the command started are killed at the end.
 
     Args:
         variables: additional environment variables.
@@ -42,12 +43,9 @@ def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> t
 
 
 def last_words(said: str) -> str:
-    """Return the line of a command's output that contains the error.
-
-    This is often not the last line, because a launcher prints a traceback after the error. If no line contains an
-    error, the last line is returned.
-    """
+    """Return the error line of a command's output, or else the last line."""
     lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
+    # Often not the last line, because a launcher prints a traceback after the error.
     errors = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]
     return (errors or lines[-1:] or ["no output"])[0]
 

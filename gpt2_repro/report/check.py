@@ -32,11 +32,7 @@ class Sign(NamedTuple):
 
 
 def signs(run: Run, now: datetime.datetime) -> list[Sign]:
-    """Return the results of all health checks of a run.
-
-    Args:
-        now: the current time, with a time zone.
-    """
+    """Return the results of all health checks of a run. `now` must have a time zone."""
     return [_state(run, now), *_files(run), *_losses(run), *_reference(run), *_speed(run)]
 
 
@@ -106,9 +102,6 @@ def rising_validation(losses: Sequence[float]) -> str | None:
 
 def risen_training_loss(rows: Sequence[dict[str, Any]]) -> str | None:
     """Return a message if the smoothed training loss is far above its lowest value.
-
-    The result is None if the smoothed loss is at most ABOVE_BEST nats above its lowest value. The smoothing has a time
-    constant of STEPS optimizer steps.
 
     Args:
         rows: training events with a finite `loss`, ordered by step.

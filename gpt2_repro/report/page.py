@@ -1,7 +1,4 @@
-"""Write the report as one HTML file, and return a summary for the terminal.
-
-The HTML file is self-contained: it has no scripts and no external fonts.
-"""
+"""Write the report as one self-contained HTML file, and as text for the terminal."""
 
 import base64
 import datetime
@@ -25,12 +22,7 @@ SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
 def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
-    """Write the HTML page of the runs to `output`.
-
-    Args:
-        folder: folder to which the figures are also written as PNG files. Several runs get a subfolder each. If it is
-            None, no PNG files are written.
-    """
+    """Write the HTML page to `output`, and the figures as PNG files to `folder`."""
     labels, several = label_runs(runs), len(runs) > 1
     figures = [run_figures(run) for run in runs]
     overlay = overlay_figures(runs, labels) if several else {}
@@ -56,11 +48,7 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
 
 
 def label_runs(runs: Sequence[Run]) -> list[str]:
-    """Return one distinct label per run.
-
-    The labels are the names of the run directories. If two names are equal, the labels are the paths relative to the
-    nearest folder that contains all runs.
-    """
+    """Return one distinct label per run: the folder name, or else a relative path."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
@@ -82,11 +70,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def summary(run: Run, page: Path) -> list[str]:
-    """Return the summary of a run as lines for the terminal.
-
-    The lines contain the state, key numbers, main scores and newest sample of the run, a sentence for each part of
-    the report without data, and the path `page` of the HTML file.
-    """
+    """Return the summary of a run for the terminal, with the path `page` at the end."""
     lines = [f"{run.name}: {run.status.state}, {tables.progress(run)}"]
     lines += [f"  {run.status.reason}"] if run.status.reason else []
     if run.non_finite_steps:

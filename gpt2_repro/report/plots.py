@@ -1,7 +1,4 @@
-"""Draw figures about runs, as PNG images with captions.
-
-The HTML page scales the figures to its width.
-"""
+"""Draw figures about runs, as PNG images with captions."""
 
 import functools
 import io
@@ -53,9 +50,9 @@ class Picture(NamedTuple):
 
 
 def run_figures(run: Run) -> dict[str, Picture]:
-    """Return the figures of one run. The keys are file names without extension.
+    """Return the figures of one run by file name without extension.
 
-    A figure is omitted if the run has not logged the numbers that the figure shows.
+    Figures without logged numbers are omitted.
     """
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
@@ -79,11 +76,7 @@ def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Pic
 
 
 def render(draw: Callable[[Figure], str]) -> Picture:
-    """Draw a figure, and return it as a PNG image with its caption.
-
-    Args:
-        draw: function that draws on an empty figure and returns the caption.
-    """
+    """Return a figure as a PNG image. `draw` draws the figure and returns the caption."""
     with matplotlib.rc_context(STYLE):
         figure, buffer = Figure(facecolor="white"), io.BytesIO()
         caption = draw(figure)
@@ -101,10 +94,7 @@ def legend(axes: Axes, columns: int = 2) -> None:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the centred moving average of the values.
-
-    The window of the average covers 2 % of the values. It is smaller near both ends of the list.
-    """
+    """Return the moving average over a centred window of 2 % of the values."""
     half, last = max(1, len(values) // 100), len(values) - 1
     reaches = [min(half, place, last - place) for place in range(len(values))]
     return [statistics.fmean(values[i - reach : i + reach + 1]) for i, reach in enumerate(reaches)]
@@ -113,12 +103,8 @@ def smooth(values: Sequence[float]) -> list[float]:
 def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[float]]]) -> str:
     """Limit the y-axis so that the steep first part of long curves is not shown.
 
-    With the steep part, the rest of each curve would look like a flat line. The y-axis is not changed if all curves
-    have fewer than 20 points, or if the range of the values after the first 5 % of the tokens is at least a third of
-    the range of all values.
-
     Args:
-        curves: for each curve, the list of its token counts (x) and the list of its values (y).
+        curves: token counts (x) and values (y) of each curve.
 
     Returns:
         A sentence for the caption, or an empty string if the y-axis was not changed.
@@ -126,6 +112,7 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
     later = [y for xs, ys in curves for x, y in zip(xs, ys, strict=True) if x >= xs[-1] / 20]
     every = [y for _, ys in curves for y in ys]
     is_long = max((len(ys) for _, ys in curves), default=0) >= 20
+    # With the steep part, the rest of each curve would look like a flat line.
     if is_long and max(every) - min(every) > 3 * (height := max(later) - min(later)):
         axes.set_ylim(min(every) - 0.1 * height, max(later) + 0.2 * height)
         return CUT
@@ -135,15 +122,7 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
 def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> list[str]:
     """Draw the reference lines, and label them, the token axis and the curves.
 
-    The labels of the reference lines and of the last values of the curves are placed at the right edge.
-
-    Args:
-        ends: the last value of each curve, with the label and the colour.
-        references: the values of the reference lines by name. Each is drawn as a dashed horizontal line.
-        number: format of the reference values.
-
-    Returns:
-        The names of the reference lines that are inside the limits of the y-axis.
+    `ends` contains the last values of the curves. Returns the names of the visible reference lines.
     """
     axes.set_xlabel("tokens trained")
     axes.xaxis.set_major_formatter(_thousands())
@@ -220,8 +199,7 @@ def _explain(axes: Axes, run: Run, shown: Sequence[str]) -> str:
 def _band_of(run: Run) -> list[tuple[float, float, float]]:
     """Return the range of the published runs' losses at each validation of `run`.
 
-    Each item is (tokens, lowest loss, highest loss). The result is empty if `run` does not use the recipe of the
-    published runs.
+    Each item is (tokens, lowest loss, highest loss).
     """
     rows = [row for row in run.validation if run.environment.reference and is_number(row.get("tokens"))]
     return [(row["tokens"], *limits) for row in rows if (limits := band(int(row["step"])))]
@@ -237,7 +215,7 @@ def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None
 def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
     """Return how far the run's losses are from the middle of the published range.
 
-    Each item is (tokens, validation loss minus the middle of the range, half of the width of the range).
+    Each item is (tokens, difference in nats, half of the range's width).
     """
     losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))
     return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]

@@ -63,10 +63,7 @@ class Run:
 
     @property
     def further_sets(self) -> list[str]:
-        """The names of all validation sets except the main validation set.
-
-        The names are taken from the keys `eval_<set>_loss` of the validation results.
-        """
+        """The names of all validation sets except the main validation set."""
         keys = dict.fromkeys(key for row in self.validation for key in row)
         return [key[len("eval_") : -len("_loss")] for key in keys if re.fullmatch(r"eval_.+_loss", key)]
 
@@ -127,7 +124,7 @@ def values(rows: Sequence[Row], key: str) -> list[float]:
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """Return the token counts and the values of `key`, as two lists of equal length.
 
-    A logged event is skipped if its token count or its value is missing or not finite.
+    Events without a finite token count and value are skipped.
     """
     placed = [row for row in rows if is_number(row.get("tokens")) and is_number(row.get(key))]
     return values(placed, "tokens"), values(placed, key)
@@ -148,10 +145,7 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
 
 
 def _samples(rows: Iterable[Row]) -> list[Row]:
-    """Return the last sample for each step and prompt.
-
-    Samples without a step or a text are skipped.
-    """
+    """Return the last sample for each step and prompt."""
     texts: dict[tuple[float, str], Row] = {}
     for row in rows:
         if is_number(row.get("step")) and isinstance(row.get("text"), str):
@@ -162,12 +156,10 @@ def _samples(rows: Iterable[Row]) -> list[Row]:
 
 
 def _last_per_step(rows: Iterable[Row]) -> list[Row]:
-    """Merge the logged events of each step into one, and return them ordered by step.
-
-    A resumed run logs some steps a second time. For these steps, the later values are used.
-    """
+    """Merge the logged events of each step into one, and return them ordered by step."""
     merged: dict[int, Row] = {}
     for row in rows:
         if is_number(row.get("step")):
+            # A resumed run logs some steps a second time. The later values are used.
             merged[row["step"]] = merged.get(row["step"], {}) | row
     return [merged[step] for step in sorted(merged)]

@@ -29,10 +29,7 @@ class KeyNumber(NamedTuple):
 
 
 def progress(run: Run) -> str:
-    """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`.
-
-    The remaining time (`45 s left`) is estimated from the median speed and is shown only while the run is running.
-    """
+    """Return a run's progress, such as `step 200 of 300, 1.6 M tokens, 45 s left`."""
     step, tokens = run.status.step, run.status.tokens
     if step is None:
         return "no step logged"
@@ -88,15 +85,14 @@ def _median(run: Run, key: str) -> float | None:
 def baseline_losses(run: Run) -> dict[str, float]:
     """Return the baseline's loss on the run's validation set, by the baseline's name.
 
-    If diagnosis.json contains the loss difference (run minus baseline) on the same tokens of the validation set, the
-    result is the run's last validation loss minus this difference. Otherwise, the result is the published loss of the
-    baseline, or an empty dict if no loss was published.
+    The loss is measured by the diagnosis, or else published. Without such a loss, the result is empty.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:
         return {}
     for domain in run.diagnosis.get("domains", []):
         if domain["label"] == OWN_TEXT:
+            # The difference (run minus baseline) was measured on the same tokens.
             return {"baseline": losses[-1]["eval_loss"] - domain["difference"]["value"]}
     baseline = _baseline(run)
     request = mapping(run.environment.data.get("request"))
@@ -158,7 +154,7 @@ def evaluation_table(run: Run, *, brief: bool = False) -> Table:
     Raises UserError if comparison.json is damaged.
 
     Args:
-        brief: omit perplexities and nats per token, unless there are no other metrics.
+        brief: omit perplexities and nats per token if there are other metrics.
     """
     with reading(run.path / COMPARISON):
         if not run.comparison:
@@ -192,9 +188,7 @@ def validation_table(run: Run) -> Table:
 def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ()) -> Table:
     """Return a table with one row per item of `records` and one column per key.
 
-    Args:
-        name: header of the first column. This column contains the keys of `records`.
-        without: keys that are not shown as columns.
+    `name` is the header of the first column, which contains the keys of `records`.
     """
     columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
     rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]
@@ -210,10 +204,7 @@ def time_table(run: Run) -> Table:
 
 
 def deviation_table(run: Run) -> Table:
-    """Return a table of the fields that differ from recipes/gpt2_124m.yaml.
-
-    Only fields that change what the model learns are listed.
-    """
+    """Return a table of the training settings that differ from recipes/gpt2_124m.yaml."""
     deviations = run.environment.deviations or []
     rows = [[Cell(its.get(key, "–")) for key in ("field", "run", "recipe")] for its in deviations]
     return Table(["field", "this run", "gpt2_124m"], rows)
@@ -250,7 +241,7 @@ def entries(tree: Row, without: Sequence[str] = ()) -> dict[str, str]:
     """Flatten a nested mapping to keys such as `data.source` and formatted values.
 
     Args:
-        without: top-level keys to omit, because the page shows them elsewhere.
+        without: top-level keys to omit.
     """
     flat = flatten({key: value for key, value in tree.items() if key not in without})
     return {key: _text(value) for key, value in flat.items() if value is not None}

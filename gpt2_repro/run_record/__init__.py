@@ -31,18 +31,14 @@ FRESH = 30.0  # seconds between two status updates while a run is running
 class RunRecord:
     """The files of a run directory, `runs/<name>/`.
 
-    Reading never fails on damaged files. Only rank 0 writes. `lock` prevents two jobs from writing at the same time.
-
-    Attributes:
-        measured: function that returns how many seconds this process spent on each part of the run. The keys are the
-            keys of `time_breakdown.PARTS`. The default function counts all seconds as "startup". The trainer replaces
-            it.
+    Reading never fails on damaged files. Only rank 0 writes.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.final = self.path / layout.FINAL
         self.metrics, self.samples = self.path / layout.METRICS, self.path / layout.SAMPLES
+        # Seconds of this process by key of PARTS. The trainer replaces this function.
         self.measured: Callable[[], Mapping[str, float]] = lambda: {"startup": process_seconds()}
         self._lock: TextIO | None = None
         self._earlier = dict.fromkeys(PARTS, 0.0)  # seconds of earlier attempts
@@ -72,10 +68,7 @@ class RunRecord:
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
-        """Return the losses of the validation at `step` by name, or {} if there are none.
-
-        If `step` is None, the losses are from the last validation.
-        """
+        """Return the losses of the last validation, or of the validation at `step`."""
         losses: dict[str, float] = {}
         for event in events.read(self.metrics)[0]:
             if "eval_loss" in event and step in (None, event.get("step")):
@@ -85,7 +78,7 @@ class RunRecord:
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, or None if it is complete.
 
-        The manifest and the sizes of the files are checked, but not the hashes of the files.
+        File sizes are checked, but not hashes.
         """
         return checkpoints.defect(self.final, read_files=False)
 
@@ -94,22 +87,17 @@ class RunRecord:
         return max(map(layout.step_of, checkpoints.complete_checkpoints(self.path)), default=-1)
 
     def is_finished(self, steps: int) -> bool:
-        """Return whether the run is complete and was planned for `steps` optimizer steps.
-
-        A complete run has all files of `final/`. If the run was extended with --extend_to, the result is also True if
-        `steps` is the number of steps planned before the first extension.
-        """
+        """Return whether the run is complete and was planned for `steps` optimizer steps."""
         if self.status().state != "complete" or self.final_defect() is not None:
             return False
         record = checkpoints.training_record(self.final)
+        # After --extend_to, the run identity still contains the steps planned before the first extension.
         return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
-        """Raise UserError if the run directory cannot be used.
+        """Raise UserError unless the folder is a run directory, empty or missing.
 
-        The directory must not be inside another run directory or a prepared folder. It must have no files except
-        hidden files, or contain an intact file of a run. One intact file is enough, because a power cut may have
-        emptied all other files of the run.
+        A folder inside another run directory or inside prepared data is also an error.
         """
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
@@ -117,6 +105,7 @@ class RunRecord:
                 raise UserError(f"{self.path} is inside the {kind} {parent}. Pass another --output_dir.")
         if not self.path.is_dir() or not any(not path.name.startswith(".") for path in self.path.iterdir()):
             return
+        # One intact file is enough, because a power cut may have emptied all other files of the run.
         proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]
         if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
             raise UserError(
@@ -124,10 +113,7 @@ class RunRecord:
             )
 
     def damaged(self) -> Path | None:
-        """Return the first damaged file, or None if no file is damaged.
-
-        The files recipe.yaml, environment.json and run_status.json are checked.
-        """
+        """Return the first damaged .yaml or .json file of the run, or None."""
         parsers: dict[str, Callable[[str], Any]]
         parsers = {layout.RECIPE: yaml.safe_load, layout.ENVIRONMENT: json.loads, layout.STATUS: json.loads}
         for path in [self.path / name for name in parsers if (self.path / name).is_file()]:
@@ -176,7 +162,7 @@ class RunRecord:
     def write_status(self, state: str, **values: Any) -> None:
         """Write run_status.json with `state` and the fields of RunStatus in `values`.
 
-        Fields that are not passed keep their values from earlier calls. If the disk is full, only a warning is logged.
+        Other fields keep their values. If the disk is full, only a warning is logged.
         """
         parts = self.time_breakdown()
         written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts, "updated": now()}
@@ -194,8 +180,7 @@ class RunRecord:
     def rewind(self, step: int, *, validates_again: bool = False) -> None:
         """Delete the logged events after `step`, so that the run can continue from `step`.
 
-        With `validates_again`, the validation and the samples at `step` are also deleted, because they will be
-        repeated.
+        With `validates_again`, the validation and the samples at `step` are also deleted.
         """
         for path in (self.metrics, self.samples):
             events.rewind(path, step, validates_again=validates_again)
@@ -209,27 +194,21 @@ class RunRecord:
     # Time
 
     def seconds(self) -> float:
-        """Return how many seconds all attempts of this run took together.
-
-        The time of an attempt is counted from the start of its process, because a rented machine costs money from then
-        on.
-        """
+        """Return how many seconds all attempts of this run took together."""
+        # From the start of the process, because a rented machine costs money from then on.
         return sum(self._earlier.values()) + process_seconds()
 
     def time_breakdown(self) -> dict[str, float]:
-        """Return how many seconds all attempts spent on each part of the run.
-
-        The keys are the keys of `time_breakdown.PARTS`, such as "startup" and "training".
-        """
+        """Return the seconds of all attempts by activity, such as "startup" or "training"."""
         measured = self.measured()
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Count the time of steps that will be repeated as the part "redone" of the run.
+        """Count the time of steps as "redone", because the steps will be repeated.
 
         Args:
-            step: the step at which this attempt starts.
-            at_checkpoint: the result of `time_breakdown` when the checkpoint of this step was saved, or {} at step 0.
+            step: step at which this attempt starts.
+            at_checkpoint: `time_breakdown` saved with the checkpoint of this step, {} at step 0.
         """
         if (self.status().step or 0) > step:
             for name in STEPS:

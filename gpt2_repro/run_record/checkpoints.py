@@ -1,7 +1,6 @@
 """Complete, verify, find and delete the checkpoints in a run directory.
 
-A checkpoint is written to a staging folder. `seal` adds the manifest, which contains the hash of each file. `publish`
-renames the folder to checkpoint-N or final/. A checkpoint without a valid manifest is not complete.
+A checkpoint is complete if its manifest.json is intact and matches the files.
 """
 
 import hashlib
@@ -24,12 +23,9 @@ SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a proces
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
     """Write the manifest of a staging folder after all other files are on disk.
 
-    The manifest does not list the model card of final/, because the card is written later.
-
     Args:
-        files: `bytes` and `sha256` of each file that was hashed while it was written. The keys are paths relative to
-            the folder. All other files are read and hashed here.
-        facts: additional entries of the manifest, such as the number of tokens trained.
+        files: `bytes` and `sha256` of the files that are already hashed, by relative path.
+        facts: additional entries of the manifest.
     """
     files = dict(files)
     for path in sorted(folder.rglob("*")):
@@ -41,6 +37,7 @@ def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
             sync(path)
         elif path.is_dir():
             sync(path)
+    # The model card of final/ is written later, so the manifest does not list it.
     manifest = json.loads(json.dumps(facts | {"files": dict(sorted(files.items()))}))
     write_whole(folder / MANIFEST, json.dumps(manifest | {"sha256": manifest_hash(manifest)}, indent=1))
     sync(folder)
@@ -54,14 +51,11 @@ def publish(staged: Path, target: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a folder if it exists.
-
-    The folder is renamed first. If the process is killed, no partly deleted folder remains under the old name.
-    """
+    """Delete a folder if it exists."""
     if path.exists():
         trash = path.with_name(f"{TRASH}-{path.name}")
         shutil.rmtree(trash, ignore_errors=True)
-        path.rename(trash)
+        path.rename(trash)  # if the process is killed, no partly deleted folder keeps the old name
         shutil.rmtree(trash, ignore_errors=True)  # the next call of `sweep` deletes the rest
 
 
@@ -74,8 +68,7 @@ def sweep(run: Path) -> None:
 def defect(checkpoint: Path, *, read_files: bool) -> str | None:
     """Return why a checkpoint or final/ is not complete, or None if it is complete.
 
-    The sizes of the files are compared with the manifest. With `read_files`, the hashes of the files are compared,
-    too.
+    The file sizes are always checked, the hashes only with `read_files`.
     """
     manifest = read_manifest(checkpoint)
     if not manifest:
@@ -92,16 +85,15 @@ def defect(checkpoint: Path, *, read_files: bool) -> str | None:
 def complete_checkpoints(run: Path) -> list[Path]:
     """Return the complete checkpoints of a run, newest step first.
 
-    The manifest and the sizes of the files are checked, but not the hashes.
+    File sizes are checked, but not hashes.
     """
     return [path for path in checkpoints(run) if defect(path, read_files=False) is None]
 
 
 def newest_complete(run: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint, and the reasons why others were skipped.
+    """Return the newest complete checkpoint, and why newer checkpoints were skipped.
 
-    The hashes of all files are checked. If no checkpoint is complete, the first result is None. The second result
-    contains one line of text for each newer checkpoint that is not complete.
+    The hashes of all files are checked.
     """
     skipped: list[str] = []
     for checkpoint in checkpoints(run):
@@ -131,10 +123,7 @@ def named(run: Path, name: str) -> Path:
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename the checkpoints after the step `after` to abandoned-checkpoint-N.
-
-    Renamed folders are no longer found as checkpoints of the run. Returns the new paths.
-    """
+    """Rename checkpoints after a step to abandoned-checkpoint-N, and return the paths."""
     aside = []
     for path in checkpoints(run):
         if step_of(path) > after:
@@ -148,8 +137,7 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint or final/, or {} if missing or damaged.
 
-    The manifest contains the sizes and hashes of the files, the number of tokens trained, the losses and the settings
-    of the run. It also contains a hash of all its other entries, so that a damaged manifest can be recognized.
+    The manifest contains file sizes and hashes, the tokens trained, the losses and the settings of the run.
     """
     manifest = read_object(checkpoint / MANIFEST)
     return manifest if manifest.get("sha256") == manifest_hash(manifest) else {}
@@ -164,8 +152,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 def training_record(checkpoint: Path) -> TrainingRecord | None:
     """Return how the weights in a `final/` or `checkpoint-N` were trained.
 
-    For `final/`, all values are read from its manifest.json. For a `checkpoint-N`, most values are read from the run's
-    environment.json instead. The result is None if train.py did not write manifest.json, or if this file is damaged.
+    The result is None if manifest.json is missing, damaged or not from train.py.
     """
     manifest = read_manifest(checkpoint)
     if not manifest:
@@ -185,19 +172,17 @@ def size(checkpoint: Path) -> int:
 def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False) -> None:
     """Delete old complete checkpoints of a run.
 
-    Incomplete checkpoints are not deleted.
-
     Args:
-        keep: the number of newest checkpoints to keep. 0 keeps all.
-        keep_every: also keep the checkpoints whose step is a multiple of this number. 0 adds no checkpoints.
-        keep_best: also keep the checkpoint with the lowest validation loss. Only checkpoints that were saved right
-            after a validation are compared.
+        keep: number of newest checkpoints to keep. 0 keeps all.
+        keep_every: also keep checkpoints whose step is a multiple of this number.
+        keep_best: also keep the checkpoint with the lowest validation loss.
     """
     complete = complete_checkpoints(run)
     kept = set(complete[:keep] if keep else complete)
     if keep_every:
         kept.update(path for path in complete if step_of(path) % keep_every == 0)
     if keep_best:
+        # Only a checkpoint that was saved right after a validation has an eval_loss.
         losses = {path: read_manifest(path).get("eval_loss") for path in complete}
         measured = {path: loss for path, loss in losses.items() if loss is not None and math.isfinite(loss)}
         kept.update([min(measured, key=measured.__getitem__)] if measured else [])

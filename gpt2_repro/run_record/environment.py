@@ -1,9 +1,4 @@
-"""Define dataclasses for environment.json and for the training of a checkpoint.
-
-`Environment` is the content of environment.json. `TrainingRecord` describes the training that led to a checkpoint. The
-values are read from the manifest.json of the checkpoint. For a checkpoint-N, most values of the environment are read
-from environment.json.
-"""
+"""Define dataclasses for environment.json and for the training of a checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,15 +16,13 @@ class Environment:
 
     Args:
         parameters: number of parameters, without the padding of the vocabulary.
-        active_parameters: how many of these parameters each token uses. Parameters of idle experts are not counted.
-        attention: name of the attention implementation and, in parentheses, the reason for the choice.
-        data: manifest of the prepared folder.
-        deviations: the fields that change the training and differ from the default recipe, with their values in the
-            run and in the recipe. None if the run is of an earlier version, which did not record deviations.
-        reference: name of the published runs whose loss curve the run should follow.
-        run_identity: the settings that must not change when the run is resumed.
-        engine: properties of the training engine (such as DeepSpeed): wrapper class, optimizer, dtypes and
-            compilation.
+        active_parameters: number of parameters that each token uses, without idle experts.
+        attention: name of the attention implementation, with the reason in parentheses.
+        data: manifest of the prepared data.
+        reference: published runs whose loss curve the run should follow.
+        deviations: fields that differ from the default recipe.
+        run_identity: settings that must not change on resume.
+        engine: optimizer, dtypes and compilation of the training engine.
     """
 
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -48,7 +41,7 @@ class Environment:
     seed: int | None = None
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     reference: str | None = None
-    deviations: list[Mapping[str, str]] | None = None
+    deviations: list[Mapping[str, str]] | None = None  # earlier versions did not record deviations
     run_identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -59,13 +52,10 @@ class Environment:
         return document
 
 
+# Read from the manifest if possible: after --extend_to or --resume_from, other files describe a later state.
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
     """The training that led to the weights in a checkpoint-N or final/.
-
-    The values are read from the manifest.json of the checkpoint. For a checkpoint-N, `environment` is read from
-    environment.json, except for `run_identity`. If the run was continued with --extend_to or --resume_from, other
-    files of the run describe its later state and can have other values.
 
     Args:
         losses: validation losses at this step in nats per token, by name.

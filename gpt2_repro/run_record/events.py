@@ -1,6 +1,6 @@
 """Append, read and delete the events of a run.
 
-An event is a logged step, a validation or a generated text. Each event is stored as one line of JSON.
+An event is a logged step, a validation or a generated text, stored as one line of JSON.
 """
 
 import json
@@ -28,18 +28,17 @@ def append(path: Path, event: Event) -> None:
 def read(path: Path) -> tuple[list[Event], int]:
     """Return the events of a file, and the number of damaged lines.
 
-    A damaged last line is not counted, because a killed process can leave an incomplete last line. If a resumed run
-    has added more lines after it, it is no longer the last line and is counted.
+    A damaged last line is not counted.
     """
     events = [event for _, event in _read(path)]
+    # A killed process can leave an incomplete last line.
     return [event for event in events if event is not None], events[:-1].count(None)
 
 
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
-    """Delete the events after `step` from a file.
+    """Delete the events after `step` and all damaged lines from a file.
 
-    Damaged lines are also deleted. If `validates_again` is set, the validation and the samples at `step` are deleted,
-    because they will be repeated.
+    With `validates_again`, the validation and the samples at `step` are also deleted.
     """
 
     def stays(event: Event) -> bool:
@@ -52,11 +51,9 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
-    """Return each non-empty line with its JSON object, or None for a damaged line.
-
-    Only "\\n" ends a line; other Unicode line breaks are part of the line.
-    """
+    """Return each non-empty line with its JSON object, or None for a damaged line."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    # Only "\n" ends a line. str.splitlines() would also split at other Unicode line breaks.
     return [(line, _parse(line)) for line in text.split("\n") if line]
 
 

@@ -1,4 +1,4 @@
-"""Define the status of a run: state, progress and time. Also measure the time."""
+"""Define the status of a run, and measure the time of its attempts."""
 
 import contextlib
 import dataclasses
@@ -25,14 +25,11 @@ class RunStatus:
     A value is None if it was not recorded or is damaged.
 
     Args:
-        state: running, complete, stopped, failed or diverged; None if no run has started.
+        state: running, complete, stopped, failed or diverged.
         seconds: total time of all attempts.
-        time_breakdown: seconds that all attempts spent on each part of the run. The keys are the keys of
-            `time_breakdown.PARTS`.
-        updated: UTC time, in ISO format, at which the file was last written.
-        losses: losses of the last validation in nats per token. The keys are eval_loss, and eval_<name>_loss for each
-            additional validation set.
-        save_seconds: how many seconds it took to save the last checkpoint.
+        time_breakdown: seconds of all attempts by key of `time_breakdown.PARTS`.
+        updated: UTC time, in ISO format, of the last write.
+        losses: last validation losses in nats per token, by key `eval_loss` or `eval_<name>_loss`.
     """
 
     state: str | None = None
@@ -54,14 +51,10 @@ class RunStatus:
 
 
 def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
-    """Return how many seconds earlier attempts spent on each part of the run.
-
-    The keys are the keys of `time_breakdown.PARTS`. Seconds that were not recorded for any part are counted as
-    "redone". If the supervisor was already running at the last status update, the time from that update to the start
-    of this process is counted as "idle".
-    """
+    """Return the seconds of earlier attempts by key of `time_breakdown.PARTS`."""
     parts = {name: status.time_breakdown.get(name, 0.0) for name in PARTS}
     parts["redone"] += max(0.0, round((status.seconds or 0.0) - sum(parts.values()), 2))
+    # If the supervisor already ran at the last status update, the time since then is idle.
     since, last = noted(SINCE), -math.inf
     with contextlib.suppress(ValueError):
         last = datetime.datetime.fromisoformat(status.updated or "").timestamp()
@@ -71,11 +64,8 @@ def time_of_earlier_attempts(status: RunStatus) -> dict[str, float]:
 
 
 def process_seconds() -> float:
-    """Return the age of this process in seconds.
-
-    On Linux, the result is right even if the system clock was changed.
-    """
-    if sys.platform == "linux":
+    """Return the age of this process in seconds."""
+    if sys.platform == "linux":  # not affected by changes of the system clock
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # ticks since boot
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
     return time.time() - psutil.Process().create_time()
