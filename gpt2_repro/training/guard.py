@@ -41,8 +41,8 @@ class OutlierDetector:
     def measure(self, value: float) -> float:
         """Return the z-score of `value`, and store `value` unless it is an outlier.
 
-        The third outlier in a row is stored, too. Returns 0 if fewer than 128 values are stored, or if `value` is not
-        finite. A value that is not finite is not stored.
+        Outliers are stored, too, from the third outlier in a row on. Returns 0 if fewer than 128 values are stored, or
+        if `value` is not finite. A value that is not finite is not stored.
         """
         # In llm.c (llmc/outlier_detector.h at 19c83f9 and before), a value that is not finite turns the detector
         # off for the rest of the run. There `value` itself is one of the 128 values, so no z-score exceeds 11.3.
@@ -53,7 +53,7 @@ class OutlierDetector:
             deviation = statistics.pstdev(self.values)
             score = (value - statistics.fmean(self.values)) / deviation if deviation else 0.0
         self.outliers = self.outliers + 1 if score > self.limit else 0
-        if self.outliers in (0, NEW_LEVEL):  # a stored outlier makes the detector less sensitive
+        if not 0 < self.outliers < NEW_LEVEL:  # a stored outlier makes the detector less sensitive
             self.values.append(value)
         return score
 

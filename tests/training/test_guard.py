@@ -36,6 +36,13 @@ def test_outlier_is_not_added_to_the_window_but_a_new_level_is() -> None:
     assert OutlierDetector(6.0, [1.0] * WINDOW).measure(2.0) == 0.0  # a window without deviation gives no score
 
 
+@pytest.mark.parametrize(("limit", "skipped"), [(3.0, 15), (6.0, 6), (12.0, 3)])
+def test_a_new_level_ends_the_outliers(limit: float, skipped: int) -> None:
+    detector = OutlierDetector(limit, [3 + 0.1 * (-1) ** number for number in range(WINDOW)])
+    scores = [detector.measure(30 + 0.1 * (-1) ** number) for number in range(300)]
+    assert sum(score > limit for score in scores) == skipped
+
+
 class Run:
     """A model with one weight, whose updates are checked by an UpdateGuard."""
 
