@@ -90,15 +90,16 @@ class RandomRows:
 
 def our_model(setup: Setup, *, document_mask: bool = False) -> Any:
     from gpt2_repro.model.arguments import ModelArguments
-    from gpt2_repro.model.build import build_model, choose_attention
+    from gpt2_repro.model.attention import Machine, choose_attention
+    from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.model.document_mask import Documents
 
     shape = {key: setup.model[key] for key in ("n_layer", "n_head", "n_embd")}
     length, vocabulary = setup.model["sequence_length"], setup.model["vocab_size"]
     config = build_config(ModelArguments(**shape), sequence_length=length, vocab_size=vocabulary)
-    device = {"cuda": torch.cuda.is_available(), "bf16": setup.bf16}
-    attention, _ = choose_attention("auto", document_mask=document_mask, **device)
+    machine = Machine(torch.cuda.is_available(), setup.bf16, length, document_mask=document_mask)
+    attention = choose_attention("auto", machine, config, rows=setup.micro_batch).name
     documents = Documents(SEPARATOR) if document_mask else None
     return build_model(config, attention=attention, documents=documents, compiled=setup.compile)
 

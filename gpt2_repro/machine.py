@@ -18,7 +18,8 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.formatting import duration, size
 from gpt2_repro.launchers import recommended_launcher
 from gpt2_repro.manifest import MANIFEST
-from gpt2_repro.model.build import build_model, choose_attention
+from gpt2_repro.model.attention import Machine, choose_attention
+from gpt2_repro.model.build import build_model
 from gpt2_repro.model.configuration import build_config
 from gpt2_repro.model.pretraining import chunk_size
 from gpt2_repro.model.scale import scale_of
@@ -49,17 +50,23 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
     except UserError as error:
         return [driver, Finding("✗", "device", str(error))]
 
-    device = {"cuda": not on_cpu, "bf16": training.bf16, "document_mask": model.document_mask}
+    data = recipe.data
+    machine = Machine(not on_cpu, training.bf16, data.sequence_length, document_mask=model.document_mask)
+    config = build_config(model, sequence_length=data.sequence_length, vocab_size=128)
+    rows = training.per_device_train_batch_size
     here = hardware.find_accelerator(use_cpu=on_cpu)
     gpus = f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
-    found = _judge("attention", lambda: ": ".join(choose_attention(model.attn_implementation, **device)))
-    slower = found.mark == "✓" and not on_cpu and not found.words.startswith("flash_attention_2")
+
+    def attend() -> str:
+        choice = choose_attention(model.attn_implementation, machine, config, rows=rows)
+        return "; ".join([str(choice), *(" ".join(line.split()) for line in choice.table if "not used" in line)])
+
     return [
         driver,
         Finding("✓", "device", f"the CPU, {os.cpu_count()} cores" if on_cpu else gpus),
         _judge("precision", lambda: hardware.choose_bf16(training.bf16, **rules)[1]),
         _judge("torch.compile", lambda: "on" if hardware.choose_compile(training.torch_compile, **rules) else "off"),
-        found._replace(mark="!") if slower else found,
+        _judge("attention", attend),
     ]
 
 

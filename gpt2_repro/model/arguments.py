@@ -59,9 +59,15 @@ class ModelArguments:
     pad_vocab_to_multiple_of: int = HfArg(
         default=128, help="Pad the vocabulary to a multiple of this number. With 128, 50,257 ids become 50,304."
     )
-    attn_implementation: Literal["auto", "flash_attention_2", "causal_sdpa", "eager"] = HfArg(
-        default="auto", help="auto: flash_attention_2 if flash-attn works, otherwise causal_sdpa (SDPA without mask)."
-    )
+    attn_implementation: Literal[
+        "auto",
+        "flash_attention_2",
+        "kernels-community/flash-attn2",
+        "causal_sdpa",
+        "causal_cudnn",
+        "causal_efficient",
+        "eager",
+    ] = HfArg(default="auto", help="Attention kernel. auto: the fastest on this GPU. causal_sdpa: torch's SDPA.")
     document_mask: bool = HfArg(
         default=False,
         help="No attention between documents of a row. Positions are counted per row. Slower without flash-attn.",

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx import GraphModule, Node
 from transformers import PreTrainedModel
+
+from gpt2_repro.errors import in_a_line
 
 
 logger = logging.getLogger(__name__)
@@ -18,7 +21,7 @@ logger = logging.getLogger(__name__)
 # Next to the runs and not in /tmp, which a rented machine loses when it stops.
 CACHE = ".cache/inductor"
 # flash-attn's operations: on rows, and on documents by their lengths (varlen).
-FLASH = re.compile("_flash_attn_(varlen_)?forward")
+FLASH = re.compile("flash_attn_?(varlen_)?(forward|fwd)")
 
 
 class Graph(NamedTuple):
@@ -33,7 +36,8 @@ class Graph(NamedTuple):
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
     """Compile the loss of a model from `make_pretraining` to a single graph.
 
-    A graph break raises an error. Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR (default: .cache/inductor).
+    If the model's attention cannot be compiled, the model continues with causal_sdpa. Every other graph break raises
+    an error. Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR (default: .cache/inductor).
 
     Returns the list `model.compiled_graphs`. Each newly compiled graph is added to this list.
     """
@@ -54,7 +58,21 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
         return compiler(graph, inputs, **options)
 
     # Only the loss: DDP and DeepSpeed wrap an ordinary module, and sampling and scoring have changing input shapes.
-    model.summed_loss = torch.compile(model.summed_loss, backend=watched, fullgraph=True, dynamic=False)
+    compiled = torch.compile(model.summed_loss, backend=watched, fullgraph=True, dynamic=False)
+
+    def compiled_loss(input_ids: Tensor, shift_labels: Tensor, **attention: Any) -> Tensor:
+        try:
+            return compiled(input_ids, shift_labels, **attention)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if (kernel := model.config._attn_implementation) == "causal_sdpa":
+                raise
+            logger.warning("%s cannot be compiled (%s). Using causal_sdpa.", kernel, in_a_line(error)[:200])
+            graphs.clear()
+            model.set_attn_implementation("causal_sdpa")
+            attention = model.documents.attention(model, input_ids) if model.documents else {}
+            return compiled(input_ids, shift_labels, **attention)
+
+    model.summed_loss = compiled_loss
     model.compiled_graphs = graphs
     return graphs
 

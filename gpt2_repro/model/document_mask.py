@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.generic import is_flash_attention_requested
 
 from gpt2_repro.errors import UserError
 
@@ -68,7 +69,7 @@ def documents_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Document
 
 def takes_lengths(model: PreTrainedModel) -> bool:
     """Return whether the model's attention takes document lengths instead of a mask."""
-    return model.config._attn_implementation == "flash_attention_2"
+    return is_flash_attention_requested(model.config)
 
 
 def _lengths(starts: Tensor) -> dict[str, Any]:

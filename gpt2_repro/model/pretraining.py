@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AttentionInterface,
     AutoModelForCausalLM,
     MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
@@ -25,12 +23,6 @@ from gpt2_repro.model.document_mask import Documents
 
 # The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
 LOGITS_PER_CHUNK = 2**28
-
-# Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function.
-# Under torch.compile stock `sdpa` passes a dense [T, T] mask with is_causal=False to the kernel. In eager mode stock
-# `sdpa` costs a host sync per forward (masking_utils.find_packed_sequence_indices, transformers#41856). Needed until
-# create_causal_mask has an option for rows that are not packed.
-AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
 
 
 # transformers' ForCausalLMLoss (5.23) holds the logits of a complete batch in fp32, and includes padding ids of the

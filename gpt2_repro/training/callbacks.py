@@ -147,8 +147,8 @@ class CompilationReport(TrainerCallback):
     """
 
     def __init__(self, model: PreTrainedModel, *, record: Callable[[dict[str, Any]], None]) -> None:
-        self.graphs, self.n_layer, self.record = model.compiled_graphs, model.config.num_hidden_layers, record
-        self.masks = model.documents is not None and not takes_lengths(model)
+        self.model, self.graphs, self.record = model, model.compiled_graphs, record
+        self.n_layer = model.config.num_hidden_layers
         self.began: float | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -157,13 +157,15 @@ class CompilationReport(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.began is None:
             return
-        problems = check_graphs(self.graphs, n_layer=self.n_layer, masks=self.masks)
+        masks = self.model.documents is not None and not takes_lengths(self.model)
+        problems = check_graphs(self.graphs, n_layer=self.n_layer, masks=masks)
         for problem in problems:
             logger.warning("compilation: %s", problem)
         if not problems:
-            kind, seconds = "masked" if self.masks else "causal", time.perf_counter() - self.began
+            kind, seconds = "masked" if masks else "causal", time.perf_counter() - self.began
             graphs = sum(graph.training for graph in self.graphs)
             text = "compiled: %d graph(s) with %d %s attention calls and no logits. The first step took %.0f s."
             logger.info(text, graphs, self.n_layer, kind, seconds)
-        self.record({"compiled": bool(self.graphs), "compilation_problems": problems})
+        kernel = self.model.config._attn_implementation
+        self.record({"compiled": bool(self.graphs), "attention": kernel, "compilation_problems": problems})
         self.on_step_begin = self.on_step_end = lambda *args, **kwargs: None  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from accelerate.utils import broadcast_object_list
 
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
+from gpt2_repro.hardware import find_accelerator
 from gpt2_repro.recipe import values_of
 from gpt2_repro.run_record import RunRecord
 from gpt2_repro.supervision import RUN, note
@@ -50,7 +51,8 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     # Imported after the checks, so that mistakes are reported before the slow imports.
     from transformers import set_seed
 
-    from gpt2_repro.model.build import build_model, choose_attention
+    from gpt2_repro.model.attention import Machine, choose_attention
+    from gpt2_repro.model.build import build_model
     from gpt2_repro.model.configuration import build_config
     from gpt2_repro.model.document_mask import documents_of
     from gpt2_repro.training.announce import announce, describe_run
@@ -64,18 +66,44 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     shape = {"sequence_length": plan.sequence_length, "vocab_size": manifest.vocab_size}
     config = build_config(recipe.model, **shape, tokenizer=tokenizer)
     documents = documents_of(tokenizer, recipe.data.separator) if recipe.model.document_mask else None
-    device = {"cuda": not args.use_cpu, "bf16": args.bf16, "one_row_compiled": args.compiles_one_row}
-    attention = choose_attention(recipe.model.attn_implementation, document_mask=recipe.model.document_mask, **device)
+    machine = Machine(
+        cuda=not args.use_cpu,
+        bf16=args.bf16,
+        length=plan.sequence_length,
+        one_row_compiled=args.compiles_one_row,
+        document_mask=recipe.model.document_mask,
+    )
+    requested, attention = recipe.model.attn_implementation, None
+    if requested != "auto" or args.process_index == 0:
+        attention = choose_attention(
+            requested, machine, config, rows=plan.micro_batch_size, earlier=_attention_of(run, use_cpu=args.use_cpu)
+        )
+        for line in attention.table:
+            logger.info(line)
+    attention = broadcast_object_list([attention])[0]  # timings differ between ranks, so rank 0 decides
     set_seed(args.seed)
     init_from = "" if start.checkpoint else recipe.model.init_from
     model = build_model(
-        config, tokenizer, attention=attention[0], init_from=init_from, documents=documents, compiled=args.compile_loss
+        config,
+        tokenizer,
+        attention=attention.name,
+        init_from=init_from,
+        documents=documents,
+        compiled=args.compile_loss,
     )
     if args.process_index == 0:
         training = dataclasses.replace(recipe.training, output_dir=args.output_dir, resume_from="")
         run.claim(dataclasses.replace(recipe, training=training).to_yaml())
-    chosen = {"attention": f"{attention[0]} ({attention[1]})", "run_identity": run_identity}
+    chosen = {"attention": str(attention), "run_identity": run_identity}
     environment = announce(describe_run(args, plan, model, manifest, **chosen, **deviations))
     prepare_wandb(args.report_to, run.path)  # before the Trainer imports wandb
     trainer = PretrainingTrainer(model=model, args=args, inputs=inputs, run=run, environment=environment)
     fit(trainer, start)
+
+
+def _attention_of(run: RunRecord, *, use_cpu: bool) -> str:
+    """Return the attention kernel of an earlier attempt of the run on the same GPU model, or ""."""
+    earlier = run.environment()
+    if earlier.accelerator.name != find_accelerator(use_cpu=use_cpu).name:
+        return ""
+    return earlier.engine.get("attention") or (earlier.attention or "").partition(" ")[0]

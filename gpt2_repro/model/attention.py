@@ -1,0 +1,263 @@
+"""Choose the attention kernel of a run: the fastest that works on this machine."""
+
+import copy
+import importlib.util
+import logging
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.benchmark import Timer
+from transformers import AttentionInterface, AutoModelForCausalLM, GPT2Config, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import is_kernels_available
+
+from gpt2_repro.errors import UserError
+from gpt2_repro.model.document_mask import Documents
+
+
+logger = logging.getLogger(__name__)
+
+PACKAGE, HUB_KERNEL = "flash_attention_2", "kernels-community/flash-attn2"
+SDPA = ("causal_cudnn", "causal_sdpa", "causal_efficient")
+TIMING_SECONDS = 1.0  # per kernel, after a warm-up
+# bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
+MOST_DIFFERENCE = 0.05
+
+
+# Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function. Under
+# torch.compile stock `sdpa` passes a dense [T, T] mask with is_causal=False to the kernel. In eager mode stock `sdpa`
+# costs a host sync per forward (masking_utils.find_packed_sequence_indices, transformers#41856). Needed until
+# create_causal_mask has an option for rows that are not packed.
+AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+
+
+def _register(name: str, first: SDPBackend) -> None:
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+        if attention_mask is not None or query.shape[2] % 128:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        with sdpa_kernel([first, *_OTHERS], set_priority=True):
+            return sdpa_attention_forward(module, query, key, value, None, **kwargs)
+
+    AttentionInterface.register(name, attend)
+
+
+_OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_register("causal_cudnn", SDPBackend.CUDNN_ATTENTION)
+_register("causal_efficient", SDPBackend.EFFICIENT_ATTENTION)
+
+
+def disable_cudnn_attention() -> None:
+    """Turn off cuDNN's kernel for SDPA, except in `causal_cudnn`.
+
+    The kernel is wrong for explicit masks, and for lengths that are not a multiple of 128.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)  # pytorch#196678, #169849, #193893
+
+
+class Machine(NamedTuple):
+    """The properties of a machine and a run that decide which kernels can be used."""
+
+    cuda: bool
+    bf16: bool
+    length: int  # targets per row
+    one_row_compiled: bool = False  # whether torch.compile is used with one row per forward pass
+    document_mask: bool = False
+
+
+class Choice(NamedTuple):
+    """The attention implementation of a run, the reason, and a table of timings."""
+
+    name: str
+    reason: str
+    table: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+def obstacle(name: str, machine: Machine) -> str | None:
+    """Return why the attention kernel `name` cannot be used, or None."""
+    if name in ("causal_sdpa", "eager"):
+        return None
+    if not machine.cuda:
+        return "there is no GPU"
+    if name == "causal_efficient":
+        return None
+    if not machine.bf16:
+        return "it needs bf16, which this run does not use"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "this GPU is older than Ampere"
+    if name == "causal_cudnn":
+        if machine.document_mask:
+            return "cuDNN is wrong with document masks"
+        return "cuDNN is wrong for rows whose length is not a multiple of 128" if machine.length % 128 else None
+    if machine.one_row_compiled and not machine.document_mask:
+        # _is_packed_sequence in transformers 5.23. Position ids are not read if the lengths of documents are passed.
+        return "transformers branches on the position ids of a micro-batch of 1, which cannot be compiled"
+    if name == PACKAGE and importlib.util.find_spec("flash_attn") is None:
+        return "flash-attn is not installed (requirements-gpu.txt)"
+    if name == HUB_KERNEL and not is_kernels_available():
+        return "the package kernels is not installed in the version that transformers needs"
+    return None
+
+
+def choose_attention(
+    requested: str, machine: Machine, config: PreTrainedConfig, *, rows: int, earlier: str = ""
+) -> Choice:
+    """Return the attention kernel to use. `auto` is the fastest on this machine.
+
+    Args:
+        requested: the field attn_implementation of the recipe.
+        config: configuration of the model to train; kernels are timed with its heads.
+        rows: rows per forward pass.
+        earlier: the kernel that `auto` chose when the run was started on the same GPU model.
+
+    Raises UserError if another kernel than `auto` is requested and cannot be used.
+    """
+    flash = (PACKAGE, HUB_KERNEL)
+    if requested != "auto":
+        wrong = obstacle(requested, machine)
+        if requested in flash and not wrong:
+            wrong = _disagreement(requested, document_mask=machine.document_mask)
+        if wrong:
+            raise UserError(f"{requested} cannot be used: {wrong}. Pass --attn_implementation auto.")
+        return Choice(requested, "as requested")
+    obstacles = {name: obstacle(name, machine) for name in (*flash, *SDPA)}
+    if obstacles[PACKAGE] is None:
+        obstacles[HUB_KERNEL] = "the package flash-attn has the same kernel"
+    if not machine.cuda:
+        return Choice("causal_sdpa", "torch's SDPA without a mask, because there is no GPU")
+    if machine.document_mask:
+        for name in flash:
+            obstacles[name] = obstacles[name] or _disagreement(name, document_mask=True)
+            if obstacles[name] is None:
+                return Choice(name, "it takes document lengths instead of a mask")
+        why = "; ".join(f"{name}: {obstacles[name]}" for name in flash)
+        return Choice("causal_sdpa", f"torch's SDPA with a document mask; {why}")
+    if earlier in obstacles:
+        if obstacles[earlier] is None:
+            return Choice(earlier, "as at the start of the run")
+        logger.warning("%s was chosen at the start of the run, but %s.", earlier, obstacles[earlier])
+    timings = time_kernels(obstacles, config, rows=rows, bf16=machine.bf16, device="cuda")
+    return fastest(timings, f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}")
+
+
+class Timing(NamedTuple):
+    """Time of one forward and backward pass of a kernel, or why there is none."""
+
+    name: str
+    milliseconds: float | None
+    obstacle: str | None = None
+
+
+def fastest(timings: list[Timing], where: str) -> Choice:
+    """Return the fastest kernel, or causal_sdpa if no kernel was timed.
+
+    `where` describes the measured shape and the GPU.
+    """
+    order = sorted(timings, key=lambda timing: timing.milliseconds or math.inf)
+    table = [f"attention, forward and backward, {where}:"]
+    for timing in order:
+        result = f"{timing.milliseconds:.2f} ms" if timing.milliseconds else f"not used: {timing.obstacle}"
+        table.append(f"  {timing.name:<30} {result}")
+    best = order[0]
+    if not best.milliseconds:
+        return Choice("causal_sdpa", "no kernel could be timed", tuple(table))
+    others = ", ".join(f"{each.name} {each.milliseconds:.2f}" for each in order[1:] if each.milliseconds)
+    return Choice(best.name, f"{best.milliseconds:.2f} ms; {others or 'the only kernel'}", tuple(table))
+
+
+def time_kernels(
+    obstacles: dict[str, str | None], config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
+) -> list[Timing]:
+    """Time each kernel without an obstacle, and check its results.
+
+    Args:
+        obstacles: for each name of an attention implementation, why it is not timed, or None.
+    """
+    timings: list[Timing] = []
+    expected: list[Tensor] = []
+    # causal_sdpa first, because its results are the expected ones.
+    for name, reason in sorted(obstacles.items(), key=lambda pair: pair[0] != "causal_sdpa"):
+        if reason is None:
+            try:
+                milliseconds, results = _run_kernel(name, config, rows=rows, bf16=bf16, device=device)
+                expected = expected or results
+                reason = _compare(results, expected)
+            except (ImportError, RuntimeError, ValueError, OSError) as error:
+                reason = f"it fails on this machine ({str(error).splitlines()[0][:200]})"
+        timings.append(Timing(name, None if reason else milliseconds, reason))
+    return timings
+
+
+def _run_kernel(
+    name: str, config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
+) -> tuple[float, list[Tensor]]:
+    """Return the milliseconds of a pass, and the output and gradients of one pass."""
+    single = copy.deepcopy(config)
+    single.num_hidden_layers, single.vocab_size = 1, 128
+    single.bos_token_id = single.eos_token_id = None  # ids outside this small vocabulary cause a warning
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    model = AutoModelForCausalLM.from_config(single, dtype=dtype, attn_implementation=name)
+    module = next(each for each in model.modules() if hasattr(each, "is_causal"))
+    heads = config.num_attention_heads
+    width, length = config.hidden_size // heads, config.max_position_embeddings
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(count: int) -> Tensor:
+        drawn = torch.randn(rows, length, count, width, generator=generator, device=device, dtype=dtype)
+        return drawn.transpose(1, 2)
+
+    groups = getattr(config, "num_key_value_heads", heads)
+    inputs = [draw(count).requires_grad_() for count in (heads, groups, groups)]
+    direction = draw(heads).transpose(1, 2)
+    attend = AttentionInterface()[model.config._attn_implementation]
+
+    def run() -> list[Tensor]:
+        out = attend(module, *inputs, None, dropout=0.0, scaling=width**-0.5)[0]
+        return [out.detach(), *torch.autograd.grad(out, inputs, direction)]
+
+    results = run()
+    return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=TIMING_SECONDS).median * 1e3, results
+
+
+def _compare(results: list[Tensor], expected: list[Tensor]) -> str | None:
+    differences = [(a - b).abs().max().float() / b.abs().max().float() for a, b in zip(results, expected, strict=True)]
+    worst = float(torch.stack(differences).nan_to_num(math.inf).max())
+    return None if worst < MOST_DIFFERENCE else f"it differs from causal_sdpa by {worst:.3f}"
+
+
+def _disagreement(name: str, *, document_mask: bool) -> str | None:
+    try:
+        difference = attention_difference(name, "sdpa", device="cuda", document_mask=document_mask)
+    except (ImportError, RuntimeError, ValueError, OSError) as error:
+        return f"it fails on this machine ({str(error).splitlines()[0]})"
+    return None if difference < MOST_DIFFERENCE else f"it differs from SDPA by {difference:.3f}"
+
+
+def attention_difference(one: str, other: str, *, device: str, document_mask: bool = False) -> float:
+    """Return the largest difference between two attention implementations in bf16.
+
+    Outputs and gradients are compared, relative to the largest absolute value of `other`. This function sets torch's
+    global seed.
+    """
+    none = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(n_layer=1, n_head=4, n_embd=256, vocab_size=512, n_positions=128, **none)
+    ids = torch.arange(256, device=device).view(2, 128) % (37 if document_mask else 512)
+    results: list[list[torch.Tensor]] = []
+    for implementation in (one, other):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=implementation)
+        model = model.to(device)
+        inside = Documents(separator=0).attention(model, ids) if document_mask else {}
+        hidden = model.base_model(ids, use_cache=False, **inside).last_hidden_state.float()
+        # A random direction, not a norm. After a LayerNorm the norm is the same for all weights, and its gradient is
+        # rounding noise.
+        direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(device)
+        (hidden * direction).mean().backward()
+        results.append([hidden.detach(), model.base_model.h[0].attn.c_attn.weight.grad.float()])
+    differences = torch.stack([(a - b).abs().max() / b.abs().max() for a, b in zip(*results, strict=True)])
+    return float(differences.max()) if differences.isfinite().all() else math.inf
