@@ -89,10 +89,11 @@ def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
 
 def _values(recipe: TrainingRecipe, section: str) -> dict[str, Any]:
     """Return a section's values by name, with computed `max_steps` and `total_tokens`."""
-    values = values_of(recipe.sections[section])
-    if section == "training":
-        steps = count_steps(recipe.training)
-        return values | {"max_steps": steps, "total_tokens": steps * recipe.training.tokens_per_step}
+    values, training = values_of(recipe.sections[section]), recipe.training
+    # A size of 0 is derived from the text when a run starts, so the number of steps is not known yet.
+    if section == "training" and training.tokens_per_step and (training.max_steps or training.total_tokens):
+        steps = count_steps(training)
+        return values | {"max_steps": steps, "total_tokens": steps * training.tokens_per_step}
     return values
 
 

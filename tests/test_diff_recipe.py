@@ -91,3 +91,9 @@ def test_a_run_has_a_reference_unless_a_difference_changes_its_validation_loss(
     assert found["reference"] == ("llm.c" if follows else None)
     fields = {deviation["field"] for deviation in found["deviations"]}
     assert fields == {name for name, its in compare(*typed).items() if its.group == "learned"}
+
+
+def test_a_recipe_with_derived_sizes_is_compared() -> None:
+    found = compare(FAITHFUL, against=str(ROOT / "recipes" / "own_text.yaml"))
+    sizes = [found[f"training.{name}"].recipe for name in ("tokens_per_step", "total_tokens", "max_steps")]
+    assert sizes == [0, 0, 0] and found["training.max_steps"].run == 18_865

@@ -102,7 +102,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
 
 
 def _attention_of(run: RunRecord, *, use_cpu: bool) -> str:
-    """Return the attention kernel of an earlier attempt of the run on the same GPU model, or ""."""
+    """Return the kernel that the run used before on the same GPU model, or ""."""
     earlier = run.environment()
     if earlier.accelerator.name != find_accelerator(use_cpu=use_cpu).name:
         return ""
