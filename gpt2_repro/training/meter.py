@@ -50,7 +50,7 @@ class Meter:
             self._book(outer)
 
     def move(self, seconds: float, to: str) -> None:
-        """Move `seconds` of the time breakdown from the part measured now to the part `to`."""
+        """Move `seconds` in the time breakdown from the part measured now to part `to`."""
         self._seconds[self._account] -= seconds
         self._seconds[to] += seconds
 
