@@ -277,8 +277,8 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 def output_dir_of(recipe: TrainingRecipe) -> str:
     """Return --output_dir, or runs/NAME if --output_dir is not set.
 
-    NAME is the name of the recipe file. If the run uses another prepared folder than the recipe file names, NAME is
-    the name of the folder that is used.
+    NAME is the name of the recipe file. If the run uses another prepared folder than the recipe file, NAME is the
+    name of that prepared folder.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

@@ -211,7 +211,7 @@ class UpdateGuard(TrainerCallback):
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """Start to copy `flag` to the CPU.
 
-    Returns the copy, and the CUDA event that marks the end of copying (None if `flag` is not on a GPU).
+    Returns the copy, and the CUDA event that marks the end of copying. The event is None if `flag` is not on a GPU.
     """
     if flag.device.type != "cuda":
         return flag.cpu(), None

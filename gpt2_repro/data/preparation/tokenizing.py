@@ -44,7 +44,7 @@ class StagedPart:
         """The content of the .json file that describes one part of a source file.
 
         The counts are `tokens`, `documents`, `text_bytes`, `longest` (tokens of the longest document) and `bad`
-        (unreadable rows). `bad_examples` has error messages, `source` is the name of the source file, and `ids` is the
+        (unreadable rows). `bad_examples` has error messages. `source` is the name of the source file. `ids` is the
         location of the token ids.
         """
         return json.loads(self.path(".json").read_text())
