@@ -91,8 +91,9 @@ class DataArguments:
 def default_folder(data: DataArguments) -> str:
     """Return the default folder data/NAME, or "" if neither files nor source are set.
 
-    For example, books/shakespeare.txt.gz gives data/shakespeare, and 'books/*.txt' gives data/books. Two or three files
-    in the working directory give data/NAME+NAME.
+    For example, books/shakespeare.txt.gz gives data/shakespeare, and 'books/*.txt' gives data/books. The names of two
+    or three files in the working directory are joined: a.txt, b.txt and c.txt give data/a+b+c. Other lists of files
+    give the name of the common folder.
     """
     texts = data.source.split(",") if data.source != "files" else []
     if data.data_files:

@@ -69,7 +69,7 @@ class EpochSampler(Sampler[int]):
         return itertools.islice((row for window in self.windows() for row in window.tolist()), len(self))
 
     def windows(self) -> Iterator[np.ndarray]:
-        """Yield the row numbers of the epoch in order, in arrays of at most `WINDOW` rows.
+        """Yield the row numbers of the epoch in reading order, at most `WINDOW` per array.
 
         Rows after the last complete step are included.
         """
@@ -94,7 +94,7 @@ class LengthGroupedBatches(Sampler[list[int]]):
 
     Args:
         targets: array of shape [rows] with the number of targets of each row.
-        plan: batch plan with enough forward passes per step, see `batch_plan.passes_by_length`.
+        plan: batch plan returned by `batch_plan.plan_by_length`.
     """
 
     def __init__(self, targets: np.ndarray, plan: BatchPlan, *, seed: int) -> None:
@@ -145,8 +145,8 @@ class LengthGroupedBatches(Sampler[list[int]]):
 def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) -> list[int]:
     """Divide sorted rows into batches, and return the index at which each batch ends.
 
-    The largest batch is as small as possible. Raises ValueError if there are fewer rows than batches, or if the rows
-    do not fit.
+    The largest batch has as few positions as possible. Raises ValueError if there are fewer rows than batches, or if
+    the rows do not fit into the batches.
 
     Args:
         lengths: number of targets of each row; the longest row comes first.
@@ -173,7 +173,8 @@ def cut_by_length(lengths: Sequence[int], num_batches: int, max_positions: int) 
 def _fill(lengths: Sequence[int], positions: int, num_batches: int) -> list[int]:
     """Fill batches with rows in order, and return the index at which each batch ends.
 
-    A batch has at most `positions` positions, including padding.
+    A batch has at most `positions` positions, including padding. If the rows need more than `num_batches` batches, the
+    result has `num_batches` + 1 indices.
     """
     ends: list[int] = []
     end = 0

@@ -54,7 +54,7 @@ class Rows:
         return int(self._starts[-1])
 
     def __getitem__(self, key: int | Sequence[int]) -> dict[str, Any]:
-        """Return a dict with one row or a list of rows under the key `input_ids`."""
+        """Return {"input_ids": row} for a row number, or {"input_ids": rows} for a list."""
         if isinstance(key, int):
             return self.__getitems__([key])[0]
         return {"input_ids": [row["input_ids"] for row in self.__getitems__(key)]}
@@ -106,7 +106,7 @@ class Rows:
 
 
 def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
-    """Memory-map the rows of a `datasets` folder.
+    """Memory-map rows from a folder in the format of the `datasets` library.
 
     Raises UserError if the files of the folder are damaged.
     """

@@ -35,7 +35,7 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     Raises UserError if the tokenizer does not exist, cannot be read or has no tokenizer.json.
 
     Args:
-        sequence_length: `model_max_length` of the tokenizer, if its configuration does not set it.
+        sequence_length: the value of `model_max_length`, if the tokenizer's configuration has no such value.
     """
     from tokenizers import Tokenizer
 
@@ -73,7 +73,10 @@ def _download_tokenizer(name: str) -> Path:
 
 
 def _complete_config(folder: Path, sequence_length: int) -> None:
-    """Add missing class, length limit and end-of-text token to a tokenizer's config."""
+    """Add missing entries to a tokenizer's configuration file.
+
+    The entries are `tokenizer_class`, `model_max_length`, `bos_token` and `eos_token`.
+    """
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text()) if path.is_file() else {}
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
@@ -106,10 +109,10 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
 
 
 def count_characters(documents: Iterable[str], destination: Path, *, sequence_length: int) -> None:
-    """Save a tokenizer with one id per character that the documents contain.
+    """Collect the characters of the documents, and save a character tokenizer.
 
-    The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char. The tokenizer has no
-    end-of-text id. Raises UserError if the documents have no text.
+    Each character has one id. The ids follow the sorted order of the characters, as in nanoGPT's shakespeare_char.
+    The tokenizer has no end-of-text id. Raises UserError if the documents have no text.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -139,9 +142,10 @@ def obtain_tokenizer(
     """Save the tokenizer `name` to `destination`, unless that folder exists.
 
     Args:
-        name: value of --tokenizer.
-        documents: function that returns the training text, for `train` and `char`.
-        text_bytes: function that returns the size of the training text in bytes, for `train` without a number.
+        name: value of --tokenizer: `train`, `train:SIZE`, `char`, or the folder or Hub id of a tokenizer.
+        documents: function that returns the training text. Called for `train`, `train:SIZE` and `char`.
+        text_bytes: function that returns the size of the training text in bytes. Called for `train`, to choose the
+            vocabulary size.
     """
     if destination.is_dir():
         return

@@ -207,7 +207,7 @@ class PretrainingArguments(TrainingSection):
 
     @property
     def compiles_one_row(self) -> bool:
-        """Whether the loss is compiled for batches of one row (training or validation)."""
+        """Whether the loss is compiled and training or validation uses batches of one row."""
         return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)
 
 
@@ -275,9 +275,10 @@ def warmup_steps(training: TrainingSection, max_steps: int) -> int:
 
 
 def output_dir_of(recipe: TrainingRecipe) -> str:
-    """Return --output_dir, or runs/ plus the name of the recipe or prepared folder.
+    """Return --output_dir, or runs/NAME if --output_dir is not set.
 
-    The name of the prepared folder is used if the folder differs from the folder in the recipe file.
+    NAME is the name of the recipe file. If the run uses another prepared folder than the recipe file, NAME is the
+    name of that prepared folder.
     """
     folder, own = Path(recipe.data.dataset_dir).name, Path(recipe.written.get("data", {}).get("dataset_dir", "")).name
     return expand(recipe.training.output_dir or "") or f"runs/{recipe.path.stem if folder in ('', own) else folder}"

@@ -82,7 +82,7 @@ PARTS = {
 
 
 def format_event(event: dict[str, Any], steps_left: int = 0) -> str:
-    """Return an event of metrics.jsonl as one line of text, or "" without a loss.
+    """Return an event of metrics.jsonl as one line, or "" if the event has no loss.
 
     Args:
         event: a parsed line of metrics.jsonl.

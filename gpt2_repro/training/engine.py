@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_deepspeed(*, use_cpu: bool) -> None:
-    """Configure DeepSpeed in this process, to run on the CPU if `use_cpu`."""
+    """Hide a warning of DeepSpeed. If `use_cpu`, make DeepSpeed run on the CPU."""
     # DeepSpeed 0.19.8 calls these functions on every step. torch 2.13 renamed them.
     warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
     if not use_cpu or importlib.util.find_spec("deepspeed") is None:
@@ -42,7 +42,7 @@ def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[st
     """Return the class, dtypes and settings of the training engine.
 
     Args:
-        wrapped: the training engine, which is the model inside its DDP, DeepSpeed or FSDP wrapper.
+        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
         inner: torch's optimizer, from `innermost_optimizer`.
     """
     dtype = next(wrapped.parameters()).dtype
@@ -87,8 +87,10 @@ def innermost_optimizer(wrapped: nn.Module, optimizer: Any) -> Any:
 def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer, *, weight_decay: float) -> None:
     """Correct the optimizer state that DeepSpeed 0.19.8 restores wrongly.
 
+    The corrected values are step counts, the clipping limit and weight decays.
+
     Args:
-        wrapped: the model inside its DDP, DeepSpeed or FSDP wrapper.
+        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
         optimizer: torch's optimizer, from `innermost_optimizer`.
         weight_decay: the weight decay of the first parameter group. The second group has no weight decay.
     """
@@ -112,7 +114,10 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
 
 
 def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Return a function for DeepSpeed's gradient norm, or None without DeepSpeed."""
+    """Return a function that returns the gradient norm computed by DeepSpeed (ZeRO).
+
+    Returns None if the run does not use DeepSpeed.
+    """
     if type(wrapped).__name__ != "DeepSpeedEngine":
         return None
     zero: Any = wrapped.optimizer

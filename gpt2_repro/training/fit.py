@@ -1,4 +1,7 @@
-"""Run training until it finishes or stops, record the outcome, and write final/."""
+"""Train until the run finishes or stops early, and record the outcome.
+
+A finished run writes the final model to final/.
+"""
 
 import functools
 import logging
@@ -30,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 def add_callbacks(trainer: PretrainingTrainer) -> None:
-    """Add the callbacks that print, sample and report the progress of the run."""
+    """Add the callbacks that print progress, sample text and check the compilation.
+
+    Exceptions in callbacks that report to tracking services are caught from now on.
+    """
     guard_reporting(trainer)
     disable_progress_bar()  # each save would draw a bar over the progress bar of the run
     for stock in (ProgressCallback, PrinterCallback):
@@ -109,7 +115,10 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
 
 
 def judge(trainer: PretrainingTrainer) -> None:
-    """Log whether the last validation loss is in the range of the reference runs."""
+    """Log whether the last validation loss is in the range of llm.c's runs.
+
+    Nothing is logged for a run or a step without such a range.
+    """
     losses, reference = trainer.eval_losses, trainer.environment.reference
     if reference and "eval_loss" in losses and (message := explained(int(losses["step"]), losses["eval_loss"])):
         logger.info(message)

@@ -161,10 +161,10 @@ class UpdateGuard(TrainerCallback):
             self._count(step, reason, not_finite=not_finite)
 
     def settle(self, *, but: int = 0) -> None:
-        """Read results of checks from the device, and count each skipped update.
+        """Read from the device which updates were skipped, and count these updates.
 
         Args:
-            but: the number of newest results to leave unread.
+            but: the number of newest updates to leave unread.
 
         Raises Diverged if too many updates were not finite.
         """
@@ -198,14 +198,21 @@ class UpdateGuard(TrainerCallback):
         return {"skipped": self.skipped, "total": self.total, "windows": windows}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state` returned when a checkpoint was saved."""
+        """Restore the state of the guard from a checkpoint.
+
+        Args:
+            state: a result of the method `state`.
+        """
         self.skipped, self.total = state["skipped"], state["total"]
         limits = {name: detector.limit for name, detector in self.detectors.items()}
         self.detectors = {name: OutlierDetector(limits[name], *seen) for name, seen in state["windows"].items()}
 
 
 def _to_host(flag: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return a CPU copy, and the CUDA event (or None) that marks the end of the copy."""
+    """Start to copy `flag` to the CPU.
+
+    Returns the copy, and the CUDA event that marks the end of copying. The event is None if `flag` is not on a GPU.
+    """
     if flag.device.type != "cuda":
         return flag.cpu(), None
     host = torch.empty_like(flag, device="cpu", pin_memory=True)

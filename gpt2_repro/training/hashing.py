@@ -17,11 +17,12 @@ NOT_SAVED = "training_args.bin"  # a pickle of the settings. Nothing reads it, a
 
 @contextlib.contextmanager
 def hashed_saves(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """Hash each file saved below `folder` in the `with` block, and sync it to disk.
+    """Hash each file that this process saves below `folder` in the `with` block.
 
-    Only files written by `torch.save` and by transformers' writer of safetensors are hashed.
+    Only files that `torch.save` writes, and safetensors files that transformers writes, are hashed and synced to disk.
 
-    Yields the size (`bytes`) and the hash (`sha256`) of each file saved by this process, by path relative to `folder`.
+    Yields a dict, to which each hashed file adds an entry. The key is the path relative to `folder`. The value is a
+    dict with the size (`bytes`) and the hash (`sha256`).
     """
     written: dict[str, dict[str, Any]] = {}
     save_pickle, save_weights = torch.save, modeling_utils.safe_save_file

@@ -58,7 +58,13 @@ def open_inputs(data: PreparedData, args: PretrainingArguments) -> Inputs:
 def _open_hellaswag(
     args: PretrainingArguments, tokenizer: PreTrainedTokenizerBase, *, window: int
 ) -> HellaSwag | None:
-    """Return the HellaSwag items, or None if not requested or not available."""
+    """Return the HellaSwag items, or None if the run does not score HellaSwag.
+
+    The result is also None if the items cannot be downloaded.
+
+    Args:
+        window: the maximum number of positions per row.
+    """
     if not args.hellaswag_steps:
         return None
     if args.eval_strategy == "no":

@@ -44,7 +44,10 @@ BLOCKS = {
 
 
 def end_with_launcher() -> None:
-    """On Linux, send LAUNCHER_DIED to this process when the launcher dies."""
+    """On Linux, make this process receive a signal when the launcher dies.
+
+    The signal is LAUNCHER_DIED (SIGUSR2).
+    """
     # torch's launcher sets the first variable. accelerate's launcher of a single process sets the second.
     launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU"} & os.environ.keys()
     if not launched or sys.platform != "linux":

@@ -12,7 +12,8 @@ from gpt2_repro.time_breakdown import PARTS, STEPS
 class Meter:
     """Measures how this process spends its time, and the training speed.
 
-    MFU is relative to the bf16 peak FLOP/s of all devices. MFU is measured only in bf16 and if the peak is known.
+    MFU is relative to the bf16 peak FLOP/s of all devices. MFU is measured only if the run uses bf16 and
+    the peak is known.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -49,7 +50,7 @@ class Meter:
             self._book(outer)
 
     def move(self, seconds: float, to: str) -> None:
-        """Move `seconds` from the current part of the time breakdown to the part `to`."""
+        """Move `seconds` in the time breakdown from the part measured now to part `to`."""
         self._seconds[self._account] -= seconds
         self._seconds[to] += seconds
 
@@ -68,7 +69,10 @@ class Meter:
         return {name: self.seconds(name) for name in PARTS}
 
     def count(self, targets: int, positions: int) -> None:
-        """Count the targets and the positions (padding included) of one step."""
+        """Add the numbers of targets and positions of one step to the totals for `read`.
+
+        The positions include padding.
+        """
         self._step_tokens = targets
         self._targets += targets
         self._positions += positions

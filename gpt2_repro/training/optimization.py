@@ -29,11 +29,11 @@ def learning_rate_factor(
 
     Args:
         step: the number of the update, counted from 0.
-        max_steps: the step at which the decay ends.
+        max_steps: the step at which the decay ends, without the steps added by extensions.
         final_factor: the learning rate at the end of the decay, as a fraction of the peak.
         extensions: ranges of steps, as [from, to], that were added to the run. In each range the rate rises to the
             peak and decays again (Ibrahim et al. 2024, arXiv:2403.08763).
-        decay_fraction: for warmup_stable_decay, the fraction of steps with a falling rate, at the end.
+        decay_fraction: the length of the decay as a fraction of all steps, if `kind` is warmup_stable_decay.
     """
     before, begin, end, rise = 0.0, 0, max_steps, warmup_steps
 
@@ -77,7 +77,11 @@ def build_schedule(optimizer: Any, args: PretrainingArguments, run_identity: Map
 
 
 def follow(schedule: LambdaLR, learning_rate: float) -> None:
-    """Set the learning rate of the next update, given the peak `learning_rate`."""
+    """Set the learning rate of the next update from `schedule`.
+
+    Args:
+        learning_rate: the new peak of the schedule.
+    """
     # A checkpoint restores the rate and the peak of the save. The recipe's peak may have changed since then.
     schedule.base_lrs = [learning_rate for _ in schedule.base_lrs]
     for group, factor in zip(schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True):

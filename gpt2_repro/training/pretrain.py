@@ -26,7 +26,7 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     This is a collective: call it on all ranks.
 
     Args:
-        recipe: a recipe in which no size is 0.
+        recipe: a recipe whose model and batch sizes are set (not 0), see `sizing.follow_data`.
         deviations: the result of `diff_recipe.compare_with_default`, to be written to environment.json.
 
     Raises UserError for wrong settings, before the model is built. Raises RunFailed if the run fails.

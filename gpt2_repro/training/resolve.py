@@ -26,7 +26,7 @@ def resolve_arguments(
     """Return the training arguments and the batch plan for this machine.
 
     Args:
-        recipe: a recipe in which no size is 0.
+        recipe: a recipe whose model and batch sizes are set (not 0), see `sizing.follow_data`.
         epoch_targets: the number of targets in all training rows, or None if the data is not prepared.
 
     Raises UserError for settings that the machine, the launcher, the data or transformers does not support.
@@ -88,7 +88,10 @@ def resolve_arguments(
 
 
 def _list_price(*, use_cpu: bool) -> float:
-    """Return the list price of all processes' GPUs in dollars per hour, or 0."""
+    """Return the list price of the GPUs of all processes in dollars per hour.
+
+    Returns 0 on a CPU, or if the price is not known.
+    """
     accelerator = hardware.find_accelerator(use_cpu=use_cpu)
     price = price_of(accelerator.name) if accelerator.kind == "cuda" else None
     if price is None:

@@ -136,7 +136,7 @@ def choose_start(
 ) -> tuple[Start, PretrainingArguments, BatchPlan, list[list[int]]]:
     """Choose the checkpoint to start from, and extend the run if --extend_to is set.
 
-    This is a collective: call it on all ranks. An existing run directory is locked.
+    This is a collective: call it on all ranks. Rank 0 locks the run directory, if the directory exists.
 
     Returns the start, a copy of the arguments, the plan, and the extensions of the run. The arguments and the plan
     include the steps of the extensions. Each extension is a range of added steps, as [from, to].
@@ -179,8 +179,8 @@ def loadable(start: Start, *, staging: Path, accelerator: Any) -> str | None:
     This is a collective: call it on all ranks.
 
     Args:
-        staging: the folder for a converted copy, if another number of DeepSpeed processes wrote the checkpoint. The
-            next save deletes the copy.
+        staging: the folder for a converted copy of the checkpoint. The copy is needed if the number of DeepSpeed
+            processes has changed. The next save deletes the copy.
     """
     if start.checkpoint is None:
         return None

@@ -61,7 +61,7 @@ class TextSampler(TrainerCallback):
 
 
 class _RequireFinite(LogitsProcessor):
-    """Raises FloatingPointError if the logits are not finite."""
+    """A logits processor that raises FloatingPointError if logits are not finite."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         # On a GPU, sampling from such logits causes a device assertion. Then the process cannot use CUDA any more.
@@ -71,6 +71,9 @@ class _RequireFinite(LogitsProcessor):
 
 
 def _on_one_line(text: str) -> str:
-    """Return the beginning of a text on one line, without terminal control characters."""
+    """Join the lines of a text, and cut the result after `SHOWN` characters.
+
+    Terminal control characters are replaced.
+    """
     line = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in " ".join(text.split()))
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}…"

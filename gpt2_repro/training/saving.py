@@ -31,7 +31,7 @@ class CheckpointSaver:
 
     Args:
         expected: estimated size of the first checkpoint in bytes.
-        alive: a function that restarts the timer for hangs, so that a long save is not mistaken for a hang.
+        alive: called during a save, to restart the watchdog's timer. Otherwise a long save may be mistaken for a hang.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ def full_disk_in_words(run: Path, name: str, staging: Path) -> Iterator[None]:
 
 
 def _wait_until_visible(folder: Path) -> None:
-    """Wait until `folder`, renamed by another machine, is visible on this machine."""
+    """Wait until a rename to `folder` by another machine is visible on this machine."""
     deadline = time.monotonic() + VISIBLE_WITHIN
     while not (folder / checkpoints.MANIFEST).is_file():
         if time.monotonic() > deadline:

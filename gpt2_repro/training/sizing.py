@@ -1,4 +1,7 @@
-"""Derive each size of the model, the batch and the run that is 0 in a recipe."""
+"""Replace sizes of 0 in a recipe with values derived from the data.
+
+The sizes are layers, heads, width, tokens per step, total tokens and the micro-batch size.
+"""
 
 import dataclasses
 import logging
@@ -32,10 +35,11 @@ FEWEST_ROWS_PER_STEP, MOST_TOKENS_PER_STEP, MOST_ROWS_PER_PASS = 8, 524_288, 64
 def follow_data(
     recipe: TrainingRecipe, data: PreparedData | None = None, *, on_gpu: bool | None = None
 ) -> TrainingRecipe:
-    """Return a copy of the recipe in which each size of 0 is replaced with a value.
+    """Return a copy of the recipe in which each size of 0 is derived from the data.
 
-    If the run has started before, these sizes, except for the micro-batch, are read from its recipe.yaml. In the copy,
-    `data` contains the settings of the prepared folder, and `epochs` is converted to `total_tokens`.
+    If the run has started before, the sizes are read from the recipe.yaml of the run instead. Only the micro-batch
+    size is derived again. In the copy, `data` contains the settings of the prepared folder, and `epochs` is converted
+    to `total_tokens`.
 
     Args:
         data: the prepared folder. None: open the folder that the recipe names.
@@ -81,7 +85,7 @@ def epochs_of(recipe: TrainingRecipe, counts: SplitCounts) -> float:
 
 
 def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> TrainingRecipe:
-    """Fill each size of 0 from the run's recipe.yaml, or derive the size."""
+    """Replace each size of 0 in a recipe, as `follow_data` describes."""
     run = RunRecord(output_dir_of(recipe))
     stored = run.recipe()
     length, tokens = recipe.data.sequence_length, counts.row_tokens

@@ -125,7 +125,11 @@ class PretrainingTrainer(Trainer):
         super()._issue_warnings_after_load(load_result)
 
     def restore(self, manifest: dict[str, Any]) -> None:
-        """Restore the counts of skipped updates and the loss sums from a manifest."""
+        """Restore the update guard and the sum of losses since the last log line.
+
+        Args:
+            manifest: the manifest of a checkpoint.
+        """
         self.guard.load_state(manifest["guard"])
         self._restored_losses = manifest["loss_window"]
 
@@ -178,7 +182,7 @@ class PretrainingTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write `logs` to metrics.jsonl and send `logs` to the reporting callbacks.
 
-        If `logs` contains a training loss, tokens, speed, MFU and cost are added first.
+        Tokens, speed, MFU and cost are first added to `logs` if `logs` has a training loss.
         """
         if "loss" in logs:
             self._tr_loss.zero_()  # Trainer subtracts the sum from itself, which does not remove a NaN
@@ -202,7 +206,7 @@ class PretrainingTrainer(Trainer):
     ) -> dict[str, float]:
         """Return the metrics of a validation, or {} if a signal interrupted it.
 
-        Raises ValueError if another dataset or prefix is passed.
+        Raises ValueError if `eval_dataset` is not None or `metric_key_prefix` is not "eval".
         """
         if eval_dataset is not None or metric_key_prefix != "eval":
             raise ValueError("evaluate() accepts no eval_dataset or prefix. Prepare other sets as validation_<name>.")

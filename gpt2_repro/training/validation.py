@@ -83,7 +83,10 @@ class Validation:
 
     @torch.no_grad()
     def _sum_losses(self, model: Callable[..., Any], rows: Rows, after_batch: Callable[[], None]) -> Tensor:
-        """Return this rank's summed loss and number of targets, as fp64 of shape [2]."""
+        """Return the sum of losses and the number of targets of this rank.
+
+        The result is an fp64 tensor of shape [2].
+        """
         device, on_gpu = self.args.device, self.args.device.type == "cuda"
         total = torch.zeros(2, dtype=torch.float64, device=device)
         for batch, targets in validation_batches(

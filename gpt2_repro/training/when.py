@@ -57,7 +57,7 @@ class StepControl(DefaultFlowCallback):
     All ranks make the same decision.
 
     Args:
-        clock: returns the seconds that the run has taken in all attempts. Called on rank 0 only.
+        clock: returns the total seconds of the run, including the time before a resume. Called on rank 0 only.
     """
 
     def __init__(self, args: PretrainingArguments, clock: Callable[[], float]) -> None:
@@ -92,7 +92,8 @@ class StepControl(DefaultFlowCallback):
         """Save a checkpoint and stop the run.
 
         Args:
-            wish: MAX_HOURS, MAX_USD, or SIGNAL plus the number of a signal. `wish` must be the same on all ranks.
+            wish: the reason for the stop: MAX_HOURS, MAX_USD, or the sum of SIGNAL and a signal number. All ranks must
+                pass the same number.
         """
         budgets = {MAX_HOURS: f"--max_hours {self.args.max_hours:g}", MAX_USD: f"--max_usd {self.args.max_usd:g}"}
         self.orphaned = wish == SIGNAL + LAUNCHER_DIED
@@ -120,7 +121,11 @@ class StepControl(DefaultFlowCallback):
         return self.args.sample_tokens > 0 and self._due(step, self.args.sample_steps)
 
     def _due(self, step: int, every: int) -> bool:
-        """Return whether an event is due at the validation at `step`."""
+        """Return whether an event is due at the validation after `step`.
+
+        Args:
+            every: the interval of the event in steps. 0: never.
+        """
         if not every:
             return False
         # An event is also due at the first validation at or after each multiple of `every` steps.

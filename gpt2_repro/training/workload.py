@@ -1,4 +1,4 @@
-"""Compute the workload of a recipe: its steps, validations, checkpoints and bytes."""
+"""Compute the workload of a recipe: steps, validations, checkpoints, disk usage."""
 
 import math
 from pathlib import Path
@@ -47,7 +47,7 @@ def plan_run(
 def check_strategy(training: TrainingSection, data: DataArguments) -> None:
     """Raise UserError if the settings do not allow the sampling strategy.
 
-    The strategy group_by_length needs the packing `wrap`, and no torch_compile.
+    The strategy group_by_length requires the packing `wrap` and cannot be combined with torch_compile.
     """
     if training.train_sampling_strategy != BY_LENGTH:
         return
@@ -108,5 +108,8 @@ def workload_of(recipe: TrainingRecipe) -> Workload:
 
 
 def _times(steps: int, every: int) -> int:
-    """Return how often an event happens: at step 0, every `every` steps, at the end."""
+    """Return how many times an event happens in `steps` steps.
+
+    The event happens at step 0, every `every` steps, and at the last step. If `every` is 0, it never happens.
+    """
     return 1 + -(-steps // every) if every else 0

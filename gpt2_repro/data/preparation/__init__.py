@@ -1,1 +1,1 @@
-"""Build prepared folders: tokenize text, split documents, cut and write rows."""
+"""Build prepared folders: tokenize text, assign documents to splits, write rows."""

@@ -91,8 +91,9 @@ def check_request(staging: Path, kept: dict[str, Any], args: DataArguments) -> N
 
 
 def _open_sources(staging: Path, args: DataArguments, options: PreparationOptions) -> Sources:
-    """Open the sources, and empty `staging` unless its preparation can be resumed.
+    """Open the sources, and delete outdated files in `staging`.
 
+    Files are outdated if the sources have changed, or if options were changed before the first tokens were written.
     Raises UserError if `staging` has tokens that were made with other options.
     """
     note, request = staging / REQUEST, request_of(args)
@@ -145,7 +146,11 @@ def _text_bytes(sources: Sequence[Source]) -> float:
 
 
 def tokens_of(file: SourceFile, *, characters: bool) -> float:
-    """Return the approximate number of tokens in a source file."""
+    """Return the approximate number of tokens in a source file.
+
+    Args:
+        characters: whether each character is a token.
+    """
     ending = Path(file.name).suffix
     if ending == ".bin":
         return file.size / 2

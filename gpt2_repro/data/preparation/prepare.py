@@ -1,4 +1,4 @@
-"""Build a prepared folder in a temporary folder, then rename the prepared folder."""
+"""Build a prepared folder in a temporary folder, then move it to the final path."""
 
 import contextlib
 import errno

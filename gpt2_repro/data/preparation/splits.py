@@ -64,7 +64,7 @@ class Group:
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
-    """Raise UserError if --split is impossible for a source, or a file is used twice."""
+    """Raise UserError if a source does not support --split, or a file is used twice."""
     trained: set[tuple[str, ...]] = set()
     for source in sources.training:
         name = source.description["name"]
@@ -148,9 +148,9 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
 
 
 def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
-    """Return arguments of `order_documents` that use the first tokens for validation.
+    """Return the keyword arguments `head` and `cut` for `order_documents`.
 
-    `total` is the number of tokens of all documents.
+    With these arguments, the first documents go to validation. `total` is the number of tokens of all documents.
     """
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
@@ -168,7 +168,10 @@ def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArgumen
 def _hash_needs_cut(
     train: list[list[StagedPart]], order: Callable[..., Iterator[DocumentSpan]], args: DataArguments
 ) -> bool:
-    """Return whether --split hash would leave one split without a complete row."""
+    """Return whether --split hash would leave one split without a complete row.
+
+    If so, the first tokens go to validation, as with --split head.
+    """
     if sum(part.facts["documents"] for parts in train for part in parts) > FEW_DOCUMENTS:
         return False
     counts = count_documents(order(head=None))
@@ -177,7 +180,10 @@ def _hash_needs_cut(
 
 
 def _in_turn(streams: list[list[StagedPart]]) -> Iterator[DocumentSpan]:
-    """Yield the documents of one source after another, for the split `validation`."""
+    """Yield all documents of the first source, then of the second source, and so on.
+
+    All documents go to the split `validation`.
+    """
     for number, parts in enumerate(streams):
         for span in order_documents([parts], [1.0], ["validation"]):
             yield dataclasses.replace(span, stream=number)
@@ -255,7 +261,10 @@ def _documents(
 
 
 def _cut_documents(documents: np.ndarray, place: float, weights: np.ndarray) -> np.ndarray:
-    """Cut each document at the position `place` (see `order_documents`) in two."""
+    """Cut in two each document that contains the position `place`.
+
+    `order_documents` describes positions and weights.
+    """
     tokens = np.rint((place - documents["start"]) * weights[documents["stream"]]).astype(np.int64)
     across = np.flatnonzero((tokens > 0) & (tokens < documents["length"]))
     rest, tokens = documents[across], tokens[across]

@@ -41,9 +41,11 @@ class StagedPart:
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """Counts of one part of a source file, and the location of its token ids.
+        """The content of the .json file that describes one part of a source file.
 
-        The keys are tokens, documents, text_bytes, bad, bad_examples, longest, source and ids.
+        The counts are `tokens`, `documents`, `text_bytes`, `longest` (tokens of the longest document) and `bad`
+        (unreadable rows). `bad_examples` has error messages. `source` is the name of the source file. `ids` is the
+        location of the token ids.
         """
         return json.loads(self.path(".json").read_text())
 
@@ -76,7 +78,10 @@ class StagedPart:
         return np.load(self.path(".held_out.npy"))
 
     def texts(self) -> dict[int, str]:
-        """Return a dict from document numbers (from 0 in each file part) to saved texts."""
+        """Return the saved texts of documents, with document numbers as keys.
+
+        The first document of each file part has the number 0.
+        """
         with self.path(".jsonl").open(encoding="utf-8") as lines:
             return dict(map(json.loads, lines))
 

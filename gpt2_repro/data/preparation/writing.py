@@ -1,4 +1,7 @@
-"""Cut the tokens of a split into rows, and write the rows as a `datasets` folder."""
+"""Cut the tokens of a split into rows, and write the rows to Arrow files.
+
+The folder of the files has the format of the `datasets` library.
+"""
 
 import functools
 import hashlib
@@ -35,7 +38,7 @@ def write_split(
     tokens: int,
     dtype: np.dtype[Any],
 ) -> list[Shard]:
-    """Write the rows of a split to the new folder `folder` and return its files.
+    """Write the rows of a split to a new folder, and return a list of the files.
 
     Args:
         folder: folder to create; its name is the name of the split.
@@ -82,7 +85,9 @@ def _read(
 
 
 def write_rows(folder: Path, blocks: Iterable[Block], dtype: np.dtype[Any], row_length: int | None) -> list[Shard]:
-    """Write the rows of a split as a `datasets` folder, and return the folder's files.
+    """Write the rows of a split to a new folder, and return a list of the files.
+
+    The folder has the format of the `datasets` library.
 
     Args:
         folder: folder to create; its name is the name of the split.

@@ -116,7 +116,10 @@ class HubFile(SourceFile):
         return LocalFile(str(self.path), self.size, self.form).parts()
 
     def drop(self) -> None:
-        """Delete the downloaded file if it contains text."""
+        """Delete the downloaded file, except for a token file.
+
+        The ids in token files are read later.
+        """
         folder = self.repository.folder
         # Token files (.bin) are kept until the rows are cut, because their ids are not copied.
         if folder and self.path and self.path.suffix != ".bin" and self.path.is_relative_to(folder):

@@ -14,7 +14,7 @@ PART_BYTES = 2**25  # bytes of text per part: a worker needs a quarter of a seco
 
 
 def kind_of(path: Path) -> str:
-    """Return the extension that decides how to read a file, without .gz or .zst."""
+    """Return the extension of a file, such as .txt for both a.txt and a.txt.gz."""
     return (Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix).lower()
 
 

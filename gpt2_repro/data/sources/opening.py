@@ -44,7 +44,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The training sources, and the source of each set in --validation_sets by name."""
+    """The sources of a preparation.
+
+    Args:
+        training: the training sources.
+        validation_sets: for each name in --validation_sets, the source of the set.
+    """
 
     training: list[Source]
     validation_sets: dict[str, Source]
@@ -56,7 +61,7 @@ class Sources:
         return json.loads(json.dumps({"sources": of_training, "validation_sets": sets}))
 
     def changed(self) -> list[int]:
-        """Return the modification times of the local files in nanoseconds."""
+        """Return when each local file was last changed (`st_mtime_ns`)."""
         sources = [*self.training, *self.validation_sets.values()]
         files = [file for source in sources for file in [*source.files, *source.validation_files]]
         return [Path(file.name).stat().st_mtime_ns for file in files if isinstance(file, LocalFile)]
@@ -65,7 +70,8 @@ class Sources:
 def mixed(text: str) -> list[tuple[str, float]]:
     """Split the value of --source into pairs of a source and its share of the tokens.
 
-    The shares add up to 1. Raises UserError for a missing or invalid weight.
+    A share is the weight of the source divided by the sum of all weights. For example, "a=3,b=1" gives the shares
+    0.75 and 0.25. Raises UserError if a source in a mixture has no valid weight.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) == 1 and not re.search(r"=[\d.e+-]+$", text):
@@ -114,7 +120,7 @@ class SourceOpener:
     revisions: dict[str, str]
 
     def open_all(self) -> Sources:
-        """Open all sources that the recipe section names.
+        """Open all sources in the recipe section `data:`.
 
         Raises UserError for an unknown name or a glob that matches no file.
         """
@@ -127,9 +133,10 @@ class SourceOpener:
         return Sources(training, {name: self.open(text) for name, text in validation_sets(self.args).items()})
 
     def open(self, text: str) -> Source:
-        """Open one source: a named source, a Hub dataset, or a glob of local files.
+        """Open one source: a name in --list_sources, a Hub dataset, or local files.
 
-        Raises UserError if the source does not exist. `#COLUMN` at the end of `text` selects the text column.
+        `text` can be a path or a glob of local files. `#COLUMN` at the end of `text` selects the text column. Raises
+        UserError if the source does not exist.
         """
         name, _, column = text.partition("#")
         form = TextForm(column or self.args.text_column, self.args.sample_by)

@@ -1,4 +1,4 @@
-"""Read the small texts: tiny Shakespeare, and the documentation in CPython."""
+"""Read tiny Shakespeare, and the documentation that is installed with Python."""
 
 import ast
 import dataclasses

@@ -25,7 +25,7 @@ Row = tuple[str | None, str]  # text or None, and the error message if the text 
 
 @dataclasses.dataclass(frozen=True)
 class TextPart(Part):
-    """The lines of a text file that begin at byte `start` or later, before `stop`.
+    """The lines that begin at the bytes `start` to `stop` (exclusive) of a text file.
 
     Args:
         kind: format of the part: .txt, .jsonl, .csv, or .json (a file with a single JSON array).
