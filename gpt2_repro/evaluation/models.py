@@ -22,7 +22,7 @@ Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model's size, revision and maximum input length, and a function to load it.
+    """The size, revision, maximum input length and load function of a model.
 
     Args:
         column: the size, the revision and other properties for the comparison table.
