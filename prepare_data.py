@@ -1,10 +1,10 @@
-"""Tokenize text and write it to a prepared folder with a manifest.
+"""Tokenize text, and write token ids and a manifest to a folder.
 
-No GPU is needed. Examples:
+The manifest has the settings, token counts and file hashes. No GPU is needed. Examples:
 
 python prepare_data.py                                      FineWeb 10BT from the Hub, for recipes/gpt2_124m.yaml
 python prepare_data.py recipes/own_text.yaml --data_files shakespeare.txt      your own text, into data/shakespeare
-python prepare_data.py recipes/demo.yaml                    Python's documentation, without network
+python prepare_data.py recipes/demo.yaml                    Python's documentation, without a network connection
 python prepare_data.py --list_sources                       all named sources with sizes and times
 python prepare_data.py --verify --dataset_dir data/books    compare a copied folder with its manifest
 """
@@ -75,7 +75,11 @@ def training_command(recipe: Any, folder: Path) -> str:
 
 
 def describe(data: PreparedData, *, max_tokens: int) -> None:
-    """Print how many documents, tokens and rows a prepared folder has."""
+    """Print how many documents, tokens and rows a prepared folder has.
+
+    Args:
+        max_tokens: the recipe's limit, or 0. A note is printed if the split train has over 10 % more tokens.
+    """
     manifest = data.manifest
     for split, counts in manifest.counts.items():
         empty = f" (not counting {counts.empty_documents:,} empty documents)" if counts.empty_documents else ""

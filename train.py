@@ -1,6 +1,7 @@
 """Pre-train a GPT-2 on a folder that prepare_data.py has written.
 
-Start train.py with python or with accelerate launch. Pass a recipe, and options that override its fields:
+Start train.py with python or with accelerate launch. Pass a recipe (default: recipes/gpt2_124m.yaml), and options
+that override fields of the recipe:
 
     accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 1 train.py recipes/gpt2_124m.yaml

@@ -41,7 +41,10 @@ class BatchPlan:
 
     @property
     def rows_per_step(self) -> int:
-        """Number of rows per optimizer step (the minimum number with `by_length`)."""
+        """Number of rows per optimizer step.
+
+        If `by_length` is true, the number differs between steps, and the result is the minimum.
+        """
         return self.tokens_per_step // self.sequence_length
 
     @property
@@ -82,9 +85,10 @@ def plan_batches(
 
 
 def passes_by_length(tokens_per_step: int, *, rows: int, longest: int, shortest: int) -> int:
-    """Return an upper bound of the forward passes in a step, over all processes.
+    """Return an upper bound on the number of forward passes per optimizer step.
 
-    Rows of similar length share a forward pass of at most `rows` * `longest` positions.
+    The forward passes of all processes are counted. Rows of similar length share a forward pass of at most
+    `rows` * `longest` positions.
 
     Args:
         rows: how many rows of the maximum length fit into a forward pass.
@@ -134,12 +138,12 @@ def plan_by_length(
 def extend_plan(
     plan: BatchPlan, extend_to: int, *, extensions: list[list[int]], step: int
 ) -> tuple[BatchPlan, list[list[int]]]:
-    """Return the batch plan of an extended run, and all its extensions as [from, to].
+    """Return the batch plan of an extended run, and the list of all extensions.
 
-    During the steps of an extension, the learning rate rises and decays again.
+    An extension is a list of two steps: [start, end]. Between these steps, the learning rate rises and decays again.
 
     Args:
-        extend_to: training tokens of the complete run, or 0 without an extension.
+        extend_to: training tokens of the complete run including the extension, or 0 if the run is not extended.
         extensions: the extensions in the checkpoint that the run resumes from.
         step: the step of the checkpoint, or 0 without a checkpoint.
 

@@ -78,7 +78,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
 
 
 def all_checkpoints(name: str) -> list[Checkpoint]:
-    """Return all checkpoints of the run directory `name`: by step, then `final/`.
+    """Return the checkpoints of the run directory `name` by step, with `final/` last.
 
     A checkpoint-N without a manifest is omitted. Raises UserError if the run has no checkpoint.
     """

@@ -112,7 +112,10 @@ def _discard(stream: IO[str]) -> None:
 
 
 class Progress(tqdm):
-    """A tqdm progress bar, or a line every LINE_SECONDS if stderr is not a terminal."""
+    """A tqdm progress bar, or lines of text if stderr is not a terminal.
+
+    Each line has the completed percentage. Lines are at least LINE_SECONDS seconds apart.
+    """
 
     total: float | None
 
@@ -165,7 +168,10 @@ def _disable_bars() -> None:
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """An argument parser with one-line UserErrors and without abbreviated options."""
+    """An argument parser that raises a UserError with a message of one line.
+
+    Abbreviated option names are not accepted.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
@@ -205,7 +211,10 @@ class OneLineErrors(argparse.ArgumentParser):
 
 
 def _whole_number(text: str) -> int:
-    """Parse an integer such as `100`, `1_000` or `1e2`. Raises ValueError otherwise."""
+    """Parse an integer such as `100`, `1_000` or `1e2`.
+
+    Raises ValueError if `text` is not an integer.
+    """
     try:
         return int(text)
     except ValueError:
@@ -241,7 +250,7 @@ def _name(action: argparse.Action) -> str:
 
 
 def _place(action: argparse.Action) -> str:
-    """Return the name that the usage line shows for a positional argument."""
+    """Return a positional argument's placeholder in the usage line, such as `RECIPE`."""
     return str(action.metavar or action.dest.upper())
 
 
@@ -260,11 +269,13 @@ def _example(action: argparse.Action) -> str:
 
 
 def other_name(name: str, options: Collection[str], prog: str = "") -> str | None:
-    """Return a sentence that suggests an option for another project's option, or None.
+    """Return a hint if `name` is an option of another project, otherwise None.
+
+    For example, the hint for --block_size is "Pass --sequence_length instead of nanoGPT's --block_size."
 
     Args:
         options: the options of this command.
-        prog: the command's name if the command takes a recipe. Options of other commands are then suggested, too.
+        prog: the name of this command if it takes a recipe. A hint can then suggest an option of another command.
     """
     key = name.lstrip("-").replace("-", "_")
     for project, table in yaml.safe_load(OTHER_NAMES.read_text()).items():

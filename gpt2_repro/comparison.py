@@ -50,7 +50,10 @@ class Table(NamedTuple):
     rows: list[list[Cell]]
 
     def markdown(self) -> str:
-        """Return the table as Markdown, right-aligned from the first column of numbers on."""
+        """Return the table as Markdown.
+
+        The first column with numbers and all later columns are right-aligned.
+        """
         first = next((column for row in self.rows for column, cell in enumerate(row) if cell.kind == "number"), 1)
         rule = ["---:" if column >= first else "---" for column in range(len(self.headers))]
         texts = [[cell.text for cell in row] for row in self.rows]
@@ -96,7 +99,10 @@ class ComparedModel:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDetails:
-    """A task's version, data source and number of documents (None for a task group)."""
+    """A task's version, data source and number of documents.
+
+    The number is None for a task that combines other tasks.
+    """
 
     version: Any
     documents: int | None
@@ -147,7 +153,8 @@ class Comparison:
 
     Args:
         tasks: names of the tasks in the rows, including subtasks and groups of tasks.
-        limit: documents per task in a smoke test, which has no verdicts. None if all documents were scored.
+        limit: the number of documents per task in a smoke test, or None if all documents were scored. A smoke test
+            does not decide which model is better.
     """
 
     max_length: int = 0

@@ -72,10 +72,10 @@ def deviations(run: TrainingRecipe, recipe: TrainingRecipe) -> list[Deviation]:
 
 
 def compare_with_default(run: TrainingRecipe) -> dict[str, Any]:
-    """Compare a run with the default recipe. The result is saved in environment.json.
+    """Return a comparison of a run with the default recipe, for environment.json.
 
-    `deviations` lists the fields that change the training. `reference` names the published loss curve that the run
-    should follow, or is None.
+    The result has two keys. `deviations` is a list of the changed fields that influence the training. `reference` is
+    the name of the published loss curve that the run should follow, or None if the changed fields change the curve.
     """
     found = deviations(run, load_recipe([str(DEFAULT_RECIPE)]))
     moving = {its.key for its in found if its.group != "neither" and its.section != "evaluation"} - SAME_CURVE

@@ -18,7 +18,7 @@ def dry_run(recipe: TrainingRecipe) -> None:
 
     Prepared data is needed only if the tokenizer's name does not determine the vocabulary size.
 
-    Raises UserError if the sampling strategy does not fit the data.
+    Raises UserError if the sampling strategy group_by_length does not work with the recipe's other settings.
     """
     data, training = recipe.data, recipe.training
     check_strategy(training, data)

@@ -17,18 +17,21 @@ class RunFailed(Exception):
 
 
 class Diverged(RunFailed):
-    """The failure of a run that would fail again after a restart."""
+    """Training diverged: gradients were not finite. A restart would fail again."""
 
 
 def in_a_line(error: object) -> str:
-    """Return an error's message on one line, or its class name without a message."""
+    """Return an error's message on one line.
+
+    If the message is empty, return the name of the error's class.
+    """
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid word that is nearest to `word`, or None.
+    """Return the valid word that is nearest to `word`, or None if no word is similar.
 
-    A word that `word` abbreviates (attn for attn_implementation) is preferred to a similar word.
+    A valid word that `word` abbreviates (attn for attn_implementation) is preferred to a similar word.
     """
     choices = list(valid) if isinstance(valid, Sequence) else sorted(valid)
     parts = word.lstrip("-").lower().replace("-", "_").split("_")

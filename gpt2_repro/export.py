@@ -28,7 +28,10 @@ FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx", ".zip")
 
 
 def main(argv: list[str]) -> None:
-    """Load a checkpoint, write the export, read it back and push it to the Hub."""
+    """Load a checkpoint, write the export and read the export back.
+
+    With --push_to_hub, the export is also uploaded to the Hub.
+    """
     args = _parse(argv)
     checkpoint = resolve_checkpoint(args.checkpoint)
 
@@ -90,9 +93,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _results(checkpoint: Checkpoint, revision: str) -> tuple[Comparison | None, str | None]:
-    """Return the run's comparison and the model's name in it, or (None, None).
+    """Return the comparison of a run, and the exported model's name in the comparison.
 
-    `revision` is the fingerprint of the weights and the tokenizer.
+    `revision` is the fingerprint of the model's weights and tokenizer. The result is (None, None) if the run has no
+    comparison that contains this fingerprint.
     """
     try:
         comparison = Comparison.from_json((Path(checkpoint.source).parent / COMPARISON).read_text())

@@ -3,6 +3,8 @@
 python -m gpt2_repro.generate runs/demo "The meaning of"
 python -m gpt2_repro.generate runs/demo FILE:prompt.txt
 python -m gpt2_repro.generate openai-community/gpt2 "The meaning of" --num_samples 3 --temperature 0.8
+
+FILE:prompt.txt reads the prompt from the file prompt.txt.
 """
 
 import argparse

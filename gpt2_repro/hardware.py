@@ -51,7 +51,7 @@ def peak_flops(name: str) -> float | None:
 
 
 def is_named(part: str, name: str) -> bool:
-    """Return whether the GPU called `name` is of the model `part`, such as `A100`.
+    """Return whether `name` is the full name of a GPU of type `part`, such as `A100`.
 
     The result is False for MIG slices and for variants such as laptop GPUs.
     """
@@ -72,13 +72,14 @@ def find_accelerator(*, use_cpu: bool = False) -> Accelerator:
 
 
 def choose_device(*, use_cpu: bool, accept_any_hardware: bool, cpu_option: str = USE_CPU) -> bool:
-    """Return whether to compute on the CPU.
+    """Return True to compute on the CPU, or False to compute on the GPU.
 
     Args:
         accept_any_hardware: compute on the CPU if there is no GPU.
         cpu_option: the option that selects the CPU, for the error message.
 
-    Raises UserError if no GPU is found, or if torch cannot use an NVIDIA device that is present.
+    If `use_cpu` is false, raises UserError in two cases: torch cannot use an NVIDIA device that is present, or there
+    is no GPU and `accept_any_hardware` is false.
     """
     import torch
 

@@ -15,9 +15,9 @@ SECONDS = 4.0  # timeout of the check
 
 @functools.cache
 def check_hub() -> bool:
-    """Return whether the Hub is reachable. If not, switch to offline mode.
+    """Switch to offline mode if the Hub is not reachable. Returns False in this case.
 
-    The result is True if offline mode is already on.
+    If offline mode is already on, this function returns True without contacting the Hub.
     """
     import httpx
     from huggingface_hub import constants

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 class CheckpointForm(NamedTuple):
     """A checkpoint format, recognized by the name of a file in the checkpoint.
 
-    `file` is the name without extension, or "" for checkpoints without DeepSpeed and FSDP2.
+    `file` is the name without extension. `file` is "" for runs that use neither DeepSpeed nor FSDP2.
     """
 
     words: str
@@ -34,7 +34,7 @@ class Launcher(NamedTuple):
 
     Args:
         name: the name of the file without .yaml.
-        form: the format of the checkpoints. Every launcher with the same format can resume the run.
+        form: the format of the checkpoints. A run can resume with every launcher that has the same format.
         deepspeed_json: the name of the DeepSpeed config in ds_configs/, or "" without DeepSpeed.
     """
 
@@ -79,7 +79,10 @@ def recommended_launcher(*, muon: bool = False) -> Launcher:
 
 
 def check_variables() -> None:
-    """Raise UserError if launcher variables are set without a launcher."""
+    """Raise UserError if a launcher's variables are set but no launcher is running.
+
+    RANK and ACCELERATE_USE_DEEPSPEED are examples of these environment variables.
+    """
     stale = []
     if "MASTER_ADDR" not in os.environ:
         stale = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
@@ -107,6 +110,10 @@ def current_launcher() -> Launcher:
 
 
 def launcher_of_checkpoint(files: Collection[str]) -> Launcher:
-    """Return the first launcher that can resume a checkpoint with these files."""
+    """Return a launcher that can resume a checkpoint with these files.
+
+    The result is the first such launcher in LAUNCHERS. For checkpoints of runs with neither DeepSpeed nor FSDP2, the
+    result is ddp.
+    """
     stems = {Path(file).stem for file in files}
     return next((each for each in LAUNCHERS.values() if each.form.file in stems), LAUNCHERS["ddp"])

@@ -40,7 +40,11 @@ MANY_MINUTES = 2 * 24 * 60.0
 
 
 def check_devices(recipe: TrainingRecipe) -> list[Finding]:
-    """Check the driver, GPUs, precision, compiler and attention."""
+    """Check the driver and GPUs, and whether they support the recipe's options.
+
+    The options are the precision, torch.compile and the attention implementation. A finding is a line of the
+    preflight output.
+    """
     model, training = recipe.model, recipe.training
     version = hardware.nvidia_driver()
     driver = Finding("✓" if version else "!", "driver", version or "no NVIDIA device")
@@ -71,7 +75,13 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
 
 
 def _judge(about: str, rule: Callable[[], str]) -> Finding:
-    """Call `rule`, and return its text or the message of its UserError as a finding."""
+    """Call `rule`, and return a finding (a line of the preflight output).
+
+    The finding has the text that `rule` returns, or the message of the UserError that `rule` raises.
+
+    Args:
+        about: the subject of the finding, such as "precision".
+    """
     try:
         return Finding("✓", about, rule())
     except UserError as error:
@@ -146,7 +156,10 @@ def estimate_memory(recipe: TrainingRecipe, work: Workload, cards: int) -> memor
 
 
 def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, cards: int) -> Finding:
-    """Check whether the micro-batch fits on a GPU. If not, suggest other options."""
+    """Check whether the micro-batch fits on a GPU. If not, suggest options.
+
+    The suggested options need less memory. `memory_bytes` is the memory of each GPU, and `cards` the number of GPUs.
+    """
     training, length = recipe.training, recipe.data.sequence_length
     estimate = estimate_memory(recipe, work, cards)
     asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
@@ -191,7 +204,12 @@ def measure_cpu(recipe: TrainingRecipe, work: Workload) -> float:
 
 
 def check_time(minutes: float, tokens_per_second: float) -> Finding:
-    """Return a finding that says how long the run takes on this CPU."""
+    """Return a line of the preflight output with the run's duration on this CPU.
+
+    Args:
+        minutes: the estimated duration.
+        tokens_per_second: the measured speed.
+    """
     years = minutes / 60 / 24 / 365
     about = f"{years:.1f} years" if years > 1 else duration(60 * max(1, round(minutes)))
     told = f"about {about} on this CPU (measured {tokens_per_second:,.0f} tokens/s)"

@@ -133,7 +133,10 @@ def _evaluation(rows: list[ComparisonRow], comparison: Comparison | None, column
 
 
 def _shorten_files(value: Any) -> Any:
-    """Return a source's description with at most three file names per list."""
+    """Shorten the lists of file names in a data source's description.
+
+    The first three names of a list are kept, followed by the number of omitted names.
+    """
     if isinstance(value, Mapping) and isinstance(files := value.get("files"), list):
         names = [Path(file["path"]).name for file in files]
         value = {**value, "files": names[:3] + ([f"and {len(names) - 3} more"] if len(names) > 3 else [])}

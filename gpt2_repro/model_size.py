@@ -18,9 +18,9 @@ class ModelScale(NamedTuple):
     """The parameters, FLOPs per token and padded vocabulary size of a model.
 
     Attributes:
-        parameters: without vocabulary padding.
-        active: the parameters that each token uses (only some parameters in a mixture of experts).
-        trained: the parameters with vocabulary padding, as in training.
+        parameters: the number of parameters without vocabulary padding.
+        active: the number of parameters that each token uses. In a mixture of experts, less than `parameters`.
+        trained: the number of parameters with vocabulary padding, as in training.
         flops_per_token: the training FLOPs per token.
     """
 
@@ -50,7 +50,7 @@ def flops_per_token(*, parameters: int, n_layer: int, n_embd: int, sequence_leng
     L is the number of layers, C the width of all attention heads and T the sequence length.
 
     Args:
-        parameters: N, the number of parameters without position embeddings, which are not multiplied.
+        parameters: N, the number of parameters that are used in matrix products (not the position embeddings).
     """
     # As in nanoGPT: 855 MFLOP for the 124M model. llm.c computes 803 MFLOP (6N + 6LCT: all parameters, and only the
     # causal half of attention), so the MFU (model FLOPs utilization) that llm.c reports is 6 % lower.

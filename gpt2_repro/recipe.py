@@ -1,4 +1,4 @@
-"""Read a recipe and a command line into typed sections.
+"""Read a recipe and a command line, and return one dataclass instance per section.
 
 A recipe is a YAML file with the sections data, model, training and evaluation.
 """
@@ -56,7 +56,7 @@ class Recipe(Generic[D, M, T, E]):
 
     @property
     def sections(self) -> dict[str, Any]:
-        """The sections of the recipe that the command uses, by name."""
+        """The recipe's sections by name, without sections that the command does not use."""
         return {name: section for name in SECTIONS if (section := getattr(self, name)) is not None}
 
     @property
@@ -69,7 +69,7 @@ class Recipe(Generic[D, M, T, E]):
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML text, which is a valid recipe.
 
-        Inherited fields with default values are omitted.
+        Fields inherited from transformers' TrainingArguments are omitted if they have the default value.
         """
         shown: dict[str, dict[str, Any]] = {}
         for name, section in self.sections.items():
@@ -141,7 +141,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _similar_recipe(path: Path) -> str:
-    """Return a sentence that suggests a fix for a recipe that does not exist."""
+    """Return the fix for the error that the recipe `path` does not exist."""
     if "=" in path.name:
         return f"Options start with --. Pass --{path}."
     if path.suffix in (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst"):
@@ -170,7 +170,9 @@ def parse_recipe(
     options: Mapping[str, dict[str, Any]] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Recipe[D, M, T, E]:
-    """Parse a command line of the form `[RECIPE] [--key value ...]`.
+    """Parse a command line `[RECIPE] [--key value ...]`, and return the recipe.
+
+    Without RECIPE, recipes/gpt2_124m.yaml is read.
 
     Args:
         data, model, training, evaluation: the dataclass of each section. Sections without a dataclass are not checked.
@@ -178,7 +180,7 @@ def parse_recipe(
         options: the options that are not fields of a recipe, with keyword arguments for `add_argument`.
         groups: the options that --help lists, by heading. None lists all options.
 
-    Raises UserError for a missing recipe, and for invalid sections, keys, options and choices.
+    Raises UserError if the recipe file does not exist, and for invalid sections, keys, options and choices.
     """
     given = zip(SECTIONS, (data, model, training, evaluation), strict=True)
     classes: dict[str, Any] = {name: cls for name, cls in given if cls is not NoneType}
@@ -330,7 +332,10 @@ def _print_help(parser: _Parser, groups: Mapping[str, Sequence[str]] | None) -> 
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that shows each option once, with underscores and the default."""
+    """A help formatter that shows one spelling of each option, and the default value.
+
+    Option names are spelled with underscores.
+    """
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         option = next(iter(action.option_strings), action.dest)

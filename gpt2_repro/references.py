@@ -101,7 +101,10 @@ def compared(step: int, loss: float) -> str:
 
 
 def explained(step: int, loss: float) -> str:
-    """Return sentences that compare a validation loss with the published range, or ""."""
+    """Return sentences that compare a validation loss with the published range.
+
+    The result is "" for a step without a published range.
+    """
     found = verdict(step, loss)  # None for a step without a published range
     ends = {"inside": f". The setup trains like {NAME}'s runs.", "above": f". {ABOVE}", "below": f". {BELOW}"}
     return f"validation loss {loss:.4f} at step {step:,}: {compared(step, loss)}{ends[found]}" if found else ""

@@ -3,9 +3,10 @@
     python -m gpt2_repro.supervise -- accelerate launch --config_file accelerate_configs/zero1.yaml train.py
     python -m gpt2_repro.supervise --attempts 5 -- python train.py recipes/demo.yaml
 
-The command is not restarted if the run is complete, or was stopped by a signal, a budget or --stop_at_step. It is also
-not restarted if the command line is wrong, if too many updates were not finite, or after --attempts crashes without a
-newer checkpoint. Signals are forwarded to the command. No other part of the project restarts a run.
+The command is not restarted if the run is complete, or was stopped by a signal, --max_hours, --max_usd or
+--stop_at_step. Other reasons not to restart are a wrong command line, too many updates that were not finite, and
+--attempts crashes without a newer checkpoint. Signals are forwarded to the command. No other part of the
+project restarts a run.
 """
 
 import argparse
@@ -121,9 +122,13 @@ class Supervisor:
         return code
 
     def _is_over(self, code: int, status: RunStatus) -> bool:
-        """Return whether the command has ended and needs no restart.
+        """Return whether the run is over. If false, the command must be restarted.
 
-        Raises RunFailed or UserError if the run failed and must not be restarted.
+        Raises RunFailed if the run diverged, or was ended by a signal before a checkpoint was saved. Raises UserError
+        if the command reported a mistake of the user.
+
+        Args:
+            code: the exit code of the command.
         """
         state, reason = status.state, status.reason
         if state == "diverged":

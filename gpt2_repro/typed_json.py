@@ -19,10 +19,11 @@ def from_json(kind: Any, value: Any, *, tolerant: bool = False, default: Any = N
     Keys without a field are ignored.
 
     Args:
-        tolerant: skip values of a wrong type. Otherwise, numbers, strings and bools are not checked.
+        tolerant: skip values of a wrong type. If false, the types of numbers, strings and bools are not checked.
         default: an instance of `kind` that provides the fields missing in `value`.
 
-    Raises TypeError or AttributeError if `value` has another type or lacks a required field.
+    Raises TypeError or AttributeError if `kind` requires an object or a list and `value` is something else, or if a
+    required field is missing.
     """
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:  # `X | None`

@@ -134,9 +134,10 @@ def find_deviations(model: str, window: int, scores: Sequence[TaskScores]) -> li
 
 
 def published_baseline(model: str, window: int, scored: Iterable[TaskScores]) -> ScoredModel | None:
-    """Return the published scores of a model as a baseline, or None.
+    """Return the published scores of a model as a baseline.
 
-    Only scores comparable with the measured scores `scored` are returned (see `published_numbers`).
+    Only scores comparable with the measured scores `scored` are returned (see `published_numbers`). If there are no
+    such scores, the result is None.
     """
     if model not in NUMBERS:
         return None

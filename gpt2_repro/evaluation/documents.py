@@ -79,7 +79,10 @@ def passages_of(document: str) -> Iterator[str]:
 
 
 def _passage_end(window: Sequence[str]) -> int | None:
-    """Return how many words of `window` form a passage (see `passages_of`), or None."""
+    """Return the length in words of the passage at the start of `window`.
+
+    The result is None if `window` does not start with a passage (see `passages_of`).
+    """
     # In LAMBADA 84 % of the last words occur earlier in the passage, so a model can find them in the context.
     bare = [word.strip(string.punctuation) for word in window]
     candidates = [

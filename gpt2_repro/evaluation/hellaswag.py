@@ -78,7 +78,8 @@ def _item(row: Any, where: str) -> Item:
 def batches_by_length(lengths: Sequence[int], positions: int) -> list[list[int]]:
     """Return batches of row numbers, with rows of similar length in each batch.
 
-    A batch with padding has at most `positions` tokens. A longer row forms a separate batch.
+    A batch has at most `positions` tokens, including padding. A row with more than `positions` tokens is a batch of
+    its own.
     """
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
@@ -161,9 +162,9 @@ class HellaSwag:
         return ids, labels, (labels != IGNORED).nonzero()[:, 0]
 
     def score(self, losses: Tensor) -> dict[str, float]:
-        """Return `hellaswag_acc` and `hellaswag_items`, or {} if a loss is not finite.
+        """Return the accuracy and the number of items, or {} if a loss is not finite.
 
-        `losses` is a tensor of shape [items, 4].
+        The keys are `hellaswag_acc` and `hellaswag_items`. `losses` is a tensor of shape [items, 4].
         """
         # With NaN losses, argmin chooses the first ending, and a quarter of the items would count as correct.
         if not losses.isfinite().all():

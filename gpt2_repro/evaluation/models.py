@@ -22,10 +22,12 @@ Load = Callable[[], tuple[Any, Any]]  # returns a model in fp32 on the CPU, and 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """The size, window and revision of a model, and the function that loads it.
+    """The size, revision, maximum input length and load function of a model.
 
     Args:
-        positions: the maximum length of an input in tokens.
+        column: the size, the revision and other properties for the comparison table.
+        load: loads the model and the tokenizer.
+        positions: the maximum length in tokens of an input. In training, sequences may have been shorter.
     """
 
     column: ComparedModel
@@ -45,7 +47,9 @@ class LoadedModel:
 
 
 def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
-    """Load a model, and return its size, window and revision without the weights.
+    """Load a model, and return its size, revision and maximum input length.
+
+    The weights are not kept in memory.
 
     Raises UserError if the model cannot be loaded, or if its vocabulary does not match its tokenizer.
     """
@@ -74,7 +78,10 @@ def fingerprint(model: Any, tokenizer: Any) -> str:
 def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bool) -> int:
     """Return `requested`, or fewer tokens if a model was trained on shorter sequences.
 
-    If `explicit` is true and all models have enough positions, return `requested`.
+    Args:
+        requested: the window (the maximum input length) in tokens.
+        explicit: whether the user passed `requested`. The result is then `requested`, unless a model does not accept
+            inputs of this length.
     """
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)

@@ -23,7 +23,10 @@ LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
 
 
 def default_output_dir(first: Checkpoint, *, smoke_test: bool = False) -> Path:
-    """Return RUN/evaluation, or evaluations/NAME for a checkpoint outside of a run."""
+    """Return RUN/evaluation, or evaluations/NAME for a checkpoint outside of a run.
+
+    For a smoke test, the result is the subfolder smoke_test of this folder.
+    """
     folder = first.run / "evaluation" if first.run else Path("evaluations") / file_name(first.source)
     return folder / "smoke_test" if smoke_test else folder
 
@@ -46,7 +49,7 @@ def run_metadata(command: str, argv: Sequence[str]) -> dict[str, Any]:
 def check_output(folder: Path) -> None:
     """Raise UserError if a folder cannot be used for the output.
 
-    The folder must not be a file, or contain a comparison that evaluate.sh did not write.
+    `folder` and its parents must not be files. `folder` must not contain a comparison that evaluate.sh did not write.
     """
     if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
         raise UserError(f"{file} is a file. Pass a folder as --output_dir.")

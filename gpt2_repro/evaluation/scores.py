@@ -44,7 +44,10 @@ class Metric:
     values: list[Any] = dataclasses.field(default_factory=list)  # per document; with weights: [value, weight]
 
     def array(self) -> NDArray[np.float64]:
-        """Return the values, of shape [documents], or [documents, 2] with weights."""
+        """Return the metric's value for each document as an array of shape [documents].
+
+        If each value has a weight, the shape is [documents, 2].
+        """
         return np.asarray(self.values, dtype=np.float64)
 
 

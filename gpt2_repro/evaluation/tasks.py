@@ -88,7 +88,10 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 
 
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
-    """Return a run's prepared folder if a task needs its documents, otherwise None."""
+    """Return a run's prepared folder if a task needs documents from this folder.
+
+    The result is None if no task needs documents, or if the folder has no documents.
+    """
     name = (
         RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run and OWN_TASKS.keys() & set(tasks) else None
     )
@@ -96,7 +99,7 @@ def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:
-    """Raise UserError for unknown tasks, and for tasks without required local data.
+    """Raise UserError for unknown tasks, and for tasks whose local data is missing.
 
     Args:
         local: the names of the tasks that have a local data file.
@@ -122,11 +125,12 @@ def stock_task_names() -> set[str]:
 
 
 def write_task_files(local: Mapping[str, Path], output: Path, tasks: Iterable[str]) -> dict[str, str]:
-    """Write a task file and a copy of the local data for each task of LOCAL_TASKS.
+    """Write lm-eval task files for `tasks`, and a copy of the local data.
 
     Args:
-        local: the data files found by `find_local_files`. All other tasks read from the Hub.
+        local: the data files found by `find_local_files`. Tasks without a data file read from the Hub.
         output: an empty folder that no other process uses.
+        tasks: names of the tasks to score. Tasks that are not in LOCAL_TASKS need no file.
 
     Returns a hash of each task's definition and local data.
     """

@@ -25,6 +25,7 @@ def build_model(
         tokenizer: the tokenizer of the data. The checkpoint `init_from` must have the same tokenizer.
         init_from: a folder or Hub id with initial weights. If empty, weights are random.
         documents: if given, tokens attend only to their own document.
+        compiled: compile the loss with torch.compile.
 
     Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data.
     """

@@ -34,10 +34,11 @@ class Graph(NamedTuple):
 
 
 def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[Graph]:
-    """Compile the loss of a model from `make_pretraining` to a single graph.
+    """Compile a model's pre-training loss into a single graph.
 
-    If the model's attention cannot be compiled, the model continues with causal_sdpa. Every other graph break raises
-    an error. Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR (default: .cache/inductor).
+    `model` must be the result of `make_pretraining`. If its attention kernel cannot be compiled, the model continues
+    with causal_sdpa. Every other graph break raises an error. Compiled code is cached in $TORCHINDUCTOR_CACHE_DIR
+    (default: .cache/inductor).
 
     Returns the list `model.compiled_graphs`. Each newly compiled graph is added to this list.
     """

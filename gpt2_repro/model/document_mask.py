@@ -38,7 +38,7 @@ class Documents:
         return starts
 
     def attention(self, model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
-        """Return arguments of the model's forward that limit attention to documents.
+        """Return arguments for `model.forward` that prevent attention between documents.
 
         `ids` has shape [rows, T].
         """

@@ -1,6 +1,6 @@
-"""Load models and tokenizers safely, even if their author is unknown.
+"""Load models and tokenizers for export, evaluation and text generation.
 
-Pickles are never loaded, and remote code is never run.
+Files of unknown authors are safe to load: pickles are never loaded, and remote code is never run.
 """
 
 from pathlib import Path
@@ -75,7 +75,10 @@ def load_experts(model: PreTrainedModel, checkpoint: str) -> bool:
 
 
 def _check_files(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UserError for weight files that cannot belong to a folder's configuration."""
+    """Raise UserError if the weight files are not usable with `config`.
+
+    Two problems are detected: a weight file outside of `folder`, and fewer tensors than layers.
+    """
     single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
     names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
     if outside := [name for name in names if Path(name).name != name]:

@@ -1,4 +1,4 @@
-"""Change attention and loss of transformers' models for pre-training."""
+"""Replace the loss and the attention of transformers models for pre-training."""
 
 import copy
 from collections.abc import Callable
@@ -148,9 +148,10 @@ def _forward(
     """Return the pre-training loss, or logits if `shift_labels` is None.
 
     `shift_labels` has shape [rows, T], and logits have shape [rows, T, true_vocab_size]. The loss is the sum of
-    negative log-likelihoods in nats, divided by `num_items_in_batch` or by the number of targets in this batch.
+    negative log-likelihoods in nats, divided by `num_items_in_batch`. If `num_items_in_batch` is None, the divisor is
+    the number of targets in this batch.
 
-    If `reduction` is "none", return the loss of each target, of shape [targets], without a document mask.
+    If `reduction` is "none", return the loss of each target, of shape [targets]. No document mask is applied then.
     """
     # Keep `**kwargs`: Trainer passes num_items_in_batch only to a forward that has it.
     if shift_labels is None:
@@ -191,9 +192,10 @@ def make_pretraining(
 
 
 def balance_loss(model: PreTrainedModel) -> Callable[[Any], Tensor] | None:
-    """Return a function that computes Mixtral's load-balancing loss, or None.
+    """Return a function that computes Mixtral's load-balancing loss.
 
-    The function takes the output of the base model with router logits.
+    The function takes the output of the base model with router logits. The result is None if the model is not a
+    Mixtral, or if the loss has the coefficient 0.
     """
     if not isinstance(model, MixtralForCausalLM) or not (coefficient := model.config.router_aux_loss_coef):
         return None

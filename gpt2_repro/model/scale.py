@@ -1,4 +1,4 @@
-"""Compute the parameters and FLOPs of a model."""
+"""Compute a model's number of parameters and training FLOPs per token."""
 
 from typing import TYPE_CHECKING
 

@@ -95,9 +95,10 @@ def _judged(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 
 def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
-    """Return the domain (kind of text) to compare other domains with, or None.
+    """Return the domain (kind of text) to compare other domains with.
 
-    The reference is `home`, or otherwise the domain with the smallest loss difference.
+    Domains with too few documents are ignored. The result is the domain `home`. Without the domain `home`, the result
+    is the domain with the smallest loss difference, or None if there is no domain.
     """
     judged = _judged(domains)  # without domains that have too few documents
     at_home = next((bucket for bucket in judged if bucket.label == home), None)
@@ -167,7 +168,10 @@ def _causes(tables: Tables, jump: Jump | None, unlearned: bool, home: str | None
 
 
 def _not_judged(tables: Tables) -> list[str]:
-    """List what has too few documents to be judged, such as "domains (two needed)"."""
+    """Return the measurements that have too few documents or domains for a conclusion.
+
+    Each text has a name and the number needed, such as "domains (two needed)".
+    """
     documents = {bucket.label: bucket.documents for bucket in tables["domains"]}
     for what, table in (("positions", "positions"), ("the separator", "ends"), ("the use of context", "gain")):
         documents[what] = max((bucket.documents for bucket in tables[table]), default=0)

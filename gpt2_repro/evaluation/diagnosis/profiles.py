@@ -56,11 +56,13 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """A position in a row from which on the loss difference of two models is larger.
+    """A position in a row at which the loss difference between two models increases.
+
+    An increase is the mean after this position minus the mean before this position.
 
     Args:
-        difference: the increase of the loss difference (ours minus theirs) at this position.
-        ours, theirs: the increase of each model's loss at this position.
+        difference: the increase of the loss difference (ours minus theirs).
+        ours, theirs: the increase of each model's loss.
     """
 
     position: int
@@ -70,9 +72,10 @@ class Jump:
 
 
 def join(rows: Sequence[Row], losses: Iterable[Losses], *, separator: int | None = None) -> Any:
-    """Return one record per target (id to predict), with the losses of both models.
+    """Return a record array: the losses of both models on each target (id to predict).
 
-    `position` is the position of the input id before the target. `spoiled` is true after the first separator of a row.
+    The field `position` is the position of the input id before the target. The field `spoiled` is true if the row
+    contains `separator` before the target, because the input can then contain text of another document.
     """
 
     def flat(of_rows: Iterable[NDArray[Any]], dtype: Any = np.int64) -> NDArray[Any]:
@@ -162,8 +165,8 @@ def last_words(
 ) -> dict[str, list[Bucket]]:
     """Return tables of the log-probabilities of the last words of passages.
 
-    - whole: the input is the complete passage before the last word.
-    - sentence: the input is only the last sentence before the last word.
+    - whole: the input is the passage without the last word.
+    - sentence: the input is only the last sentence of the passage, without the last word.
     - gain: `whole` minus `sentence`.
 
     Passages with more than `longest` input ids are omitted.

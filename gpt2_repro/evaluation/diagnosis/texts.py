@@ -120,11 +120,13 @@ def domain_of_rows(name: str, rows: Sequence[Ids], tokenizer: Any, *, separator:
 def rows_to_score(domains: Sequence[Domain], tokenizer: Any, *, window: int, tokens: int) -> list[Row]:
     """Return all rows to score, sorted by kind in the order of PARTS.
 
-    - text: about `tokens` targets (ids to predict) of each domain. Documents of more than `window` targets are cut.
+    - text: about `tokens` targets (ids to predict) of each domain. A document of more than `window` targets is divided
+      into several rows.
     - starts: the first ids of documents, after the start token that lm-eval puts before documents.
     - bare: the first ids of the same documents, without the start token.
     - ends: the last ids of documents. Only the separator is scored.
-    - words: two rows that score the last word of a passage, after the complete passage and after its last sentence.
+    - words: two rows per passage, which score the last word. The first row has the complete passage, and the second
+      row has only the last sentence.
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     edges, passages = min(MAX_EDGES, tokens // EDGE_TOKENS), min(MAX_PASSAGES, tokens // PASSAGE_TOKENS)
@@ -174,9 +176,10 @@ def encode_word(context: str, word: str, tokenizer: Any, window: int) -> tuple[I
 
 
 def score_rows(model: Any, rows: Sequence[Row], *, device: str, name: str) -> Losses:
-    """Return a model's loss on each id in nats, one array per row.
+    """Return a model's loss on each id of a row in nats, one array per row.
 
-    The first id of a row has no loss. The model is moved to the CPU afterwards.
+    The first id of a row has no loss, so each array is one element shorter than the row. The model is
+    moved to the CPU afterwards.
     """
     import torch
 
