@@ -57,8 +57,9 @@ def choose_attention(
         return requested, "as requested"
     obstacle = _flash_obstacle(cuda=cuda, bf16=bf16, document_mask=document_mask)
     if one_row_compiled and not obstacle and not document_mask:
-        # _is_packed_sequence in transformers 5.23. Position ids are not read if the lengths of documents are passed.
-        obstacle = "transformers branches on the position ids of a micro-batch of 1, which cannot be compiled"
+        # _is_packed_sequence in transformers 5.23 branches on the position ids. Position ids are not read if the
+        # lengths of documents are passed.
+        obstacle = "torch.compile cannot compile transformers' flash attention for a micro-batch of 1 row"
     if requested == "flash_attention_2":
         if obstacle:
             raise UserError(f"flash_attention_2 cannot be used: {obstacle}. Pass --attn_implementation auto.")
