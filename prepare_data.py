@@ -87,7 +87,8 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(
             f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut. "
-            "For .txt files, pass --sample_by paragraph: each paragraph is then a document, so the limit is exceeded by less."
+            "For .txt files, pass --sample_by paragraph: each paragraph is then a document, "
+            "so the limit is exceeded by less."
         )
     if bad := manifest.read.bad_documents:
         print(f"skipped {bad:,} rows without readable text; the first is {manifest.read.bad_examples[0]}")

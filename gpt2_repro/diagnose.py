@@ -91,8 +91,8 @@ def _parse(argv: list[str]) -> Namespace:
     )
     parser.add_argument(
         "--baseline",
-        help="Model to compare with. It must have the tokenizer of RUN. (default: the baseline in the run's recipe, or "
-        "openai-community/gpt2 if RUN is not a run directory)",
+        help="Model to compare with. It must have the tokenizer of RUN. (default: the baseline in the run's recipe, "
+        "or openai-community/gpt2 if RUN is not a run directory)",
     )
     parser.add_argument(
         "--dataset_dir",
@@ -135,7 +135,8 @@ def _baseline(passed: str | None, run: Path | None) -> str:
     baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
         raise UserError(
-            f"The diagnosis needs a trained baseline, not {baseline}. Pass --baseline with a run, a folder or a Hub id."
+            f"The diagnosis needs a trained baseline, not {baseline}. "
+            "Pass --baseline with a run, a folder or a Hub id."
         )
     return baseline
 

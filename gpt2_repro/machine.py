@@ -91,7 +91,8 @@ def check_links(file: str | None) -> list[Finding]:
             text = Path(file).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
-                f"--topology {file} is not a readable text file ({error}). Pass a file with the output of `nvidia-smi topo -m`."
+                f"--topology {file} is not a readable text file ({error}). "
+                "Pass a file with the output of `nvidia-smi topo -m`."
             ) from None
     elif command := shutil.which("nvidia-smi"):
         try:
