@@ -92,7 +92,7 @@ def _parse(argv: list[str]) -> Namespace:
     parser.add_argument(
         "--baseline",
         help="Model to compare with. It must have the tokenizer of RUN. (default: the baseline in the run's recipe, "
-        "or openai-community/gpt2 if RUN is not a run directory)",
+        "or openai-community/gpt2 if there is no recipe)",
     )
     parser.add_argument(
         "--dataset_dir",
@@ -112,7 +112,7 @@ def _parse(argv: list[str]) -> Namespace:
         "--output_dir",
         type=Path,
         metavar="DIR",
-        help="Folder for the results. (default: RUN/evaluation/diagnosis for a run directory, otherwise "
+        help="Folder for the results. (default: RUN/evaluation/diagnosis for a run, otherwise "
         "evaluations/MODEL/diagnosis)",
     )
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
