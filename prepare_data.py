@@ -26,7 +26,10 @@ from gpt2_repro.manifest import RowForm
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "list_sources": {"action": "store_true", "help": "Print all sources with sizes and preparation times, then exit."},
-    "verify": {"action": "store_true", "help": "Compare every byte of the folder with its manifest, then exit."},
+    "verify": {
+        "action": "store_true",
+        "help": "Check every file of --dataset_dir against the hashes in its manifest, then exit.",
+    },
     **{field.name: {"default": field.default, **field.metadata} for field in dataclasses.fields(PreparationOptions)},
 }
 OPTIONS["num_proc"]["default"] = os.cpu_count() or 1
@@ -87,8 +90,9 @@ def describe(data: PreparedData, *, max_tokens: int) -> None:
         print(f"{data.path / split}: {text}, {counts.dropped_tokens:,} tokens dropped (too few for a row)")
     if max_tokens and manifest.counts["train"].tokens > 1.1 * max_tokens:
         print(
-            f"The split train has more tokens than --max_tokens {max_tokens}, because documents are not cut. "
-            "Pass --sample_by paragraph to use the paragraphs of .txt files as documents."
+            f"The train split has more tokens than --max_tokens {max_tokens}, because documents are not cut. "
+            "For .txt files, pass --sample_by paragraph: each paragraph is then a document, "
+            "so the limit is exceeded by less."
         )
     if bad := manifest.read.bad_documents:
         print(f"skipped {bad:,} rows without readable text; the first is {manifest.read.bad_examples[0]}")

@@ -19,8 +19,14 @@ from gpt2_repro.training.launcher import end_with_launcher
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "dry_run": {"action": "store_true", "help": "Print the resolved recipe and the derived values, then exit."},
-    "diff_recipe": {"metavar": "RECIPE", "help": "Print the differences between the run and this recipe, then exit."},
+    "dry_run": {
+        "action": "store_true",
+        "help": "Print all settings, the model size, the steps and the FLOPs, then exit.",
+    },
+    "diff_recipe": {
+        "metavar": "RECIPE",
+        "help": "Print the settings of this command that differ from RECIPE, then exit.",
+    },
 }
 # The options that --help lists, by heading. --help all lists every option.
 HELP = {

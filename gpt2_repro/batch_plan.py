@@ -130,7 +130,10 @@ def plan_by_length(
         choices = [f"--per_device_train_batch_size {size}" for size in itertools.islice(larger, 1)]
         choices += [f"--tokens_per_step {tokens}" for tokens in itertools.islice(longer, 1)]
         fix = " or ".join(choices) or "--train_sampling_strategy random"
-        raise UserError(f"A step of {tokens_per_step:,} tokens can have fewer rows than forward passes. Pass {fix}.")
+        raise UserError(
+            f"Rows differ in length, so a step of {tokens_per_step:,} tokens may have fewer rows than forward "
+            f"passes. Pass {fix}."
+        )
     passes = accumulation(tokens_per_step, micro_batch_size)
     return BatchPlan(tokens_per_step, longest, micro_batch_size, num_processes, passes, max_steps, by_length=True)
 
@@ -158,6 +161,9 @@ def extend_plan(
         raise UserError("--extend_to needs a run with a checkpoint. Pass --total_tokens for a new run.")
     steps = extend_to // plan.tokens_per_step
     if steps < end:
-        raise UserError(f"--extend_to {extend_to} is less than the {end * plan.tokens_per_step} tokens of the run.")
+        raise UserError(
+            f"--extend_to {extend_to} is less than the {end * plan.tokens_per_step} tokens that the run is "
+            "planned for. Pass a larger number."
+        )
     further = [[step, steps]] if steps > end else []
     return dataclasses.replace(plan, max_steps=steps), [*extensions, *further]

@@ -74,7 +74,7 @@ def run(main: Callable[[list[str]], None]) -> None:
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            fix = "Free disk space, change the permissions, or pass another path."
+            fix = "If the disk is full, free some space. Otherwise change the permissions, or pass another path."
             raise UserError(f"{error.strerror}: {error.filename or in_a_line(error)}. {fix}") from None
         except ImportError as error:
             if "pip install" not in str(error):
@@ -319,9 +319,13 @@ class CommandParser(OneLineErrors):
             names = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             places = [action for action in self._actions if not action.option_strings]
             if places and MODEL_OPTION.fullmatch(flag):
-                raise UserError(f"Pass the {_place(places[0])} without an option: {self.prog} {_place(places[0])}")
+                raise UserError(
+                    f"Pass the {_place(places[0])} without an option name: {self.prog} {_place(places[0])}"
+                )
             if places[1:] and OUTPUT_OPTION.fullmatch(flag):
-                raise UserError(f"Pass {_place(places[1])} after the {_place(places[0])}, without an option.")
+                raise UserError(
+                    f"Pass {_place(places[1])} directly after the {_place(places[0])}, without an option name."
+                )
             if better := other_name(flag, names):
                 raise UserError(better)
             known = [name for name in names if name != "--help"]

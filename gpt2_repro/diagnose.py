@@ -84,13 +84,37 @@ def main(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> Namespace:
     parser = CommandParser(prog="python -m gpt2_repro.diagnose", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="Run directory (uses its final/), checkpoint-N/, final/ or Hub id.")
-    parser.add_argument("--baseline", help="Baseline model with the same tokenizer. (default: the recipe's baseline)")
-    parser.add_argument("--dataset_dir", type=Path, metavar="DIR", help="Prepared data. (default: the run's data)")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="Model to diagnose: run directory (final/ is used), checkpoint-N/, final/ or Hub id.",
+    )
+    parser.add_argument(
+        "--baseline",
+        help="Model to compare with. It must have the tokenizer of RUN. (default: the baseline in the run's recipe, "
+        "or openai-community/gpt2 if there is no recipe)",
+    )
+    parser.add_argument(
+        "--dataset_dir",
+        type=Path,
+        metavar="DIR",
+        help="Prepared folder with validation text to score. (default for a run: the run's data)",
+    )
     parser.add_argument("--local_data", type=Path, metavar="DIR", help="Folder of wikitext and LAMBADA .jsonl files.")
-    parser.add_argument("--tokens", type=TokenCount, default=262_144, help="Tokens per text. (default: %(default)s)")
+    parser.add_argument(
+        "--tokens",
+        type=TokenCount,
+        default=262_144,
+        help="Number of tokens to score in each text. (default: %(default)s)",
+    )
     parser.add_argument("--max_length", type=int, default=1024, help="Context in tokens. (default: %(default)s)")
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="Results. (default: RUN/evaluation/diagnosis)")
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        metavar="DIR",
+        help="Folder for the results. (default: RUN/evaluation/diagnosis for a run, otherwise "
+        "evaluations/MODEL/diagnosis)",
+    )
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N. (default: first GPU, otherwise cpu)")
     options = parser.parse(argv)
     if options.tokens < 1 or options.max_length < SHORTEST_WINDOW:
@@ -102,15 +126,18 @@ def _parse(argv: list[str]) -> Namespace:
 
 def _check_vocabulary(tokenizer: Any, expected: Any, option: str) -> None:
     if tokenizer.get_vocab() != expected.get_vocab():
-        fix = "Use the same tokenizer, or run bash evaluate.sh, which compares bits per byte."
-        raise UserError(f"{option} has another tokenizer than the model. Losses per token cannot be compared. {fix}")
+        fix = "Pass a model or data with this tokenizer, or run bash evaluate.sh, which compares bits per byte."
+        raise UserError(f"{option} does not have the tokenizer of RUN, so losses per token cannot be compared. {fix}")
 
 
 def _baseline(passed: str | None, run: Path | None) -> str:
     """Return the baseline from the command line, or else from the run's recipe."""
     baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
-        raise UserError(f"The baseline is {baseline}. Pass --baseline with a run, a folder or a Hub id.")
+        raise UserError(
+            f"The diagnosis needs a trained baseline, not {baseline}. "
+            "Pass --baseline with a run, a folder or a Hub id."
+        )
     return baseline
 
 

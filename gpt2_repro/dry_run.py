@@ -30,10 +30,10 @@ def dry_run(recipe: TrainingRecipe) -> None:
     scale = scale_of(recipe.model, sequence_length=length, vocab_size=vocabulary)
 
     print(recipe.to_yaml())
-    padded = f"vocabulary {vocabulary:,} padded to {scale.padded_vocab_size:,}"
+    padded = f"with the vocabulary of {vocabulary:,} padded to {scale.padded_vocab_size:,}"
     print(f"parameters        {scale.parameters:,} ({scale.trained:,} while training, {padded})")
     if scale.active < scale.parameters:
-        print(f"  active          {scale.active:,} per token")
+        print(f"  active          {scale.active:,} parameters per token")
     by_length = training.train_sampling_strategy == BY_LENGTH
     rows = "targets, without padding" if by_length else f"{training.tokens_per_step // length:,} rows x {length:,}"
     print(f"tokens per step   {training.tokens_per_step:,} {'' if by_length else '= '}{rows}")
@@ -56,4 +56,4 @@ def dry_run(recipe: TrainingRecipe) -> None:
     flops = scale.flops_per_token * tokens
     print(f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M per token (6N + 12LCT), {flops:.3g} in total")
     print(f"checkpoint        {work.checkpoint_bytes / 1e9:.2f} GB each")
-    print(f"final             {work.final_bytes / 1e9:.2f} GB in fp32")
+    print(f"final model       {work.final_bytes / 1e9:.2f} GB in fp32")

@@ -73,7 +73,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     formats = "Format of the export. (default: llmc if OUT ends in .bin, otherwise hf)"
     parser.add_argument("--format", choices=("hf", "llmc"), help=formats)
     dtypes = ("float32", "bfloat16")
-    parser.add_argument("--dtype", choices=dtypes, default="float32", help="Type of weights. (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=dtypes, default="float32", help="Data type of the exported weights. (default: %(default)s)"
+    )
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)

@@ -85,7 +85,10 @@ def _json_value(line: bytes, place: str) -> Any:
         if b"\\u" in line:
             json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half of a surrogate pair
     except (ValueError, RecursionError):
-        raise UserError(f"{place} is not JSON in UTF-8. Write one value per line, or get the file again.") from None
+        raise UserError(
+            f"{place} is not JSON in UTF-8. Write one JSON value per line. If you downloaded the file, "
+            "download the file again."
+        ) from None
     return value
 
 

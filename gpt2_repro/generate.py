@@ -54,7 +54,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.prompt.startswith("FILE:"):
         file = Path(args.prompt.removeprefix("FILE:"))
         if not file.is_file():
-            raise UserError(f"{file} does not exist. Pass FILE: and the path of a text file.")
+            raise UserError(
+                f"{file} does not exist. To read the prompt from a file, pass FILE:PATH, such as FILE:prompt.txt."
+            )
         args.prompt = file.read_text(errors="replace")
     return args
 

@@ -124,8 +124,8 @@ def choose_bf16(asked: bool, *, use_cpu: bool, accept_any_hardware: bool) -> tup
         return False, "fp32: this CPU has no bf16 instructions and would emulate them slowly"
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         if accept_any_hardware:
-            return False, "fp32: this GPU cannot multiply in bf16"
-        raise UserError(f"{torch.cuda.get_device_name()} cannot multiply in bf16. Pass --bf16 false to train in fp32.")
+            return False, "fp32: this GPU does not support bf16"
+        raise UserError(f"{torch.cuda.get_device_name()} does not support bf16. Pass --bf16 false to train in fp32.")
     return True, "bf16 with fp32 master weights"
 
 
@@ -144,7 +144,9 @@ def choose_compile(asked: bool | None, *, use_cpu: bool, accept_any_hardware: bo
     if obstacle and asked is None and accept_any_hardware:
         return False
     if obstacle:
-        raise UserError(f"{obstacle}, or pass --torch_compile false, which is half as fast on a GPU.")
+        raise UserError(
+            f"{obstacle}, or pass --torch_compile false. Without torch.compile, a GPU trains about half as fast."
+        )
     return True
 
 

@@ -107,7 +107,10 @@ def check_links(file: str | None) -> list[Finding]:
         try:
             text = Path(file).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--topology {file} is not a readable text file ({error}).") from None
+            raise UserError(
+                f"--topology {file} is not a readable text file ({error}). "
+                "Pass a file with the output of `nvidia-smi topo -m`."
+            ) from None
     elif command := shutil.which("nvidia-smi"):
         try:
             asked = subprocess.run([command, "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)
@@ -134,7 +137,9 @@ def check_sum(cards: int | None) -> Finding:
 
     here = torch.cuda.device_count()
     if here and cards and cards > here:
-        return Finding("✗", f"sum over {cards} processes", f"This machine has {here} GPUs. Pass --n {here}")
+        return Finding(
+            "✗", f"all-reduce over {cards} processes", f"This machine has only {here} GPUs. Pass --n {here}"
+        )
     return check_all_reduce(cards or here or 2, seconds=DIST_SECONDS)
 
 
@@ -165,7 +170,7 @@ def check_memory(recipe: TrainingRecipe, work: Workload, memory_bytes: float, ca
     asked = memory.MemoryTrial(training.per_device_train_batch_size, bool(training.activation_checkpointing))
     a_pass = f"{asked.micro_batch} rows x {length} tokens{', checkpointed,' if asked.checkpointing else ''}"
     usable = f"{size(memory.USABLE * memory_bytes)} of the GPU's {size(memory_bytes)}"
-    told = f"{a_pass} need {size(estimate.bytes_of(asked))}. Usable: {usable} (estimated)"
+    told = f"{a_pass} need {size(estimate.bytes_of(asked))} (estimated). Usable: {usable}"
     if estimate.fits(asked, memory_bytes):
         return Finding("✓", "memory", told)
     rows = max(1, training.tokens_per_step // length // cards)
@@ -215,7 +220,11 @@ def check_time(minutes: float, tokens_per_second: float) -> Finding:
     told = f"about {about} on this CPU (measured {tokens_per_second:,.0f} tokens/s)"
     if minutes < MANY_MINUTES:
         return Finding("✓", "time", told)
-    return Finding("!", "time", f"{told}. Use recipes/own_text.yaml, or pass --gpu CARD to plan for a GPU")
+    return Finding(
+        "!",
+        "time",
+        f"{told}. For a CPU, recipes/own_text.yaml chooses a smaller model. To plan for a GPU, pass --gpu CARD",
+    )
 
 
 def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int) -> Finding:

@@ -123,7 +123,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         if path.suffix in (".yaml", ".yml"):
             fix = "Write each field as `key: value`, indented below its section. Quote a value that has a colon."
             if isinstance(error, UnicodeDecodeError):
-                fix = "Save it as UTF-8."
+                fix = "Save the file as UTF-8."
             raise UserError(f"{path} is not YAML: {reason} {fix}") from None
     if not isinstance(document, dict):
         fix = f"Prepare text with: python prepare_data.py --data_files {path}"

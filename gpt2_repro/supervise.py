@@ -86,7 +86,10 @@ class Supervisor:
             failures = 1 if reached > newest else failures + 1
             newest = max(newest, reached)
             if failures >= self.options.attempts:
-                raise RunFailed(f"Gave up after {failures} crashes without a newer checkpoint. Exit code: {code}.")
+                raise RunFailed(
+                    f"Gave up after {failures} crashes in a row without a new checkpoint. Exit code: {code}. "
+                    "Fix the error above, then run again."
+                )
             wait = min(LONGEST_WAIT, self.options.wait * 2 ** (failures - 1))
             where = f"from step {newest}" if newest >= 0 else "from the beginning"
             logger.warning("Crash %d (exit code %s). Restarting training %s in %.0f s.", failures, code, where, wait)
@@ -140,7 +143,10 @@ class Supervisor:
             if state == "failed" and reason == "the launcher died":
                 return True  # the signal ended it, and its workers have saved
             sys.stderr.write(self.kept)
-            raise RunFailed(f"The run was ended by a signal before it saved a checkpoint (exit code {code}).")
+            raise RunFailed(
+                f"The run was ended by a signal before it saved a checkpoint (exit code {code}). "
+                "Run the same command again."
+            )
         if mistake := noted(MISTAKE, self.notes):
             raise UserError(mistake)
         return False

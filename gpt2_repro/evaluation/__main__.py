@@ -95,7 +95,11 @@ def _open_baseline(name: str, models: list[LoadedModel]) -> ComparedModel | None
         models.append(open_model(checkpoint, functools.partial(load_pair, checkpoint.source)))
     except UserError as error:
         if name in NUMBERS and not Path(name).exists():
-            logger.warning("%s Continuing with the baseline's published scores, if any, without verdicts.", error)
+            logger.warning(
+                "%s The table has only the baseline's published scores, if there are any, and no verdicts "
+                "such as 'worse'.",
+                error,
+            )
             return None
         raise UserError(f"{error} To score without a baseline, pass --baseline none.") from None
     return models[-1].column

@@ -56,7 +56,10 @@ def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.N
         "--limit", type=positive_count, metavar="N", help="Smoke test: score only N documents per task."
     )
     parser.add_argument(
-        "--output_dir", type=Path, metavar="DIR", help="Results folder. Default: RUN/evaluation or evaluations/NAME."
+        "--output_dir",
+        type=Path,
+        metavar="DIR",
+        help="Folder for the results. Default: RUN/evaluation for a run, otherwise evaluations/MODEL.",
     )
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:N. Default: cuda if there is a GPU.")
     parser.add_argument(

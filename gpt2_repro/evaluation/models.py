@@ -56,8 +56,8 @@ def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     model, tokenizer = load()
     vocabulary, tokens = model.config.vocab_size, len(tokenizer)
     if tokens > vocabulary or vocabulary - tokens > PADDING:
-        found = f"The tokenizer of {checkpoint.source} has {tokens:,} tokens, but its model has {vocabulary:,} ids."
-        raise UserError(f"{found} Put the model's own tokenizer files into the folder.")
+        found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
+        raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     return LoadedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)
@@ -89,5 +89,10 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
         logger.warning("Window: %d tokens. In %s, positions after %d are untrained.", requested, shortest.name, window)
         return requested
     if window < requested:
-        logger.warning("Window: %d tokens, not %d: %s was trained with this window.", window, requested, shortest.name)
+        logger.warning(
+            "Window: %d tokens instead of %d, because %s was trained on shorter rows.",
+            window,
+            requested,
+            shortest.name,
+        )
     return window

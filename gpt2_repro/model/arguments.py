@@ -48,7 +48,8 @@ class ModelArguments:
     model_type: Literal["gpt2", "llama", "mixtral"] = HfArg(default="gpt2", help="Architecture, as in transformers.")
     config_overrides: Overrides = HfArg(
         default=Overrides(""),
-        help="Other keys of the model's configuration: a mapping (recipe), JSON or key=value,… (command line).",
+        help="Keys of the model's configuration that have no option. In a recipe: a mapping. On the command line: "
+        "JSON or key=value,…",
     )
     n_layer: int = HfArg(default=12, help="Number of transformer blocks. 0: chosen to suit the text and the machine.")
     n_head: int = HfArg(default=12, help="Attention heads per block. 0: chosen to suit the text and the machine.")

@@ -95,8 +95,9 @@ def obstacle(name: str, machine: Machine) -> str | None:
             return "cuDNN is wrong with document masks"
         return "cuDNN is wrong for rows whose length is not a multiple of 128" if machine.length % 128 else None
     if machine.one_row_compiled and not machine.document_mask:
-        # _is_packed_sequence in transformers 5.23. Position ids are not read if the lengths of documents are passed.
-        return "transformers branches on the position ids of a micro-batch of 1, which cannot be compiled"
+        # _is_packed_sequence in transformers 5.23 branches on the position ids. Position ids are not read if the lengths
+        # of documents are passed.
+        return "torch.compile cannot compile transformers' flash attention for a micro-batch of 1 row"
     if name == PACKAGE and importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed (requirements-gpu.txt)"
     if name == HUB_KERNEL and not is_kernels_available():

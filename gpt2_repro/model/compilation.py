@@ -55,7 +55,9 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
     def watched(graph: GraphModule, inputs: list[Any], **options: Any) -> Any:
         graphs.append(describe_graph(graph, vocab_size=model.config.vocab_size))
         kind = "training" if graphs[-1].training else "validation"
-        logger.info("compiling the %s step; the cache is %s", kind, os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        logger.info(
+            "compiling the %s step; compiled code is cached in %s", kind, os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        )
         return compiler(graph, inputs, **options)
 
     # Only the loss: DDP and DeepSpeed wrap an ordinary module, and sampling and scoring have changing input shapes.

@@ -82,7 +82,9 @@ def _check_files(folder: Path, config: PreTrainedConfig) -> None:
     single, index = folder / "model.safetensors", read_object(folder / "model.safetensors.index.json")
     names = {single.name} if single.is_file() else {str(name) for name in index.get("weight_map", {}).values()}
     if outside := [name for name in names if Path(name).name != name]:
-        raise UserError(f"{folder} lists a weight file outside of the folder: {outside[0]}. Pass another checkpoint.")
+        raise UserError(
+            f"The weight index of {folder} names a file outside of this folder: {outside[0]}. Pass another checkpoint."
+        )
     if not names or not all((folder / name).is_file() for name in names):
         return  # transformers reports the missing files
     # Building a model of 200,000 layers takes minutes. transformers rejects wrong shapes before it builds the model.
@@ -125,7 +127,9 @@ def start_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, window: int | 
     try:
         ids = tokenizer(prompt, verbose=False)["input_ids"] or [tokenizer.bos_token_id]
     except Exception as error:  # raised by `tokenizers` if a character tokenizer lacks a character
-        raise UserError(f"Cannot encode the prompt {prompt!r} ({error}). Use only characters of the data.") from None
+        raise UserError(
+            f"Cannot encode the prompt {prompt!r} ({error}). Use only characters that occur in the training data."
+        ) from None
     if ids == [None]:
         fix = "Pass a prompt (--sample_prompt in training, --prompt in generate), or --sample_tokens 0 in training."
         raise UserError(f"This tokenizer has no token that starts a document. {fix}")

@@ -53,7 +53,7 @@ def read_llmc(path: Path) -> PreTrainedModel:
     data = path.read_bytes()
     header = np.frombuffer(data[:1024], dtype=np.int32)
     if len(header) < 256 or header[0] != MAGIC or header[1] not in DTYPES.values():
-        raise UserError(f"{path} is not a model file of llm.c, which starts with {MAGIC} and version 3 or 5.")
+        raise UserError(f"{path} is not a model file of llm.c. Such a file starts with {MAGIC} and version 3 or 5.")
     _, version, window, vocabulary, layers, heads, width, padded = header[:8].tolist()
     shape = {"n_positions": window, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
     # The file has no special ids. The default would be 50256.
@@ -69,7 +69,10 @@ def read_llmc(path: Path) -> PreTrainedModel:
         place += shape.numel()
         weights[name].copy_((tensor.t() if _is_transposed(name) else tensor)[: len(weights[name])])
     if place != len(values):
-        raise UserError(f"{path} is damaged: it has {len(values):,} weights, but its header describes {place:,}.")
+        raise UserError(
+            f"{path} is damaged: it has {len(values):,} weights instead of {place:,}. Download or export "
+            "the file again."
+        )
     return model
 
 

@@ -121,7 +121,7 @@ def _fail(reason: str) -> None:
 
 def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     """Time and verify all-reduces over new processes, with a time limit in seconds."""
-    about = f"sum over {processes} processes"
+    about = f"all-reduce over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:
         return Finding("✓", about, f"{speed}, and all sums were correct")

@@ -91,7 +91,7 @@ def card(monkeypatch: pytest.MonkeyPatch):
         (PACKAGE, {"bf16": False}, {}, "bf16"),
         (PACKAGE, {}, {"installed": False}, "not installed"),
         (PACKAGE, {}, {"capability": (7, 5)}, "Ampere"),
-        (PACKAGE, {"one_row_compiled": True}, {}, "compiled"),
+        (PACKAGE, {"one_row_compiled": True}, {}, "compile"),
         (HUB_KERNEL, {}, {}, "the package kernels"),
         ("causal_cudnn", {"length": 1000}, {}, "128"),
         ("causal_cudnn", {"document_mask": True}, {}, "masks"),

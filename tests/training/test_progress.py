@@ -92,7 +92,7 @@ def test_compiled_run_under_zero1_matches_eager_run(
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     done = type_command("launch", 1, *words, "--output_dir", run, timeout=500, **cache)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"compiling the training step; the cache is {tmp_path}/cache" in done.stdout
+    assert f"compiling the training step; compiled code is cached in {tmp_path}/cache" in done.stdout
     assert done.stdout.count("compiling the ") == 2  # one for training, one for validation
     engine = json.loads((run / "environment.json").read_text())["engine"]
     assert engine["compiled"] is True and engine["compilation_problems"] == []
