@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     if recipe.options.dry_run:
         return dry_run(follow_data(recipe))
     if recipe.options.diff_recipe is not None:
-        return diff_recipe(follow_data(recipe), recipe.options.diff_recipe)
+        return diff_recipe(recipe, recipe.options.diff_recipe)
     data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)
     recipe = follow_data(recipe, data)
     from gpt2_repro.training.pretrain import pretrain

@@ -323,6 +323,8 @@ class CommandParser(OneLineErrors):
                     f"Pass the {_place(places[0])} without an option name: {self.prog} {_place(places[0])}"
                 )
             if places[1:] and OUTPUT_OPTION.fullmatch(flag):
+                if places[1].metavar == "PROMPT":
+                    raise UserError(f"{flag} is not an option of {self.prog}. To write to a file, add: > FILE")
                 raise UserError(
                     f"Pass {_place(places[1])} directly after the {_place(places[0])}, without an option name."
                 )

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpt2_repro import references
+from gpt2_repro.errors import UserError
 from gpt2_repro.recipe import DEFAULT, values_of
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps, load_recipe
+from gpt2_repro.training.sizing import follow_data
 
 
 DEFAULT_RECIPE = Path(__file__).parents[1] / DEFAULT
@@ -46,12 +48,17 @@ class Deviation:
         return {"field": f"{self.section}.{self.key}", "run": _shown(self.run), "recipe": _shown(self.recipe)}
 
 
-def diff_recipe(run: TrainingRecipe, other: str) -> None:
-    """Print every difference between a run and the recipe `other`.
+def diff_recipe(recipe: TrainingRecipe, other: str) -> None:
+    """Print every difference between a run of `recipe` and the recipe `other`.
 
     Raises UserError if `other` is not a recipe.
     """
-    found = deviations(run, load_recipe([other]))
+    against = load_recipe([other])
+    try:
+        run = follow_data(recipe)
+    except UserError:
+        run = recipe  # without prepared data, sizes of 0 cannot be derived
+    found = deviations(run, against)
     print(f"fields of {run.title} that differ from {other}: {len(found)}")
     for group, heading in HEADINGS.items():
         rows = [deviation.as_text() for deviation in found if deviation.group == group]

@@ -134,7 +134,10 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path} is a launcher config. Run: accelerate launch --config_file {path} train.py RECIPE")
     for section, keys in document.items():
         if section not in SECTIONS:
-            raise UserError(f"{path} has an unknown section {section!r}. A recipe has the sections {SECTIONS}.")
+            has = f"A recipe has the sections {', '.join(SECTIONS)}."
+            near = nearest(str(section), SECTIONS)
+            fix = f"Did you mean {near!r}? {has}" if near else f"{has} Write the key below one of them, or remove it."
+            raise UserError(f"{path} has an unknown section {section!r}. {fix}")
         if not isinstance(keys or {}, dict):
             raise UserError(f"{path}: section {section!r} must have lines of the form `key: value`.")
     return {section: keys or {} for section, keys in document.items()}
@@ -142,6 +145,8 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
 
 def _similar_recipe(path: Path) -> str:
     """Return the fix for the error that the recipe `path` does not exist."""
+    if (same := path.with_suffix(".yaml" if path.suffix == ".yml" else ".yml")).is_file():
+        return f"Did you mean {str(same)!r}?"
     if "=" in path.name:
         return f"Options start with --. Pass --{path}."
     if path.suffix in (".txt", ".md", ".json", ".jsonl", ".csv", ".parquet", ".gz", ".zst"):

@@ -22,7 +22,8 @@ fi
 if [[ $target =~ ^[a-z0-9]+:// && -z ${bucket:-} ]]; then
   mistake "Unknown target $target. Use hf://buckets/USER/BUCKET, a folder, or HOST:FOLDER for rsync."
 fi
-[[ -n ${bucket:-} ]] || needs rsync "For a bucket, pass hf://buckets/$target. For a folder, run: apt-get install rsync"
+[[ $run == --check || -d $run ]] || mistake "The folder $run does not exist. Pass a run directory, such as runs/demo."
+[[ -n ${bucket:-} ]] || needs rsync "Run: apt-get install rsync. For a bucket, pass hf://buckets/USER/BUCKET"
 if [[ $run == --check ]]; then
   if [[ -n ${bucket:-} ]]; then
     hf buckets info "$bucket" >/dev/null || mistake "Cannot reach $bucket. To create it: hf buckets create $bucket."
@@ -31,7 +32,6 @@ if [[ $run == --check ]]; then
   fi
   exit 0
 fi
-[[ -d $run ]] || mistake "The folder $run does not exist. Pass a run directory."
 run=$(cd "$run" && pwd)
 copy=${target%/}/$(basename "$run")
 if [[ -n ${bucket:-} ]]; then

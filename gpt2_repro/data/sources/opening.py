@@ -19,6 +19,7 @@ from gpt2_repro.data.sources.local_files import KINDS, LocalFile, kind_of
 from gpt2_repro.data.sources.presets import OTHER_SOURCES, PRESETS
 from gpt2_repro.data.sources.small_texts import CHARACTERS, TRAINING, Docstrings, Shakespeare, Topics
 from gpt2_repro.errors import UserError, did_you_mean
+from gpt2_repro.manifest import MANIFEST
 
 
 SOURCE_NAMES = [*PRESETS, *OTHER_SOURCES]
@@ -185,7 +186,10 @@ class SourceOpener:
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
                 if not path.is_file() and not path.is_dir():
                     raise UserError(f"{path} is not a regular file. Write the text to a .txt file and pass that file.")
-                if (path / "dataset_info.json").is_file():
+                if (path / MANIFEST).is_file():
+                    fix = f"Train on it with: python train.py RECIPE --dataset_dir {path}"
+                    raise UserError(f"{path} is a folder that prepare_data.py has written. {fix}")
+                if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
                     raise UserError(f"{path} was written by save_to_disk. Write the text with to_json or to_parquet.")
                 found.update([path] if path.is_file() else _text_files_in(path))
         # A file that is passed under two names is read once.
@@ -195,7 +199,8 @@ class SourceOpener:
             raise UserError(f"{' '.join(globs)} contains no {', '.join(KINDS)} file. {fix}")
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
-                fix = "Convert it" if path.suffix else f"Rename it to {path.name}.txt if it is text"
+                new = path.with_suffix(".jsonl") if path.suffix == ".ndjson" else f"{path}.txt"
+                fix = f"If it is text, rename it to {Path(new).name}. Otherwise, convert it"
                 raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also as .gz, .zst). {fix}.")
         sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]

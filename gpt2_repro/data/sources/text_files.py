@@ -18,6 +18,7 @@ from gpt2_repro.errors import UserError, in_a_line
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 LONGEST_DOCUMENT = 2**27  # bytes; a worker needs twelve times as much memory
 BYTE_ORDER_MARK = "\ufeff".encode()  # Windows editors put it at the start of a UTF-8 file; it is not text
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a UTF-16 file
 
 Line = tuple[bytes, int]  # bytes of the line, and its number counted from the start of the part
 Row = tuple[str | None, str]  # text or None, and the error message if the text is None
@@ -125,13 +126,15 @@ class TextPart(Part):
         try:
             yield content.removeprefix(BYTE_ORDER_MARK).decode("utf-8").replace("\r\n", "\n"), ""
         except UnicodeDecodeError as error:
-            encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"
+            encoding = "utf-16" if content.startswith(UTF16) else "cp1252"
             fix = f"Convert it with `iconv -f {encoding} -t utf-8 {self.name} > utf8.txt` and pass utf8.txt"
             if encoding == "cp1252" and b"\0" in content:
                 fix = "It looks like a binary file, so remove it"
             yield None, f"{self.name} is not valid UTF-8 at byte {error.start}. {fix}"
 
     def _csv(self, stream: BinaryIO) -> Iterator[Row]:
+        if stream.peek(2)[:2] in UTF16:  # type: ignore[attr-defined]
+            raise UserError(f"{self.name} is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {self.name} > utf8.csv")
         csv.field_size_limit(LONGEST_DOCUMENT)
         column = self.form.text_column
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")

@@ -170,6 +170,7 @@ CSV = b'id,text\n1,"one"\n2,"two'
         ("a.csv", CSV + b"\n" + b"3,three\n" * 1000, "row 2 (line 3)"),
         ("a.csv", CSV + b'\n3,"three"\n', "row 2 (line 3)"),
         ("a.csv", CSV + b"x" * 5000 + b'"\n', "row 2 (line 3)"),
+        ("a.csv", csv_of(TEXTS).decode().encode("utf-16"), "iconv -f utf-16"),
         ("a.txt", b"x" * 4001, "--sample_by paragraph"),
         ("a.jsonl", jsonl(["short", "x" * 4001]), "line 2"),
         ("paragraph.txt", b"short\n" + 200 * b"\n" + 900 * b"line\n", "line 202,"),
