@@ -172,14 +172,17 @@ class SourceOpener:
                 if "," in pattern:
                     hint = "Separate files with spaces, without commas and brackets."
                 if "://" in pattern:
-                    hint = "It is a URL. Download it and pass the downloaded file."
+                    hint = "URLs are not supported: download the file and pass its local path."
                 raise UserError(f"There is no local file or folder {pattern}. {hint}")
             # An existing path is not used as a glob, because its name may contain [].
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
                 if not path.is_file() and not path.is_dir():
                     raise UserError(f"{path} is not a regular file. Write the text to a .txt file and pass that file.")
                 if (path / "dataset_info.json").is_file():
-                    raise UserError(f"{path} was written by save_to_disk. Write the text with to_json or to_parquet.")
+                    raise UserError(
+                        f"{path} was written by save_to_disk of `datasets`, which is not supported. Export the dataset "
+                        "with to_json or to_parquet, and pass the exported file."
+                    )
                 found.update([path] if path.is_file() else _text_files_in(path))
         # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
@@ -189,7 +192,10 @@ class SourceOpener:
         for path in paths:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
                 fix = "Convert it" if path.suffix else f"Rename it to {path.name}.txt if it is text"
-                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also as .gz, .zst). {fix}.")
+                raise UserError(
+                    f"The file type of {path} is not supported. Supported are {', '.join(KINDS)} (these also compressed as "
+                    f".gz or .zst) and .bin. {fix}."
+                )
         sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]
