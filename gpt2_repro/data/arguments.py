@@ -38,7 +38,9 @@ class DataArguments:
     )
     text_column: str = option("text", "Key or column with the text in .json, .jsonl, .csv and .parquet files.")
     sample_by: Literal["document", "paragraph", "line"] = option(
-        "document", "What is one document in a .txt file: the complete file (document), a paragraph or a line."
+        "document",
+        "Division of a .txt file into documents: one for the complete file (document), one per paragraph, or one per "
+        "line.",
     )
     source_split: str = option("train", "The split to read from a Hub dataset OWNER/NAME.")
     tokenizer: str = option(
@@ -57,8 +59,8 @@ class DataArguments:
     )
     split: Literal["head", "hash", "source"] = option(
         "head",
-        "How to choose validation documents: take the first documents (head), choose by a hash of the text (hash), or "
-        "use the validation files of the source, such as files with val in the name (source).",
+        "Validation documents: head takes the first documents, hash chooses by a hash of the text, and source takes the "
+        "validation files of the source, such as files with val in the name.",
     )
     validation_tokens: TokenCount = option(
         TokenCount(100_000_000),
@@ -73,7 +75,9 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         if "-" in self.data_files:
-            raise UserError("--data_files - is not supported. Save the text in a .txt file and pass that file.")
+            raise UserError(
+                "--data_files - (standard input) is not supported. Save the text in a file and pass this file."
+            )
         self.data_files = [expand(text).rstrip("/") or text for text in self.data_files]
         self.dataset_dir = expand(self.dataset_dir) or default_folder(self)
         if self.packing != "wrap" and self.min_length:

@@ -59,7 +59,7 @@ class PreparedData:
         except (TypeError, AttributeError):
             inside = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
             fix = f"Pass {inside[0] if inside else 'a prepared folder'} as --dataset_dir, or run `{command}`."
-            raise UserError(f"{file} is missing or damaged, so this is not a prepared folder. {fix}") from None
+            raise UserError(f"{file} is missing or damaged, so its folder is not a prepared folder. {fix}") from None
 
     @classmethod
     def open(cls, args: DataArguments, *, typed: Collection[str], recipe: Path) -> "PreparedData":
@@ -73,7 +73,7 @@ class PreparedData:
         """
         if not args.dataset_dir:
             fix = f"Run `python prepare_data.py {recipe} --data_files FILE` and pass the printed --dataset_dir."
-            raise UserError(f"{recipe} sets no text and no prepared folder. {fix}")
+            raise UserError(f"{recipe} names neither a text nor a prepared folder. {fix}")
         passed = "dataset_dir" in typed
         folder = f" --dataset_dir {args.dataset_dir}" if passed else ""
         files = " --data_files FILE" if args.source == "files" and not args.data_files else ""

@@ -115,5 +115,5 @@ def open_rows(folder: Path, largest_id: int | None = None) -> Rows:
     try:
         return Rows(load_from_disk(str(folder)), largest_id)
     except (pa.ArrowException, ValueError, KeyError) as error:
-        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}`, then copy or prepare again."
+        fix = f"Run `python prepare_data.py --verify --dataset_dir {folder.parent}`, then copy or prepare the data again."
         raise UserError(f"{folder} cannot be read ({in_a_line(error)}). {fix}") from None

@@ -43,14 +43,18 @@ def save_tokenizer(name: str, destination: Path, *, sequence_length: int) -> Non
     given = Path(name).parent if name.endswith("/tokenizer.json") else Path(name)
     given = next((given / inner for inner in (FINAL, "tokenizer") if (given / inner).is_dir()), given)
     if given.is_file() or name.startswith("train="):
-        raise UserError(f"{name} is not a tokenizer. Pass a folder, a Hub id, train, train:4096 or char.")
+        raise UserError(
+            f"{name} is not a tokenizer. Pass as --tokenizer a folder, a Hub id, train or train:4096 (train a BPE), or "
+            "char (one id per character)."
+        )
     source = given if given.is_dir() else _download_tokenizer(name)
     for file in TOKENIZER_FILES:
         if (source / file).is_file():
             shutil.copyfile(source / file, destination / file)
     if not (destination / "tokenizer.json").is_file():
         raise UserError(
-            f"The tokenizer {name} has no tokenizer.json. Pass another --tokenizer, such as train, train:4096 or char."
+            f"The tokenizer {name} has no tokenizer.json. Pass another --tokenizer, such as train or train:4096 (train a "
+            "BPE) or char (one id per character)."
         )
     try:
         Tokenizer.from_file(str(destination / "tokenizer.json"))
@@ -97,7 +101,10 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, destination: Path
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise UserError(f"train:{vocab_size} is too small for 256 bytes and end-of-text. Pass --tokenizer train:257.")
+        raise UserError(
+            f"--tokenizer train:{vocab_size} has too few ids: 256 byte values and end-of-text need 257. Pass "
+            "--tokenizer train:257 or more."
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -25,10 +25,19 @@ if TYPE_CHECKING:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {"metavar": "H100", "help": "Plan for GPUs with this text in their name, not for this machine."},
+    "gpu": {
+        "metavar": "H100",
+        "help": "GPU to estimate the run for, by words of its name. (default: this machine's GPUs)",
+    },
     "n": {"type": positive_count, "metavar": "N", "help": "Number of GPUs. (default: all GPUs of this machine)"},
-    "tokens_per_second": {"type": positive_number, "help": "Measured total speed of all GPUs. (default: published)"},
-    "dist": {"action": "store_true", "help": "Time and verify all-reduces over all GPUs. They must end within 30 s."},
+    "tokens_per_second": {
+        "type": positive_number,
+        "help": "Measured speed of all GPUs together, in tokens per second. (default: estimated from published speeds)",
+    },
+    "dist": {
+        "action": "store_true",
+        "help": "Time and verify all-reduces over all GPUs. The check fails if they take longer than 30 s.",
+    },
     "memory": {"action": "store_true", "help": "Find the largest micro-batch that fits. Each attempt takes minutes."},
     "topology": {"metavar": "FILE", "help": "Read the output of `nvidia-smi topo -m` from this file."},
     "volume_gb": {"type": positive_number, "help": "Rented size of the network volume with the data, in GB."},
@@ -130,8 +139,15 @@ def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
     meant = [card.card for card in cards_named(name)]
     if not meant and not typed_speed:
         known = ", ".join(card.card for card in card_table())
-        raise UserError(f"Unknown card {name!r}. Pass --tokens_per_second, or pass --gpu with one of: {known}.")
-    return [Finding("!", "card", f"{name} can be {' or '.join(meant)}. The first card is used")] if meant[1:] else []
+        raise UserError(
+            f"The speed of the GPU {name!r} is not known. Pass --gpu with one of {known}. For any other GPU, also pass "
+            "its measured --tokens_per_second."
+        )
+    return (
+        [Finding("!", "card", f"{name} matches {' and '.join(meant)}. The estimate is for the first")]
+        if meant[1:]
+        else []
+    )
 
 
 if __name__ == "__main__":

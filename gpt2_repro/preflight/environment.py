@@ -69,7 +69,7 @@ def check_limits(shared_memory: Path = Path("/dev/shm")) -> list[Finding]:
     few = 0 <= files < LEAST_OPEN_FILES
     return [
         Finding("✓" if enough else "✗", "shared memory", f"{shared / 1e9:.1f} GB{fix}"),
-        Finding("!" if few else "✓", "open files", f"{files}{': run ulimit -n 65536' if few else ''}"),
+        Finding("!" if few else "✓", "open files", f"limit {files}{': run ulimit -n 65536' if few else ''}"),
     ]
 
 
@@ -99,17 +99,19 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
     for need in needs:
         inside = need.folder.resolve()
         if not os.access(_existing(inside), os.W_OK) or any(path.is_file() for path in (inside, *inside.parents)):
-            return Finding("✗", "disk", f"{need.folder} cannot be created or written to: pass another folder")
+            return Finding(
+                "✗", "disk", f"The folder {need.folder} cannot be created or is not writable. Pass another folder"
+            )
     # The file system of a network volume reports the free space of the complete storage cluster.
     if volume_bytes is None:
         free, how = shutil.disk_usage(there).free, "free"
     else:
         free, how = volume_bytes - _used_bytes(there), f"free of the volume's {size(volume_bytes)}"
     to_come = " and ".join(f"{size(need.bytes)} for {need.what} in {need.folder}" for need in needs)
-    said = f"{size(max(0, free))} {how}, needed: {to_come}"
+    said = f"{size(max(0, free))} {how}; needed: {to_come}"
     if free >= sum(need.bytes for need in needs):
         return Finding("✓", "disk", said)
-    return Finding("✗", "disk", f"{said}: use a larger disk or pass another folder")
+    return Finding("✗", "disk", f"{said}. Use a larger disk, or pass another --dataset_dir or --output_dir")
 
 
 def _existing(folder: Path) -> Path:

@@ -46,7 +46,10 @@ def parse_topology(text: str) -> Links:
         cells = dict(zip(columns, rows.get(one, []), strict=False))
         distance = re.sub(r"\d+$", "", cells.get(other, "missing"))
         if distance not in (*DISTANCES, "X"):
-            raise UserError(f"{one} and {other}: {distance} is not one of {', '.join(DISTANCES)}. Pass all lines.")
+            raise UserError(
+                f"The link between {one} and {other} is {distance}, which is not one of {', '.join(DISTANCES)}. Pass the "
+                "complete output of `nvidia-smi topo -m`."
+            )
         links[one, other] = distance
     return links
 
@@ -124,10 +127,10 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     about = f"all-reduce over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:
-        return Finding("✓", about, f"{speed}, and all sums were correct")
+        return Finding("✓", about, f"{speed}, and the results of all all-reduces were correct")
     fix = "look at `nvidia-smi topo -m` and `dmesg`, or rent another machine"
     if shutil.which("nvidia-smi") and _attempt(processes, seconds, **WITHOUT_P2P)[0]:
-        fix = "set NCCL_P2P_DISABLE=1 for the run. The sums are then correct, but slower"
+        fix = "set NCCL_P2P_DISABLE=1 for the run. All-reduces are then correct, but slower"
     return Finding("✗", about, f"{trouble}; {fix}")
 
 

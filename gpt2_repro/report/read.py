@@ -136,7 +136,10 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({in_a_line(error)}). Delete the file and create it again.") from None
+        raise UserError(
+            f"{path} is damaged ({in_a_line(error)}). Delete the file and repeat the command that wrote the file "
+            "(train.py, evaluate.sh or gpt2_repro.diagnose)."
+        ) from None
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

@@ -109,7 +109,8 @@ class RunRecord:
         proofs = [self.status().state, self.environment().run_identity, self.recipe().get("training")]
         if not any([*proofs, checkpoints.complete_checkpoints(self.path)]):
             raise UserError(
-                f"{self.path} is not empty and not a run directory. Pass another --output_dir, or a run to resume."
+                f"{self.path} is neither empty nor a run directory. As --output_dir, pass a new folder or the run directory "
+                "to resume."
             )
 
     def damaged(self) -> Path | None:

@@ -143,7 +143,10 @@ def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float
             problem = f"The training engine uses {key} {facts[key]}, but the recipe needs {value}."
             raise UserError(f"{problem} Pass --config_file with a file from accelerate_configs/ to accelerate launch.")
     if facts["accumulation"] == "bfloat16" and plan.gradient_accumulation_steps > 1:
-        logger.warning("Gradients are summed in bf16. Set data_types.grad_accum_dtype to fp32 in the DeepSpeed JSON.")
+        logger.warning(
+            "Gradients of the micro-batches are added in bf16, which loses precision. Set data_types.grad_accum_dtype to "
+            "fp32 in the DeepSpeed JSON."
+        )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -241,5 +244,8 @@ def require_same_weights(model: nn.Module, *, step: int) -> None:
         return
     odd = sorted({rank for rank, _ in differs})
     first = [name for name, _ in model.named_parameters()][min(tensor for _, tensor in differs)]
-    problem = f"At step {step} rank {', '.join(map(str, odd))} has other weights than rank 0, first in {first}."
+    problem = (
+        f"At step {step} the weights of rank {', '.join(map(str, odd))} differ from the weights of rank 0. The first "
+        f"tensor that differs is {first}."
+    )
     raise RunFailed(f"{problem} A GPU or its connection is faulty. Set NCCL_P2P_DISABLE=1 or use another machine.")

@@ -69,7 +69,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         # Newer checkpoints are damaged, or the run goes back before them. Rotation would keep them as the newest and
         # delete complete ones.
         for path in checkpoints.set_aside(run.path, after=start.step):
-            logger.info("A checkpoint newer than the resumed one was renamed to %s.", path)
+            logger.info("Renamed a checkpoint to %s, because the run resumes from an earlier step.", path)
         if start.checkpoint is not None:
             logger.info("resuming from %s", start.checkpoint)
         run.rewind(start.step if start.checkpoint else -1, validates_again=args.eval_on_start)
@@ -101,7 +101,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         if trainer.is_world_process_zero():
             judge(trainer)
             lines = breakdown_lines(run.time_breakdown(), usd_per_hour=args.usd_per_hour)
-            logger.info("where the minutes went:\n  %s", "\n  ".join(lines))
+            logger.info("time of the run by activity:\n  %s", "\n  ".join(lines))
             if when.reason:
                 why = f" by {when.reason}" if when.reason.startswith("--") else ""
                 fix = "with a larger limit" if when.reason.startswith("--max_") else "again"

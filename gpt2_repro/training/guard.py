@@ -186,7 +186,9 @@ class UpdateGuard(TrainerCallback):
             if in_a_row or len(self.skipped) >= few:
                 times = f"{IN_A_ROW} times in a row" if in_a_row else f"{few} times in {steps} steps"
                 fix = "Pass a smaller --learning_rate or more --warmup_steps, and another --output_dir."
-                raise Diverged(f"Gradients were not finite {times} up to step {step}. The updates were skipped. {fix}")
+                raise Diverged(
+                    f"Gradients were not finite {times}, last in step {step}. These updates were skipped. {fix}"
+                )
 
     def state(self) -> dict[str, Any]:
         """Return the state of the guard for a checkpoint, as JSON values.

@@ -68,7 +68,7 @@ def _open_hellaswag(
     if not args.hellaswag_steps:
         return None
     if args.eval_strategy == "no":
-        logger.warning("HellaSwag is not scored, because --eval_strategy no turns off all validations.")
+        logger.warning("HellaSwag is not scored, because all validation is off (--eval_strategy no).")
         return None
     items = []
     try:

@@ -70,12 +70,15 @@ def check_launcher() -> None:
         raise UserError("`accelerate launch --cpu` disables DeepSpeed. Pass --use_cpu after train.py instead.")
     if (precision := os.environ.get("ACCELERATE_MIXED_PRECISION", "no")) in ("fp16", "fp8"):
         raise UserError(
-            f"ACCELERATE_MIXED_PRECISION is {precision}, but the recipe sets bf16. Remove --mixed_precision."
+            f"ACCELERATE_MIXED_PRECISION is {precision}, but train.py supports only bf16 and fp32. Remove mixed_precision "
+            "from the options and the config of accelerate launch, or unset the variable."
         )
     for name, fix in OWNED_BY_THE_RECIPE.items():
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "auto")
         if value != "auto":
-            raise UserError(f"The config of accelerate launch sets {name} to {value}, but the recipe sets it. {fix}")
+            raise UserError(
+                f"The config of accelerate launch sets {name} to {value}, but only the recipe may set this value. {fix}"
+            )
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and path != "none":
         check_deepspeed_json(Path(path))
@@ -88,7 +91,10 @@ def check_deepspeed_json(path: Path) -> None:
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist. Run from the repository root, with a file of ds_configs/.") from None
+        raise UserError(
+            f"{path} does not exist. Set deepspeed_config_file in the config of accelerate launch to a file in "
+            "ds_configs/, and run the command from the repository root."
+        ) from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Correct the file.") from None
     for key, value in config.items():

@@ -39,7 +39,10 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
     if saved := run.environment().run_identity:
         require_same_run(saved, run_identity, where=run.path, allow_change=args.allow_resume_change)
     if 0 < args.extend_to < plan.total_tokens:
-        raise UserError(f"--extend_to {args.extend_to} is less than the run's {plan.total_tokens} tokens. Pass more.")
+        raise UserError(
+            f"--extend_to {args.extend_to} is less than the {plan.total_tokens} tokens of the run. Pass a larger "
+            "--extend_to."
+        )
     is_finished = run.is_finished(args.extend_to // plan.tokens_per_step or plan.max_steps) and not args.resume_from
     # Rank 0 decides for all ranks. Other machines may see an older state of the file system and would wait forever.
     if broadcast_object_list([is_finished])[0]:

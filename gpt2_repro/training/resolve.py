@@ -41,8 +41,10 @@ def resolve_arguments(
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     plan = plan_run(training, recipe.data, num_processes=processes, epoch_targets=epoch_targets)
     if training.torch_compile and not launcher.torch_compile:
-        fix = f"Omit the option, or launch with --config_file {recommended_launcher().config}."
-        raise UserError(f"{launcher.name} does not support --torch_compile, because it shards weights. {fix}")
+        fix = f"Omit --torch_compile, or launch with --config_file {recommended_launcher().config}."
+        raise UserError(
+            f"--torch_compile does not work with {launcher.name}, because this launcher shards the weights. {fix}"
+        )
     compile_requested = training.torch_compile if launcher.torch_compile and not plan.by_length else False
     compiles = hardware.choose_compile(compile_requested, use_cpu=use_cpu, accept_any_hardware=any_hardware)
     derived = {
@@ -67,7 +69,7 @@ def resolve_arguments(
         raise UserError("--max_usd needs the price of the machine. Pass --usd_per_hour.")
     if training.optim == MUON and not launcher.muon:
         fix = f"Launch with --config_file {recommended_launcher(muon=True).config}."
-        raise UserError(f"{launcher.name} does not support muon, because it shards matrices. {fix}")
+        raise UserError(f"Muon needs complete weight matrices, but {launcher.name} shards the matrices. {fix}")
     prepare_deepspeed(use_cpu=use_cpu)
     try:
         args = PretrainingArguments(**(values_of(training) | derived))
@@ -81,9 +83,9 @@ def resolve_arguments(
     check_reporting(args.report_to)
     logger.info("precision: %s", precision)
     if plan.by_length:
-        logger.info("compilation: off, because with group_by_length every batch has another shape")
+        logger.info("compilation: off, because with group_by_length the batches have different shapes")
     elif not launcher.torch_compile:
-        logger.info("compilation: off, because the launcher %s gathers weights between layers", launcher.name)
+        logger.info("compilation: off, because the launcher %s shards the weights", launcher.name)
     return args, plan
 
 

@@ -91,7 +91,10 @@ def find_start(run: Path, *, name: str = "", main_process: bool = True) -> Start
 def _look(run: Path, name: str) -> Start:
     chosen, skipped = (checkpoints.named(run, name), []) if name else checkpoints.newest_complete(run)
     if chosen is None and skipped:
-        raise UserError(f"No checkpoint is complete ({'; '.join(skipped)}). Move them or pass another --output_dir.")
+        raise UserError(
+            f"All checkpoints are incomplete or damaged ({'; '.join(skipped)}). Move these checkpoints out of the run "
+            "directory, or pass another --output_dir."
+        )
     if chosen is None:
         return Start()
     manifest = checkpoints.read_manifest(chosen)
@@ -156,7 +159,10 @@ def choose_start(
     args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
     if start.checkpoint is None:
         if run.final.exists():
-            raise UserError(f"{run.final} is damaged ({run.final_defect()}). Restore it or pass another --output_dir.")
+            raise UserError(
+                f"{run.final} is damaged ({run.final_defect()}). Replace this folder with an undamaged copy, or pass "
+                "another --output_dir."
+            )
         return start, args, plan, extensions
     saved, where = start.manifest["run_identity"], start.checkpoint
     by = launcher_of_checkpoint(start.manifest["files"])
@@ -166,7 +172,10 @@ def choose_start(
         )
     require_same_run(saved, run_identity, where=where, allow_change=args.allow_resume_change)
     if start.step > plan.max_steps:
-        raise UserError(f"{where} is after --max_steps {plan.max_steps}. Pass more steps or an earlier --resume_from.")
+        raise UserError(
+            f"{where} is beyond the last step of the run (--max_steps {plan.max_steps}). Pass a larger --max_steps, or "
+            "an earlier checkpoint as --resume_from."
+        )
     if by.form != current_launcher().form:
         fix = f"Launch with --config_file {by.config} or pass another --output_dir."
         raise UserError(f"{where} was written {by.form.words}, and this launcher cannot load it. {fix}")
@@ -211,7 +220,8 @@ def convert(checkpoint: Path, copy: Path, *, step: int) -> None:
     if free < needed:
         space = f"{(needed - free) / 1e6:,.0f} MB"
         raise UserError(
-            f"Converting {checkpoint} needs {space} more disk space. Free it or start as many processes as before."
+            f"Converting {checkpoint} to another number of processes needs {space} more free disk space. Free this space, "
+            "or start as many processes as wrote the checkpoint."
         )
     copy.mkdir(parents=True)
     for path in checkpoint.iterdir():

@@ -98,10 +98,10 @@ class CheckpointSaver:
             return True
         self.skipped += 1
         if stops or self.skipped > SKIPS_ALLOWED:
-            why = f"when the run stopped ({stops})" if stops else "for three saves in a row"
+            why = f"when the run stopped ({stops})" if stops else "for the third save in a row"
             raise RunFailed(
-                f"The disk of {self.run} had {megabytes:,.1f} MB too little free space {why}. Free disk space and run "
-                "the same command again to continue from the newest checkpoint."
+                f"{self.run} needed {megabytes:,.1f} MB more free disk space {why}. Free disk space and run the same "
+                "command again to continue from the newest checkpoint."
             )
         logger.error(
             "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Free disk "

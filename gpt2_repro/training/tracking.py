@@ -82,7 +82,9 @@ class Guarded(TrainerCallback):
             self.failures += 1
             name = type(self.callback).__name__
             last = "it is disabled from now on" if self.failures == FAILURES_ALLOWED else "training continues"
-            logger.warning("%s failed in %s: %s: %s (%s)", name, what, type(error).__name__, error, last)
+            logger.warning(
+                "The callback %s failed in %s with %s: %s (%s)", name, what, type(error).__name__, error, last
+            )
 
 
 def _guarded_event(event: str) -> Any:

@@ -40,7 +40,10 @@ def plan_run(
     if training.train_sampling_strategy != BY_LENGTH:
         return plan_batches(tokens, length, **layout)
     if epoch_targets is not None and epoch_targets < tokens:
-        raise UserError(f"The training rows have only {epoch_targets} targets. Pass a smaller --tokens_per_step.")
+        raise UserError(
+            f"All training rows together have {epoch_targets} targets, which is less than one step needs. Pass a smaller "
+            "--tokens_per_step."
+        )
     return plan_by_length(tokens, longest=length, shortest=max(1, data.min_length), **layout)
 
 
@@ -53,9 +56,15 @@ def check_strategy(training: TrainingSection, data: DataArguments) -> None:
         return
     option = f"--train_sampling_strategy {BY_LENGTH}"
     if data.packing != "wrap":
-        raise UserError(f"{option} does not work with packing {data.packing}. Omit it or pass --packing wrap.")
+        raise UserError(
+            f"{option} needs data with --packing wrap, not {data.packing}. Omit the option, or prepare the data with "
+            "--packing wrap."
+        )
     if training.torch_compile:
-        raise UserError(f"{option} gives every batch another shape. Omit this option or --torch_compile.")
+        raise UserError(
+            f"--torch_compile needs batches of one shape, but {option} makes batches of different shapes. Omit one of the "
+            "two options."
+        )
 
 
 def workload_of(recipe: TrainingRecipe) -> Workload:

@@ -53,7 +53,7 @@ def test_five_in_a_row_end_the_run(fault, launcher, bf16: str, tmp_path: Path) -
     assert code == 1, text
     assert len({line for line in text.splitlines() if line.startswith("error: ")}) == 1
     recorded = status(run)
-    assert recorded["state"] == "diverged" and "5 times in a row up to step 7" in recorded["reason"]
+    assert recorded["state"] == "diverged" and "5 times in a row, last in step 7" in recorded["reason"]
     good = load_file(run / "checkpoint-2" / "model.safetensors")
     last = load_file(run / "checkpoint-6" / "model.safetensors")
     assert all(torch.equal(weight, last[name]) for name, weight in good.items())

@@ -51,6 +51,6 @@ def test_shakespeare_from_text_to_samples(real_data: Path, tmp_path: Path, monke
     parameters = f'DATA, RUN, OPTIONS = "{tmp_path}/data", "{tmp_path}/run", "{options}"'
     text, kinds = execute("shakespeare", parameters)
     assert kinds.count("image/png") == 3
-    assert "run: complete, step 30 of 30" in text and "where the minutes went" in text
+    assert "run: complete, step 30 of 30" in text and "time of the run by activity" in text
     assert json.loads((tmp_path / "run" / "run_status.json").read_text())["eval_loss"] < 4
     assert text.count("ROMEO:") > 3

@@ -52,7 +52,7 @@ def test_sharded_weights_are_not_compiled(resolve, launcher: str, monkeypatch: p
     monkeypatch.setattr("gpt2_repro.training.resolve.allow_fsdp_on_cpu", lambda: None)
     assert not resolve()[0].compile_loss
     for words, told in ((("--torch_compile",), "zero1.yaml"), (("--optim", "muon"), "ddp.yaml")):
-        with pytest.raises(UserError, match=f"{launcher} .*{told}"):
+        with pytest.raises(UserError, match=f"{launcher}.*{told}"):
             resolve(*words)
 
 

@@ -133,4 +133,6 @@ def _warn_of_changes(data: PreparedData, args: DataArguments) -> None:
     # Deleted files cause no warning: their text is still in the folder.
     changed = [path for path in paths if path.is_file() and (str(path), path.stat().st_size) not in known]
     if changed:
-        logger.warning("%s was prepared before %s changed. Pass --overwrite to update it.", data.path, changed[0])
+        logger.warning(
+            "%s was prepared before %s changed. Pass --overwrite to prepare the folder again.", data.path, changed[0]
+        )

@@ -74,7 +74,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         if args.split == "source" and not source.validation_files:
             raise UserError(f"{name} has no validation files (with `val` in the name). Pass --split head or hash.")
         if args.split == "head" and tokens and source.validation_files:
-            raise UserError(f"{name} has its own validation files. Pass --split source.")
+            raise UserError(f"--split head ignores the validation files of {name}. Pass --split source.")
         if args.split == "hash" and tokens:
             raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
         if args.validation_text and tokens:

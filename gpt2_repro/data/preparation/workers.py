@@ -154,7 +154,9 @@ def _finished(tasks: Iterator[_Task], work: Callable[..., None], num_proc: int) 
             yield task
     except BrokenProcessPool:
         fewer = max(1, num_proc // 2)
-        raise UserError(f"A worker was killed, usually for lack of memory. Resume with --num_proc {fewer}.") from None
+        raise UserError(
+            f"A worker was killed, probably because memory ran out. Run the same command with --num_proc {fewer} to resume."
+        ) from None
     finally:
         # After enough tokens, an error or Ctrl-C, do not wait for parts that workers have begun.
         for worker in multiprocessing.active_children():

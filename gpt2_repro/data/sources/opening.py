@@ -180,7 +180,7 @@ class SourceOpener:
                 if "," in pattern:
                     hint = "Separate files with spaces, without commas and brackets."
                 if "://" in pattern:
-                    hint = "It is a URL. Download it and pass the downloaded file."
+                    hint = "URLs are not supported: download the file and pass its local path."
                 raise UserError(f"There is no local file or folder {pattern}. {hint}")
             # An existing path is not used as a glob, because its name may contain [].
             for path in [Path(pattern)] if Path(pattern).exists() else map(Path, glob.glob(pattern, recursive=True)):
@@ -190,7 +190,8 @@ class SourceOpener:
                     fix = f"Train on it with: python train.py RECIPE --dataset_dir {path}"
                     raise UserError(f"{path} is a folder that prepare_data.py has written. {fix}")
                 if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
-                    raise UserError(f"{path} was written by save_to_disk. Write the text with to_json or to_parquet.")
+                    fix = "Export the dataset with to_json or to_parquet, and pass the exported file."
+                    raise UserError(f"{path} was written by save_to_disk of `datasets`. {fix}")
                 found.update([path] if path.is_file() else _text_files_in(path))
         # A file that is passed under two names is read once.
         paths = sorted({path.resolve(): path for path in sorted(found, reverse=True)}.values())
@@ -201,7 +202,8 @@ class SourceOpener:
             if kind_of(path) not in (*KINDS, ".bin") or (path.suffix in (".gz", ".zst") and kind_of(path) == ".bin"):
                 new = path.with_suffix(".jsonl") if path.suffix == ".ndjson" else f"{path}.txt"
                 fix = f"If it is text, rename it to {Path(new).name}. Otherwise, convert it"
-                raise UserError(f"{path} is not a {', '.join(KINDS)} or .bin file (text also as .gz, .zst). {fix}.")
+                known = f"{', '.join(KINDS)} (also compressed as .gz or .zst) and .bin"
+                raise UserError(f"The file type of {path} is not supported. Supported are {known}. {fix}.")
         sizes = {path: path.stat().st_size for path in paths}
         own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]

@@ -73,9 +73,9 @@ def _place(table: pyarrow.parquet.ParquetFile, path: Path, column: str) -> int:
         fix = (
             f"Pass --text_column with one of: {', '.join(names)}"
             if names
-            else "None of its columns has text. Convert one to strings"
+            else "None of the columns contains text. Convert one column to strings"
         )
-        raise UserError(f"{path} has no column `{column}` with text. {fix}.")
+        raise UserError(f"{path} has no text column `{column}`. {fix}.")
     # A nested column consists of several primitive columns.
     return [table.schema.column(place).path for place in range(len(table.schema))].index(column)
 
