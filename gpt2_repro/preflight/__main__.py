@@ -81,7 +81,13 @@ def main(argv: list[str]) -> None:
 
 
 def _look(recipe: "TrainingRecipe", packages: list[Finding]) -> tuple[list[Finding], dict[str, Any]]:
-    """Return the results of all checks, and the plan (time and cost) of the run."""
+    """Make all checks. Return their results, and the time and cost of the run.
+
+    With --gpu, only the checks that do not need the rented machine are made.
+
+    Args:
+        packages: results of the check of the packages.
+    """
     from gpt2_repro import hardware, machine
     from gpt2_repro.preflight.cost import plan_on
     from gpt2_repro.training.workload import workload_of
@@ -130,9 +136,9 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _check_name(name: str, *, typed_speed: bool) -> list[Finding]:
-    """Return a note if `name` matches several cards.
+    """Return a note if the GPU name `name` matches several cards, or else [].
 
-    Raises UserError if no card matches and `typed_speed` is False.
+    Raises UserError if no card matches, unless the user passed --tokens_per_second (`typed_speed`).
     """
     from gpt2_repro.preflight.cost import card_table, cards_named
 

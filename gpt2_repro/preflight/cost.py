@@ -40,9 +40,9 @@ class Card(NamedTuple):
     """A GPU model and its training speed with GPT-2 124M.
 
     Args:
-        card: the name in the tables, such as `A100 SXM 80 GB`.
-        name: a part of the name that the driver reports.
-        speed: the source of `tokens_per_second`, or how it was estimated.
+        card: name of the GPU model in cards.yaml and in printed tables, such as `A100 SXM 80 GB`.
+        name: words that identify the GPU model in the name that the driver reports.
+        speed: where `tokens_per_second` was published, or how `tokens_per_second` was estimated.
     """
 
     card: str
@@ -65,7 +65,11 @@ def card_table() -> tuple[Card, ...]:
 
 
 def price_of(name: str) -> Price | None:
-    """Return the list price of the first card that matches `name`, or None."""
+    """Return the list price of the card that matches `name`, or None.
+
+    If several cards match, the first card in cards.yaml is used. If this card has several prices, the first price in
+    gpu_prices.yaml is returned.
+    """
     card = card_of(name)
     return next((row for row in price_table() if card and row.card == card.card), None)
 
@@ -76,7 +80,10 @@ def card_of(name: str) -> Card | None:
 
 
 def cards_named(name: str) -> list[Card]:
-    """Return the cards that match a driver's name, or words of a name in cards.yaml."""
+    """Return the cards in cards.yaml that match `name`.
+
+    `name` is the GPU name that the driver reports, or some words of a card's name in cards.yaml.
+    """
     if found := [row for row in card_table() if is_named(row.name, name)]:
         return found[:1]
     asked = _words(name)
@@ -84,7 +91,10 @@ def cards_named(name: str) -> list[Card]:
 
 
 def _words(name: str) -> str:
-    """Return the words of a name, such as ` a100 sxm 40 gb ` for `A100 SXM 40GB`."""
+    """Return a name in lower case, with a space before and after each word.
+
+    For example, `A100 SXM 40GB` becomes ` a100 sxm 40 gb `.
+    """
     words = re.findall(r"[a-z]+\d*[a-z]*|\d+", name.lower())
     # With spaces at both ends, a search for one name in another finds only full words.
     return f" {' '.join(words)} " if words else ""
@@ -100,13 +110,14 @@ class Workload:
 
     Args:
         flops: FLOPs of all training tokens.
-        parameters, vocab_size: including the padding of the vocabulary.
+        parameters: number of parameters, including those for the padding of the vocabulary.
+        vocab_size: size of the vocabulary, including padding.
         eval_tokens, hellaswag_tokens: tokens of all validations, and of all HellaSwag scorings.
         saves: number of checkpoints that are saved because of `save_steps`.
         save_minutes: longest time between two checkpoints, 0 for no limit.
         run_bytes: peak disk space of the run directory.
         missing_bytes: peak disk space of the data preparation, 0 if the data is prepared.
-        is_reference: whether the speeds in cards.yaml apply to the run.
+        is_reference: whether the speeds in cards.yaml, scaled by the FLOPs, apply to the run.
     """
 
     tokens: int
@@ -134,7 +145,8 @@ def budget(work: Workload, tokens_per_second: float, *, basis: str) -> list[dict
 
     Args:
         tokens_per_second: training speed of all GPUs together.
-        basis: source of the speed: "published", "estimated", "typed" (an option) or "measured" (on this CPU).
+        basis: source of the speed: "published", "estimated", "typed" (passed as an option) or "measured" (on this
+            CPU).
     """
     training = work.tokens / tokens_per_second / 60
     saves = max(work.saves, 1 + int(training / work.save_minutes) if work.save_minutes else 0)
@@ -181,7 +193,7 @@ def plan_on(
     """Return minutes and dollars of a run on a machine, and a ranking of all cards.
 
     Args:
-        name: name of the card in the driver or in cards.yaml.
+        name: GPU name that the driver reports, or some words of a card's name in cards.yaml.
         cards: number of GPUs.
         usd_per_hour: price of the complete machine, 0 for the list price.
         tokens_per_second: speed of all GPUs together, None for the speed in cards.yaml.

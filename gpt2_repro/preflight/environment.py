@@ -85,8 +85,8 @@ def check_room(needs: Sequence[Need], *, volume_bytes: int | None = None) -> lis
     """Check that each file system has enough free space for the folders stored on it.
 
     Args:
-        needs: bytes to write, by folder. The data folder must be the first.
-        volume_bytes: rented size of the data's network volume, None for a local disk.
+        needs: the bytes to write to each folder. The first item must be for the data folder.
+        volume_bytes: size of the rented network volume with the data folder, None for a local disk.
     """
     places: dict[int, list[Need]] = {}
     for need in needs:

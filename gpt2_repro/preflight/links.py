@@ -135,7 +135,10 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
 
 
 def _attempt(processes: int, seconds: float, **variables: str) -> tuple[str, str]:
-    """Run the all-reduce check once. Return (speed, "") or ("", error message)."""
+    """Run the all-reduce check once, with `variables` added to the environment.
+
+    Returns (speed, "") if the check passed, otherwise ("", error message).
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     limit = STARTING + seconds
     code, said = run_to_end([*launcher, *WORKER, str(seconds)], seconds=limit, **variables)

@@ -42,7 +42,7 @@ class MemoryEstimate(NamedTuple):
     Args:
         ranks: number of processes among which the optimizer state is divided.
         chunk: number of tokens whose logits are in memory at the same time.
-        saved: bytes saved for the backward pass, divided by tokens, blocks and width.
+        saved: bytes saved for the backward pass, per token, block and unit of width.
     """
 
     parameters: int
@@ -132,9 +132,10 @@ def best(outcomes: Sequence[Outcome]) -> MemoryTrial | None:
 
 
 def attempt_command(command: Sequence[str], trial: MemoryTrial, *, seconds: float) -> Outcome:
-    """Run a training command with a memory setting, and return whether it fits.
+    """Run a training command with a memory setting.
 
-    The options of `trial` are appended to `command`. A command that takes longer than `seconds` counts as failed.
+    Returns whether there was enough memory. The options of the setting `trial` are appended to `command`. A command
+    that takes longer than `seconds` counts as failed.
     """
     # A new process for each memory setting, because a process frees all its memory when it ends (llm.c, discussion 481).
     code, said = run_to_end([*command, *trial.options], seconds=seconds)

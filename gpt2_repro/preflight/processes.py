@@ -43,7 +43,11 @@ def run_to_end(command: Sequence[str], *, seconds: float, **variables: str) -> t
 
 
 def last_words(said: str) -> str:
-    """Return the error line of a command's output, or else the last line."""
+    """Return the first error message in a command's output.
+
+    An error message is a line that starts with `error: ` or with the name of an exception. Without an error message,
+    the last line is returned.
+    """
     lines = [line.strip() for line in said.splitlines() if re.search(r"\w", line)]
     # Often not the last line, because a launcher prints a traceback after the error.
     errors = [line for line in lines if re.match(r"(\[rank\d+\]: *)?(error: |[\w.]*(Error|Exception)\b)", line)]

@@ -21,7 +21,10 @@ from gpt2_repro.report.tables import why_not_comparable
 
 
 def main(argv: list[str]) -> None:
-    """Write the HTML page and print a summary of each run, or run only --check."""
+    """Write the HTML page and print a summary of each run.
+
+    With --check, only print the health checks, and exit with code 1 if a run is not healthy.
+    """
     parser = CommandParser(prog="python -m gpt2_repro.report", description=__doc__)
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="Run directory, the --output_dir of train.py."

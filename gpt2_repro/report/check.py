@@ -25,7 +25,7 @@ STEPS = 100  # time constant for smoothing the training loss, in optimizer steps
 
 
 class Sign(NamedTuple):
-    """One line of the health check: ✓ good, ! a warning, ✗ not healthy."""
+    """The result of one health check: ✓ good, ! warning, ✗ not healthy."""
 
     mark: Literal["✓", "!", "✗"]
     words: str
@@ -75,7 +75,7 @@ def _losses(run: Run) -> list[Sign]:
 
 
 def _reference(run: Run) -> list[Sign]:
-    """Compare the newest validation loss with the published range at the same step."""
+    """Compare the newest validation loss with those of published runs at this step."""
     measured = [row for row in run.validation if run.environment.reference and is_number(row.get("eval_loss"))]
     judged = [(int(row["step"]), row["eval_loss"]) for row in measured if band(int(row["step"]))]
     return [Sign("✓" if verdict(*judged[-1]) == "inside" else "✗", explained(*judged[-1]))] if judged else []
@@ -93,7 +93,7 @@ def _speed(run: Run) -> list[Sign]:
 
 
 def rising_validation(losses: Sequence[float]) -> str | None:
-    """Return a message if the validation loss rose RISES times in a row, or else None."""
+    """Return a message if the loss rose in all of the last RISES validations, or None."""
     last = losses[-RISES - 1 :]
     if len(last) <= RISES or not all(later > earlier for earlier, later in itertools.pairwise(last)):
         return None

@@ -22,7 +22,10 @@ SAMPLE_CHARACTERS = 300  # length limit of the sample in the terminal
 
 
 def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) -> None:
-    """Write the HTML page to `output`, and the figures as PNG files to `folder`."""
+    """Write a report of `runs` as an HTML page to `output`.
+
+    If `folder` is given, also write the figures to `folder` as PNG files.
+    """
     labels, several = label_runs(runs), len(runs) > 1
     figures = [run_figures(run) for run in runs]
     overlay = overlay_figures(runs, labels) if several else {}
@@ -48,7 +51,10 @@ def write_page(runs: Sequence[Run], output: Path, folder: Path | None = None) ->
 
 
 def label_runs(runs: Sequence[Run]) -> list[str]:
-    """Return one distinct label per run: the folder name, or else a relative path."""
+    """Return a distinct label for each run: the name of its run directory.
+
+    If several directories have the same name, the labels are paths relative to the common parent folder.
+    """
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names

@@ -50,9 +50,9 @@ class Picture(NamedTuple):
 
 
 def run_figures(run: Run) -> dict[str, Picture]:
-    """Return the figures of one run by file name without extension.
+    """Return the figures of one run. The keys are file names without extension.
 
-    Figures without logged numbers are omitted.
+    A figure is omitted if the run has not logged its values.
     """
     losses = points(run.training, "loss")[0] or points(run.validation, "eval_loss")[0]
     figures = {
@@ -66,7 +66,11 @@ def run_figures(run: Run) -> dict[str, Picture]:
 
 
 def overlay_figures(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Picture]:
-    """Return figures that compare the validation loss and HellaSwag of several runs."""
+    """Return figures that compare several runs.
+
+    One figure shows the validation losses, the other figure shows the HellaSwag accuracies. A figure is omitted if no
+    run has logged its values.
+    """
     figures = {}
     if any(run.validation for run in runs):
         figures["loss"] = render(lambda figure: _draw_overlay(figure, runs, labels))
@@ -120,9 +124,15 @@ def leave_out_beginning(axes: Axes, curves: Sequence[tuple[list[float], list[flo
 
 
 def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: str = "{:.3f}") -> list[str]:
-    """Draw the reference lines, and label them, the token axis and the curves.
+    """Draw the reference lines. Label these lines, the token axis and the curves.
 
-    `ends` contains the last values of the curves. Returns the names of the visible reference lines.
+    Args:
+        ends: the last value, the label and the colour of each curve.
+        references: the value of each reference line, by name.
+        number: format of the values in the labels of the reference lines.
+
+    Returns:
+        The names of the visible reference lines.
     """
     axes.set_xlabel("tokens trained")
     axes.xaxis.set_major_formatter(_thousands())
@@ -142,7 +152,7 @@ def _finish(axes: Axes, ends: list[End], references: dict[str, float], number: s
 
 
 def _thousands() -> EngFormatter:
-    """Return a formatter that writes numbers as `200 M` and `1.5 B` (not `1.5 G`)."""
+    """Return a formatter that shortens numbers: `16 K`, `200 M`, `1.5 B` (not `G`)."""
     formatter = EngFormatter(sep=" ")
     formatter.ENG_PREFIXES = {**EngFormatter.ENG_PREFIXES, 3: "K", 9: "B"}
     return formatter
@@ -206,23 +216,27 @@ def _band_of(run: Run) -> list[tuple[float, float, float]]:
 
 
 def _draw_band(axes: Axes, limits: Sequence[tuple[float, float, float]]) -> None:
-    """Shade the range of losses of the published runs, if `limits` is not empty."""
+    """Shade the range of the published runs' losses.
+
+    Each item of `limits` is (tokens, lowest loss, highest loss). If `limits` is empty, nothing is drawn.
+    """
     if limits:
         tokens, lows, highs = zip(*limits, strict=True)
         axes.fill_between(tokens, lows, highs, color=GREEN, alpha=0.35, linewidth=0, label=NAME)
 
 
 def _reference_differences(run: Run) -> list[tuple[float, float, float]]:
-    """Return how far the run's losses are from the middle of the published range.
+    """Return the differences between the run's validation losses and published losses.
 
-    Each item is (tokens, difference in nats, half of the range's width).
+    Each difference is the run's loss minus the middle of the range of the published runs' losses at the same step.
+    Each item is (tokens, difference in nats, half of the width of this range).
     """
     losses = dict(zip(*points(run.validation, "eval_loss"), strict=True))
     return [(at, losses[at] - (low + high) / 2, (high - low) / 2) for at, low, high in _band_of(run) if at in losses]
 
 
 def _draw_reference(figure: Figure, run: Run) -> str:
-    """Draw how far the validation losses are from the middle of the published range."""
+    """Draw the differences between the run's validation losses and published losses."""
     axes = figure.subplots()
     tokens, differences, halves = zip(*_reference_differences(run), strict=True)
     lows = [-half for half in halves]
@@ -242,7 +256,10 @@ def _draw_reference(figure: Figure, run: Run) -> str:
 
 
 def _draw_curves(axes: Axes, curves: Sequence[Sequence[Row]], labels: Sequence[str], key: str) -> list[End]:
-    """Draw one curve of `key` per run. Return each last value, its label and colour."""
+    """Draw one curve of `key` for each run.
+
+    Returns the last value, the label and the colour of each curve.
+    """
     ends = []
     for number, rows in enumerate(curves):
         tokens, values = points(rows, key)

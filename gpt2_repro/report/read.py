@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The recorded data of one run. If a file is missing, its fields are empty."""
+    """The data of one run. Fields that are read from a missing file are empty."""
 
     path: Path
     recipe_text: str
@@ -124,7 +124,7 @@ def values(rows: Sequence[Row], key: str) -> list[float]:
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     """Return the token counts and the values of `key`, as two lists of equal length.
 
-    Events without a finite token count and value are skipped.
+    Events whose token count or value is missing or not finite are skipped.
     """
     placed = [row for row in rows if is_number(row.get("tokens")) and is_number(row.get(key))]
     return values(placed, "tokens"), values(placed, key)
@@ -159,7 +159,10 @@ def _samples(rows: Iterable[Row]) -> list[Row]:
 
 
 def _last_per_step(rows: Iterable[Row]) -> list[Row]:
-    """Merge the logged events of each step into one, and return them ordered by step."""
+    """Merge the logged events of each step into one event.
+
+    Later values replace earlier values. The events are ordered by step.
+    """
     merged: dict[int, Row] = {}
     for row in rows:
         if is_number(row.get("step")):

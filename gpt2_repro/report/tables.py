@@ -21,7 +21,7 @@ OWN_TEXT = "validation text"  # label of the main validation set in a diagnosis
 
 
 class KeyNumber(NamedTuple):
-    """A formatted number with a label, and notes that compare the number with others."""
+    """A number as text, with a label, and notes such as reference values."""
 
     label: str
     text: str
@@ -69,7 +69,10 @@ def key_numbers(run: Run) -> list[KeyNumber]:
 
 
 def _against(loss: float, references: Mapping[str, float]) -> list[Cell]:
-    """Compare `loss` with each reference, such as `bigram 4.601: better by 0.478`."""
+    """Return one text per reference that compares `loss` with the reference.
+
+    An example of a text is `bigram 4.601: better by 0.478`.
+    """
     kinds = {name: "worse" if loss > reference else "better" for name, reference in references.items()}
     return [
         Cell(f"{name} {references[name]:.3f}: {kind} by {abs(loss - references[name]):.3f}", kind)
@@ -83,9 +86,10 @@ def _median(run: Run, key: str) -> float | None:
 
 
 def baseline_losses(run: Run) -> dict[str, float]:
-    """Return the baseline's loss on the run's validation set, by the baseline's name.
+    """Return {name: loss} of a baseline model on the run's validation set.
 
-    The loss is measured by the diagnosis, or else published. Without such a loss, the result is empty.
+    The loss is the loss in diagnosis.json, with the name "baseline". If diagnosis.json has no such loss, the loss is
+    the published loss of the GPT-2 model closest in size. If this loss is unknown too, the result is empty.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:
@@ -143,7 +147,7 @@ def count(number: object) -> str:
 
 
 def count_table(manifest: Mapping[str, Any]) -> Table:
-    """Return a table of the documents, tokens and rows of each split."""
+    """Return a table of the numbers of documents, tokens and rows in each split."""
     splits = {name: mapping(counts) for name, counts in mapping(manifest.get("counts")).items()}
     return _records("split", {name: counts for name, counts in splits.items() if counts})
 
@@ -154,7 +158,7 @@ def evaluation_table(run: Run, *, brief: bool = False) -> Table:
     Raises UserError if comparison.json is damaged.
 
     Args:
-        brief: omit perplexities and nats per token if there are other metrics.
+        brief: omit perplexities and nats per token, unless the table has no other metrics.
     """
     with reading(run.path / COMPARISON):
         if not run.comparison:
@@ -165,7 +169,10 @@ def evaluation_table(run: Run, *, brief: bool = False) -> Table:
 
 
 def sample_text(sample: Row) -> str:
-    """Return the text generated after the prompt, without consecutive blank lines."""
+    """Return the text generated after the prompt.
+
+    Several blank lines in a row are reduced to one.
+    """
     return re.sub(r"\n(?:[ \t\r]*\n)+", "\n\n", sample["text"].removeprefix(sample["prompt"])).rstrip()
 
 
@@ -186,9 +193,14 @@ def validation_table(run: Run) -> Table:
 
 
 def _records(name: str, records: Mapping[Any, Row], without: Sequence[str] = ()) -> Table:
-    """Return a table with one row per item of `records` and one column per key.
+    """Return a table with one row for each item of `records`.
 
-    `name` is the header of the first column, which contains the keys of `records`.
+    The first column contains the keys of `records`. The other columns contain the values of the items, one column for
+    each key of an item.
+
+    Args:
+        name: header of the first column.
+        without: keys of the items to omit.
     """
     columns = [key for key in dict.fromkeys(key for row in records.values() for key in row) if key not in without]
     rows = [[_plain(label), *(_plain(row.get(key)) for key in columns)] for label, row in records.items()]
@@ -238,7 +250,9 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def entries(tree: Row, without: Sequence[str] = ()) -> dict[str, str]:
-    """Flatten a nested mapping to keys such as `data.source` and formatted values.
+    """Return a nested mapping as a flat mapping with the values as text.
+
+    The keys have the form `data.source`. Values of None are omitted.
 
     Args:
         without: top-level keys to omit.

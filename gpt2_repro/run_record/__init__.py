@@ -95,9 +95,10 @@ class RunRecord:
         return record is not None and steps in (record.step, record.environment.run_identity.get("max_steps"))
 
     def check_owner(self) -> None:
-        """Raise UserError unless the folder is a run directory, empty or missing.
+        """Raise UserError if the folder cannot be used as a run directory.
 
-        A folder inside another run directory or inside prepared data is also an error.
+        The folder must be a run directory, be empty, or not exist. It must not be inside another run directory or
+        inside a prepared folder.
         """
         for parent in self.path.resolve().parents:
             if (parent / layout.STATUS).is_file() or (parent / SPLITS).is_file():
@@ -205,7 +206,9 @@ class RunRecord:
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Count the time of steps as "redone", because the steps will be repeated.
+        """Count the time of the steps that this attempt repeats as "redone".
+
+        These are the steps after `step` that earlier attempts trained.
 
         Args:
             step: step at which this attempt starts.

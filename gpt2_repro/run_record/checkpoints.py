@@ -1,4 +1,4 @@
-"""Complete, verify, find and delete the checkpoints in a run directory.
+"""Finish writing, verify, find and delete the checkpoints in a run directory.
 
 A checkpoint is complete if its manifest.json is intact and matches the files.
 """
@@ -21,10 +21,12 @@ SILLY_RENAME = ".nfs"  # prefix of a file on NFS that was deleted while a proces
 
 
 def seal(folder: Path, files: dict[str, dict[str, Any]], **facts: Any) -> None:
-    """Write the manifest of a staging folder after all other files are on disk.
+    """Flush all files of a staging folder to disk, then write the manifest.
+
+    A staging folder contains a checkpoint or final/ that is not complete yet.
 
     Args:
-        files: `bytes` and `sha256` of the files that are already hashed, by relative path.
+        files: `bytes` and `sha256` of the files that are already hashed and flushed, by relative path.
         facts: additional entries of the manifest.
     """
     files = dict(files)
@@ -123,7 +125,10 @@ def named(run: Path, name: str) -> Path:
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:
-    """Rename checkpoints after a step to abandoned-checkpoint-N, and return the paths."""
+    """Rename each checkpoint after the step `after` to abandoned-checkpoint-N.
+
+    Returns the new paths.
+    """
     aside = []
     for path in checkpoints(run):
         if step_of(path) > after:

@@ -1,4 +1,4 @@
-"""Define dataclasses for environment.json and for the training of a checkpoint."""
+"""Define dataclasses for environment.json and for how a checkpoint was trained."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Environment:
     Args:
         parameters: number of parameters, without the padding of the vocabulary.
         active_parameters: number of parameters that each token uses, without idle experts.
-        attention: name of the attention implementation, with the reason in parentheses.
+        attention: name of the attention implementation, and in parentheses why it was chosen.
         data: manifest of the prepared data.
         reference: published runs whose loss curve the run should follow.
         deviations: fields that differ from the default recipe.
@@ -58,8 +58,8 @@ class TrainingRecord:
     """The training that led to the weights in a checkpoint-N or final/.
 
     Args:
-        losses: validation losses at this step in nats per token, by name.
-        sha256: the hash of the manifest, which identifies the checkpoint.
+        losses: validation losses at the step of the checkpoint, in nats per token, by name.
+        sha256: hash of the manifest of the checkpoint. The hash identifies the checkpoint.
     """
 
     step: int = 0

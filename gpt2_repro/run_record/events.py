@@ -51,7 +51,10 @@ def rewind(path: Path, step: int, *, validates_again: bool) -> None:
 
 
 def _read(path: Path) -> list[tuple[str, Event | None]]:
-    """Return each non-empty line with its JSON object, or None for a damaged line."""
+    """Return (line, JSON object) for each non-empty line of a file.
+
+    For a damaged line, the object is None.
+    """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     # Only "\n" ends a line. str.splitlines() would also split at other Unicode line breaks.
     return [(line, _parse(line)) for line in text.split("\n") if line]

@@ -1,4 +1,7 @@
-"""Define the status of a run, and measure the time of its attempts."""
+"""Define the status of a run, and measure the time of each attempt.
+
+The first start of a run and each resume are attempts.
+"""
 
 import contextlib
 import dataclasses
@@ -45,7 +48,10 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunStatus":
-        """Return the status in a JSON object. Values of a wrong type are skipped."""
+        """Return the status that a JSON object describes.
+
+        If a value has a wrong type, the field keeps its default: None or empty.
+        """
         losses = {key: value for key, value in document.items() if key.endswith("_loss")}
         return from_json(cls, {**document, "losses": losses}, tolerant=True)
 
