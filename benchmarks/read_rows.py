@@ -9,15 +9,15 @@ not root. --rows must be a multiple of 1,000.
 Each line of the printed table is measured in fresh processes. Odd rounds measure the lines in order, even rounds in
 reverse order.
 
-Cold measurement: the files are opened and dropped from the page cache, then --batches batches are read. The
-default of 512 batches contains 32,768 rows, the number of rows that this project's sampler shuffles together. Reads
-during the opening are not counted. In a virtual machine, the host may still cache the files.
+Cold measurement: the files are opened and dropped from the page cache, then --batches batches are read. The default of
+512 batches contains 32,768 rows, the number of rows that this project's sampler shuffles together. Reads during the
+opening are not counted. In a virtual machine, the host may still cache the files.
 
 Warm measurement: all files are read completely before the measurement, so they are in the page cache.
 
 The script does not compute anything between batches. If data loader workers are used, the time of a batch is therefore
-the time that the workers need. During training, loading a batch delays a step at least by the CPU time of the
-main process. torch uses one thread, as in a worker and under torchrun.
+the time that the workers need. During training, loading a batch delays a step at least by the CPU time of the main
+process. torch uses one thread, as in a worker and under torchrun.
 
 The column KiB per row depends on the kernel's read-ahead. If nearly 100 % of the files are in the page cache after the
 cold batches, the orders do not differ. In that case, pass more --rows to see a difference.

@@ -1,6 +1,7 @@
-"""Token ids equal those of transformers, and for characters those of nanoGPT.
+"""Token ids equal those of transformers.
 
-With GPT-2's tokenizer, Tiny Shakespeare has as many token ids as in nanoGPT.
+For the characters of Tiny Shakespeare, the token ids equal those of nanoGPT. With GPT-2's tokenizer, the number of
+token ids equals that of nanoGPT.
 """
 
 import json

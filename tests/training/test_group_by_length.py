@@ -62,7 +62,7 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
-    """Return a function that trains until two steps before the end of the second epoch.
+    """Return a function that trains until two steps before the end of epoch 2.
 
     The function takes the name of the run directory and options of train.py.
     """
