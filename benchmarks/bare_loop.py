@@ -28,6 +28,7 @@ SEED = 1337
 def start(data: str, out: str, shape: str) -> None:
     """Save a freshly initialized stock GPT-2 in fp32 to the folder `out`.
 
+    The model has the vocabulary size and the special ids of the tokenizer in `data`, a folder of prepared data.
     `shape` contains the arguments of GPT2Config as a JSON object.
     """
     # `start` and `stock` use transformers without this project.
@@ -42,9 +43,11 @@ def start(data: str, out: str, shape: str) -> None:
 
 
 def stock(final: str, start: str, data: str, rows: str, out: str) -> None:
-    """Compute the fp32 loss of a final model, and compare its files with stock files.
+    """Compute the fp32 loss of a final model, and compare the model with `start`.
 
-    `start` is the folder of a model that stock transformers saved. `rows` is the number of validation rows.
+    `start` is the folder of a model that stock transformers saved. The names and shapes of the weights and the keys of
+    config.json are compared. The loss is computed on the first `rows` validation rows of `data`, a folder of prepared
+    data. The results are written to the JSON file `out`.
     """
     from datasets import load_from_disk
     from safetensors import safe_open

@@ -1,8 +1,9 @@
-"""Measure one contender of train_step.py, a model with a training loop.
+"""Measure one contender of train_step.py.
 
     python benchmarks/contenders.py bare '{"shape": "shakespeare", "micro_batch": 12, …}'
 
-Every contender trains the same model shape on the same random token ids.
+The contender in this example is `bare`. A contender is a model with a training loop. Every contender trains the same
+model shape on the same random token ids.
 """
 
 import contextlib

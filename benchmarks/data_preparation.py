@@ -1,25 +1,25 @@
-"""Compare the data preparation of this project with that of three other projects.
+"""Compare the data preparation of this project with three other methods.
 
     python benchmarks/data_preparation.py --output preparation.json
     python benchmarks/data_preparation.py --copies 10 --num_proc 8 --only nanogpt llmc ours
 
-The contenders are this project and the methods of the three other projects. Each contender reads the same files and
-writes data that is ready for training. Each contender is one command in a fresh process with separate caches. The
-measured time is that of the complete command, imports included. The contenders run in the given order in odd rounds
-and in reverse order in even rounds. The input files are in the page cache.
+The contenders are this project and the methods of nanoGPT, llm.c and suzyahyah's blog post. Each contender reads the
+same files and writes data that is ready for training. Each contender is one command in a fresh process with separate
+caches. The measured time is that of the complete command, imports included. The contenders run in the given order in
+odd rounds and in reverse order in even rounds. The input files are in the page cache.
 
 Each contender prepares a small data set (only the first files) and a large one (all files). MB/s is the speed of the
 complete command with all files. The marginal MB/s excludes the start-up time: it divides the additional text of the
 large data set by the additional time.
 
 Peak memory is the sum of the resident sets of the process and its descendants, sampled every 50 ms. A page that
-several processes map counts once for each process. Pages of mapped files are included. The number in parentheses
-excludes pages of files and shared memory. Peak disk is the size of the contender's folder, caches included, sampled
-every 250 ms.
+several processes map counts once for each process. Pages of mapped files are included. In the column for peak memory,
+the number in parentheses excludes pages of files and shared memory. Peak disk is the size of the contender's folder,
+caches included, sampled every 250 ms.
 
-Only this project hashes its data and waits until the data is on the disk. Up to 5M tokens, it also computes the
-reference losses of its manifest. All of this is included in its time. --validation_tokens applies to this project
-only.
+Only this project hashes its data and waits until the data is on the disk. For at most 5M training tokens, this project
+also computes unigram and bigram losses for its manifest. All of this is included in the time of this project.
+--validation_tokens applies to this project only.
 
 The text consists of novels and web pages of US authorities, in random order. The novels are cut at paragraph ends into
 documents of about 4.5 KB, the size of web documents. The web pages are complete. --copies repeats the text. Repeated

@@ -53,7 +53,10 @@ def main() -> None:
 
     @torch.no_grad()
     def in_groups(size: int) -> torch.Tensor:
-        """Score groups of `size` endings; return the index of each item's best ending."""
+        """Return the index of the best ending of each item.
+
+        A forward pass scores `size` endings. An item has 4 endings.
+        """
         # With 4 endings, a pass processes one item, as in build-nanogpt's hellaswag.py.
         means = []
         for first in range(0, len(scorer.rows), size):

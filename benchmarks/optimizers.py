@@ -51,7 +51,10 @@ def main() -> None:
 
 
 def ends(curves: list[dict[int, float]]) -> list[float]:
-    """Return the last loss of each curve, a dictionary from step to validation loss."""
+    """Return the last loss of each curve.
+
+    A curve is a dictionary from step to validation loss.
+    """
     return [list(losses.values())[-1] for losses in curves]
 
 
@@ -96,9 +99,10 @@ def reached(losses: dict[int, float], target: float) -> float | None:
 
 
 def outcome(curves: dict[str, list[dict[int, float]]], chosen: dict[str, float]) -> str:
-    """Return a Markdown table of final losses, and the tokens to a target loss.
+    """Return a Markdown table of final losses, and a line about a target loss.
 
-    The target loss is AdamW's mean final loss over the seeds.
+    The line contains the tokens that AdamW and Muon need to reach the target loss. The target loss is AdamW's mean
+    final loss over the seeds.
     """
     # By definition, AdamW needs the tokens of a complete run, on average, to reach this loss.
     target, steps = statistics.mean(ends(curves["adamw_torch"])), max(curves["adamw_torch"][0])

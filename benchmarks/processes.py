@@ -1,4 +1,4 @@
-"""Run a command of this repository until it ends, or kill it and its descendants."""
+"""Run commands of this repository, and kill processes with all their descendants."""
 
 import dataclasses
 import shutil

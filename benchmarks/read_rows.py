@@ -9,15 +9,15 @@ not root. --rows must be a multiple of 1,000.
 Each line of the printed table is measured in fresh processes. Odd rounds measure the lines in order, even rounds in
 reverse order.
 
-Cold measurement: the files are opened and dropped from the page cache, then --batches batches are read. 512 batches
-contain 32,768 rows, the number of rows that this project's sampler shuffles together. Reads during the opening are not
-counted. In a virtual machine, the host may still cache the files.
+Cold measurement: the files are opened and dropped from the page cache, then --batches batches are read. The default of
+512 batches contains 32,768 rows, the number of rows that this project's sampler shuffles together. Reads during the
+opening are not counted. In a virtual machine, the host may still cache the files.
 
 Warm measurement: all files are read completely before the measurement, so they are in the page cache.
 
 The script does not compute anything between batches. If data loader workers are used, the time of a batch is therefore
-the time that the workers need. In a training, a step is delayed at least by the CPU time of the main process. torch
-uses one thread, as in a worker and under torchrun.
+the time that the workers need. During training, loading a batch delays a step at least by the CPU time of the main
+process. torch uses one thread, as in a worker and under torchrun.
 
 The column KiB per row depends on the kernel's read-ahead. If nearly 100 % of the files are in the page cache after the
 cold batches, the orders do not differ. In that case, pass more --rows to see a difference.
@@ -96,7 +96,10 @@ def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def write(root: Path, files: str, rows: int) -> None:
-    """Write random token ids in the format with the file name pattern `files`."""
+    """Write `rows` rows of random token ids.
+
+    `files` is a file name pattern of CONTENDERS. The pattern determines the file format.
+    """
     source = np.random.default_rng(0)
     pieces = (source.integers(0, 50_257, 1000 * LENGTH, np.uint16) for _ in range(rows // 1000))
     if files == "train/*.arrow":
@@ -116,7 +119,10 @@ def write(root: Path, files: str, rows: int) -> None:
 
 
 def open_batches(name: str, root: Path, workers: int, rows: int, seed: int) -> Any:
-    """Return an iterable over the batches of a contender, without reading rows."""
+    """Return an iterable over the batches of a contender.
+
+    `name` is a key of CONTENDERS. The function does not read any rows.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     if name == "memmap":
@@ -142,8 +148,12 @@ def measure(name: str, root: Path, workers: int, rows: int, cold: int, seed: int
     """Measure `cold` batches from the disk, then more batches from the page cache.
 
     Returns:
-        lists of values: `cold`, `warm` and `cpu` in ms per batch, `KiB` per row, and the cached part of the files in %
-        `before` and `after` the cold batches. Keys that could not be measured are missing.
+        a dictionary of lists. Keys that could not be measured are missing.
+
+        - cold, warm: ms per batch
+        - cpu: CPU time of the main process in ms per warm batch
+        - KiB: KiB per row, read from the disk
+        - before, after: percentage of the files that is in the page cache before and after the cold batches
     """
     source = open_batches(name, root, workers, rows, seed)
     files = list(root.glob(CONTENDERS[name][1]))

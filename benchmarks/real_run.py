@@ -1,10 +1,13 @@
 """Train, kill and resume a run, and compare it with a bare PyTorch loop.
 
     python benchmarks/real_run.py --data_files 'books/*.jsonl.gz'                                 # 124M on all GPUs
-    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz' --phases export bare compare    # missing phases only
+    python benchmarks/real_run.py --data_files 'books/*.jsonl.gz' --phases export bare compare    # only these phases
     python benchmarks/real_run.py --data_files 'books/*.txt' --tokenizer train:1024 --processes 2 --steps 60 \\
         --eval_tokens 4096 -- --use_cpu --n_layer 2 --n_head 2 --n_embd 64 --sequence_length 64 \\
         --tokens_per_step 2048 --per_device_train_batch_size 8 --warmup_steps 10
+
+The phases are prepare, start, train, export, bare and compare. If the script was interrupted, pass the missing phases
+with --phases.
 
 The bare loop starts from the same weights and reads the same rows as the run. Options after `--` are passed to
 train.py. Options for fields of a recipe's data section are also passed to prepare_data.py. All files are written to
@@ -86,7 +89,10 @@ class Bench:
         return run_python(words, log=self.work / log, timeout=self.args.timeout, stop=stop)
 
     def events(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return the entries of metrics.jsonl that have the key `kind`, by step."""
+        """Return a dictionary from step to entry of metrics.jsonl.
+
+        Only entries with the key `kind`, for example "loss", are included.
+        """
         path = self.run / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return {event["step"]: event for event in map(json.loads, lines) if kind in event}

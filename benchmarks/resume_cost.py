@@ -43,7 +43,7 @@ class Rows:
 def measure(way: str, step: int, processes: int, micro_batch: int) -> dict[str, Any]:
     """Measure the time and memory that a rank needs for its first batch after `step`.
 
-    `way` is a key of WAYS.
+    `way` is a key of WAYS, which lists orders of rows.
     """
     from accelerate.data_loader import prepare_data_loader, skip_first_batches
     from torch.utils.data import DataLoader, RandomSampler

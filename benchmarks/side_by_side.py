@@ -61,7 +61,11 @@ def table(results: dict[str, Any]) -> str:
 
 
 def heading(environment: dict[str, Any]) -> list[str]:
-    """Return lines with the date, machine, versions, commit and size of the training."""
+    """Return lines about the machine, the software and the training run.
+
+    The lines contain the date, the versions, the commit, the model size and the number of steps. If `environment` is
+    empty, the only line is the date.
+    """
     today = f"{datetime.date.today()}"
     if not environment:
         return [today]
@@ -79,7 +83,10 @@ def heading(environment: dict[str, Any]) -> list[str]:
 
 
 def cpu_name() -> str:
-    """Return the CPU model from /proc/cpuinfo, or the architecture if it is unknown."""
+    """Return the CPU model from /proc/cpuinfo.
+
+    If the CPU model is unknown, return the architecture.
+    """
     info = Path("/proc/cpuinfo")
     names = (
         [line.split(":")[1] for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []

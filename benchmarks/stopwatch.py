@@ -22,9 +22,9 @@ class Waits(TorchDispatchMode):
 
 
 class Stopwatch:
-    """Measure the time of training steps, then count the host syncs of two more steps.
+    """Measure the mean time of a training step in several windows of `steps` steps.
 
-    A window consists of `steps` consecutive steps. Call `step_ended` at the end of every step.
+    After the windows, the host syncs of two more steps are counted. Call `step_ended` at the end of every step.
     """
 
     def __init__(self, *, warmup: int, steps: int, windows: int, total: int, eager: bool) -> None:

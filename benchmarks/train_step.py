@@ -1,4 +1,4 @@
-"""Compare a training step of this project with alternatives in speed and memory.
+"""Compare the speed and memory of this project with those of other training loops.
 
     python benchmarks/train_step.py                              # on a GPU: 124M, 64 rows of 1024 tokens
     python benchmarks/train_step.py --shape shakespeare          # nanoGPT's CPU configuration

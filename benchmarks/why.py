@@ -56,9 +56,10 @@ def main() -> None:
 
 
 def prepare(work: Path, text: Path, steps: int) -> tuple[Path, Path]:
-    """Prepare the complete text, and a short text that fills one training step.
+    """Prepare the complete text, and the start of the text, as training data.
 
-    Returns the paths of the recipe and of the tokenizer.
+    The rows of the start of the text make up one training step. Returns the path of a recipe and the path of the
+    tokenizer's folder. The recipe trains on the complete text for `steps` steps.
     """
     data = {"source": "files", "tokenizer": "train:1024", "sequence_length": CONTEXT, "split": "hash"}
     training = {"tokens_per_step": STEP, "max_steps": steps, "per_device_train_batch_size": ROWS, "warmup_steps": 20}

@@ -21,7 +21,8 @@ def start_command(words: tuple[object, ...], environment: dict[str, str], **stre
     """Start a command in the root folder of the project, as a user would.
 
     `words` starts with `python`, `bash`, or a launcher and its number of processes. The launchers are `launch`
-    (accelerate with ZeRO-1), `zero2`, `zero3`, `fsdp2` and `torchrun`.
+    (accelerate with ZeRO-1), `zero2`, `zero3`, `fsdp2` and `torchrun`. `environment` is added to the current
+    environment variables. `streams` contains further arguments of subprocess.Popen.
     """
     return subprocess.Popen(
         ["bash", *map(str, words[1:])] if words[0] == "bash" else [sys.executable, *words_of(words)],

@@ -115,7 +115,10 @@ def type_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def type_warm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function like type_command that saves the seconds of the imports."""
+    """Return a function like type_command that starts commands faster.
+
+    The command runs in a forked process that has already imported the libraries.
+    """
     output, errors = (tmp_path_factory.mktemp("warm") / name for name in ("stdout", "stderr"))
 
     def run(*words: object, timeout: int = 300, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -102,6 +102,9 @@ def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:
 
 
 def encode_each(encoder: Any, texts: list[str]) -> list[np.ndarray]:
-    """Return an array of token ids, with the separator, for each text."""
+    """Return one array of token ids per text.
+
+    Each array includes the separator if the encoder adds one.
+    """
     ids, lengths = encoder.encode(texts)
     return np.split(ids, np.cumsum(lengths))[:-1]

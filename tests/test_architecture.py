@@ -67,7 +67,10 @@ def test_names_of_run_files_are_known_to_run_record_only() -> None:
 
 
 def texts_of(path: Path) -> list[str]:
-    """Return a Python file's strings except docstrings, or the text of another file."""
+    """Return the strings of a Python file except its docstrings.
+
+    For other file types, return the complete text.
+    """
     if path.suffix != ".py":
         return [path.read_text()]
     tree = ast.parse(path.read_text())

@@ -1,4 +1,4 @@
-"""Run directories, folders and Hub ids are resolved to the right checkpoint."""
+"""The right checkpoint is found for a run directory, a model folder or a Hub id."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The options, defaults, files and tests that the documentation names are correct."""
+"""The documentation names existing options, files and tests, and correct defaults."""
 
 import ast
 import contextlib

@@ -57,7 +57,10 @@ def test_every_preparation_parses_and_names_sources_that_exist(monkeypatch: pyte
 
 @pytest.fixture
 def own_files(documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change to a temporary folder with all files that docs/data.md's commands read."""
+    """Create the files that the commands in docs/data.md read.
+
+    The files are in a temporary folder, which becomes the working directory.
+    """
     monkeypatch.chdir(tmp_path)
     Path("recipes").symlink_to(ROOT / "recipes")
     for folder in ("books", "notes", "more", "shards", "web"):
@@ -97,7 +100,10 @@ def test_every_command_on_own_files_prepares_a_folder(command: str, own_files: N
 
 
 def rows_under(heading: str) -> list[list[str]]:
-    """Return the cells of the first table after a heading of docs/data.md."""
+    """Return the rows of the first table after a heading of docs/data.md.
+
+    A row is a list of cells. The header of the table is not included.
+    """
     section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     lines = section[section.index("| ---") :].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]

@@ -1,4 +1,7 @@
-"""Runs in docs/recipes.md and docs/lambada.md change at most one recipe property."""
+"""Each documented run changes at most one property of its recipe file.
+
+The documented runs are in docs/recipes.md and docs/lambada.md.
+"""
 
 import re
 import shlex
@@ -20,7 +23,10 @@ FINISHED_RUN = "runs/gpt2_124m/recipe.yaml"
 
 
 def commands(story: str) -> list[list[str]]:
-    """Return the arguments of each documented command that runs the script `story`."""
+    """Return the arguments of each documented command that runs a script.
+
+    `story` is the name of the script, for example train.py.
+    """
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()] + re.findall(r"`(train\.py [^`]+)`", PAGE)
     split = [shlex.split(line, comments=True) for line in lines]

@@ -1,4 +1,4 @@
-"""`python -m gpt2_repro.export` writes folders, llm.c files and model cards."""
+"""`python -m gpt2_repro.export` writes model folders, llm.c files and model cards."""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""Files are written completely or not at all, and damaged files raise no error."""
+"""Files are written completely or not at all, and damaged files can be read.
+
+A damaged JSON file is read as an empty object. Damaged lines of a JSONL file are skipped.
+"""
 
 import multiprocessing
 from pathlib import Path

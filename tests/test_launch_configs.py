@@ -61,7 +61,7 @@ def test_the_table_of_launchers_has_every_file() -> None:
 
 @pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
 def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: Path) -> None:
-    """DeepSpeed gets the values of every recipe, such as gradient clipping and bf16."""
+    """The DeepSpeed configuration has each recipe's gradient clipping and bf16."""
     written = json.loads(path.read_text())
     assert written["data_types"]["grad_accum_dtype"] == "fp32"
     assert isinstance(written["zero_optimization"]["reduce_bucket_size"], int)

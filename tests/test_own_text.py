@@ -1,4 +1,8 @@
-"""A user's text determines folder names, splits, model size and batch size."""
+"""Folder names, splits and sizes are derived from the files of a user.
+
+The file names determine the folder names. The length of the text determines the splits and the batch size.
+The length of the text and the hardware determine the model size.
+"""
 
 import dataclasses
 import json

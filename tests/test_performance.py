@@ -28,7 +28,10 @@ VIEWS |= {"select", "detach", "alias", "as_strided", "unbind"}
 
 
 class Counter(TorchDispatchMode):
-    """Count the operations that move data (`operations`) and the host syncs (`syncs`)."""
+    """Count the host syncs (`syncs`) and the tensor operations (`operations`).
+
+    Views are not counted, because views do not move data.
+    """
 
     def __init__(self) -> None:
         super().__init__()

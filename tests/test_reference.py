@@ -1,4 +1,4 @@
-"""train.py has the same losses as an independent loop in plain PyTorch."""
+"""train.py logs the same losses as an independent loop in plain PyTorch."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Published losses of three llm.c runs are in the reference range; GPT-2's is not."""
+"""The losses of three published llm.c runs are in the range of a reproduction.
+
+The loss of OpenAI's GPT-2 is above the range.
+"""
 
 import csv
 import itertools

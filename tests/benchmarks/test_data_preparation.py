@@ -18,7 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_contenders_write_the_expected_tokens(real_data: Path, tmp_path: Path) -> None:
-    """Only the blog post's way to prepare data drops tokens, namely short windows."""
+    """All contenders write all tokens, except for the method of the blog post.
+
+    The method of suzyahyah's blog post drops windows of fewer than 256 tokens.
+    """
     pytest.importorskip("tiktoken", reason="tiktoken is missing: pip install -r requirements-dev.txt")
     sentence = "It's 1,024 tokens  wide; naïve Füße, 日本語 🙂 and\n\n\ttabs — don't they'll? "
     texts = [

@@ -1,4 +1,4 @@
-"""Fixtures for tests of prepared folders."""
+"""Fixtures for tests of the data that prepare_data.py writes."""
 
 from collections.abc import Callable
 from pathlib import Path

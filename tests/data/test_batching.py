@@ -23,7 +23,10 @@ LENGTHS = {
 
 
 def batches_of(targets: np.ndarray, *, tokens: int, rows: int, processes: int, seed: int = 1) -> LengthGroupedBatches:
-    """Return length-grouped batches with space for `rows` rows of 512 targets each."""
+    """Return batches of rows that are grouped by length.
+
+    A batch of one process has space for `rows` rows of 512 targets. `tokens` is the number of targets per step.
+    """
     needed = passes_by_length(tokens, rows=rows, longest=512, shortest=int(targets.min()))
     plan = BatchPlan(tokens, 512, rows, processes, -(-needed // processes), 1, by_length=True)
     return LengthGroupedBatches(targets, plan, seed=seed)

@@ -29,7 +29,10 @@ NAME = "final (runs/tiny)"
 
 @pytest.fixture
 def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
-    """A run directory with final/ and checkpoint-3/, and its task data in data/tiny."""
+    """Return a run directory with final/ and checkpoint-3/.
+
+    The task data for the run is in data/tiny, outside of the run directory.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpt2_repro.evaluation.output.add_results", lambda *_: None)  # tests/test_end_to_end.py
     run = Path("runs/tiny")
@@ -117,7 +120,7 @@ def test_what_is_scored_is_not_scored_again_unless_it_could_differ(tiny_run, sco
 
 
 def test_two_evaluations_of_one_run_score_their_own_data(tiny_run, monkeypatch):
-    """Two evaluations of one run at the same time use their own data."""
+    """If two evaluations of one run overlap, each evaluation uses the right task data."""
     shutil.copytree("data/tiny", "data/other")
     lines = Path("data/other/text/validation.jsonl").read_text().splitlines()
     Path("data/other/text/validation.jsonl").write_text("\n".join(lines[:4]))
@@ -259,7 +262,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_unreachable_task_data_names_local_data(tiny_run, monkeypatch, processes):
-    """Task data that cannot be loaded is an error that names --local_data."""
+    """If task data cannot be loaded, the error message names --local_data."""
     monkeypatch.setattr(scoring, "count_processes", lambda _: processes)
     monkeypatch.setattr(scoring, "evaluate_launched", lambda *_, **__: pytest.fail("launched"))
     with pytest.raises(UserError, match="EleutherAI/lambada_openai.*--local_data") as refused:

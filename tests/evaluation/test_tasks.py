@@ -160,7 +160,10 @@ def test_local_files_give_the_requests_and_scores_of_the_stock_tasks(
 
 
 def test_the_completion_style_is_a_plain_loop_over_endings(network, gpt2_tokenizer, real_data, tmp_path):
-    """hellaswag_completion equals a plain loop over endings, as in build-nanogpt."""
+    """Scores of hellaswag_completion equal those of a plain loop over endings.
+
+    build-nanogpt computes HellaSwag scores with such a loop.
+    """
     source = tmp_path / "data"
     source.mkdir()
     lines = (real_data / "hellaswag" / "hellaswag_val_original_1000.jsonl").read_text().splitlines()[15:35]

@@ -56,9 +56,9 @@ def start(tiny_recipe: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]
 
 @pytest.fixture
 def fault(start) -> Callable[..., tuple[int, str]]:
-    """Return a function that runs train.py with a fault until it ends.
+    """Return a function that runs train.py with a fault.
 
-    The function returns the exit code and the output.
+    The function waits until train.py ends, and returns the exit code and the output of train.py.
     """
 
     def run(name: str, at: object, run_directory: Path, *options: object, rank: int = 0, **settings: Any):

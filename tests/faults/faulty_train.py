@@ -29,7 +29,10 @@ STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 
 
 def saves(*args: Any, **kwargs: Any) -> bool:
-    """Return whether a call saves a checkpoint of a step in FAULT_AT."""
+    """Return whether the arguments contain the checkpoint path of a step in FAULT_AT.
+
+    `args` and `kwargs` are the arguments of a function that saves checkpoints.
+    """
     return any(f"checkpoint-{step}" in str(value).split("/") for step in STEPS for value in args)
 
 

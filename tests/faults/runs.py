@@ -79,7 +79,7 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Fill a disk except for `leave` bytes with one file, and return the file's path."""
+    """Fill a disk with a file until `leave` bytes are free. Return the file's path."""
     filler = disk / "filler"
     filler.unlink(missing_ok=True)
     filler.write_bytes(b"x" * max(0, shutil.disk_usage(disk).free - leave))

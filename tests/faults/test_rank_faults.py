@@ -1,4 +1,4 @@
-"""A run ends if the weights of one rank are wrong."""
+"""A run ends if the weights of one rank differ from those of the other ranks."""
 
 import re
 from pathlib import Path

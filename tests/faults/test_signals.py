@@ -27,7 +27,10 @@ SIGNALS = {
 
 
 def test_every_signal_stops_all_ranks_at_one_step_with_one_checkpoint(train, start, tmp_path: Path) -> None:
-    """A run stopped by several signals has the same results as an unstopped run."""
+    """Each signal stops all ranks at the same step, with one checkpoint.
+
+    After the last resume, the run has the results of an uninterrupted run.
+    """
     options = (*LONG, *READERS)
     golden = train(tmp_path / "golden", *options, launcher=("launch", 2))
     run, before = tmp_path / "run", 0

@@ -21,9 +21,10 @@ CONFIGS = {
 
 
 def build(family: str, attention="causal_sdpa", *, dtype=torch.float32, documents=None) -> PreTrainedModel:
-    """Return a tiny model with the pre-training forward and reproducible weights.
+    """Return a tiny model with this project's forward pass for pre-training.
 
-    `family` is gpt2, llama or mixtral.
+    The weights are reproducible. `family` is gpt2, llama or mixtral. If `documents` is given, tokens attend only to
+    their own document.
     """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=dtype, attn_implementation="causal_sdpa")

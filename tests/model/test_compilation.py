@@ -1,4 +1,7 @@
-"""The compiled loss is one graph with causal attention, and equals the eager loss."""
+"""The compiled loss equals the eager loss.
+
+With causal attention, the compiled loss is a single graph.
+"""
 
 import os
 from pathlib import Path

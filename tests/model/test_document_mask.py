@@ -26,7 +26,7 @@ ATTENTIONS = ["causal_sdpa", "eager", "flash_attention_2"]
 def batch_of(starts: list[list[int]], *, behind: bool = False) -> dict[str, torch.Tensor]:
     """Return rows of random ids with separators, so that documents start at `starts`.
 
-    If `behind`, a separator is the last token of a document, otherwise the first.
+    If `behind` is true, a separator is the last token of a document, otherwise the first token.
     """
     ids = torch.randint(S + 1, VOCABULARY, (len(starts), LENGTH + 1), generator=torch.Generator().manual_seed(1))
     for row, places in zip(ids, starts, strict=True):

@@ -1,4 +1,4 @@
-"""The pre-training forward gives the results of transformers' own models."""
+"""The forward pass for pre-training has the same results as transformers' models."""
 
 import pytest
 import torch

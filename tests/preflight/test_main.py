@@ -1,4 +1,4 @@
-"""`python -m gpt2_repro.preflight` prints the right lines, exit codes and errors."""
+"""`python -m gpt2_repro.preflight` has the right output, errors and exit codes."""
 
 from pathlib import Path
 from unittest.mock import Mock

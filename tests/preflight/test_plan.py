@@ -27,7 +27,10 @@ TOKENS = 18_865 * 524_288
 
 
 def work(**changed: Any) -> Workload:
-    """Return the workload of the default recipe without prepared data."""
+    """Return the workload of the default recipe, as if no data were prepared.
+
+    `changed` contains options of train.py that replace values of the recipe.
+    """
     words = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
     return workload_of(parse_for_training(*words, "--dataset_dir", "data/nowhere"))
 

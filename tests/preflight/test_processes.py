@@ -1,4 +1,7 @@
-"""Preflight ends all processes that it starts, and finds the largest micro-batch."""
+"""Preflight finds the largest micro-batch that fits in memory.
+
+If a signal ends preflight, all processes that preflight has started end too.
+"""
 
 import os
 import signal

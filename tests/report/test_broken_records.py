@@ -1,4 +1,8 @@
-"""Unusual or damaged files of a run result in a report or a one-line error."""
+"""`gpt2_repro.report` reads unusual or damaged files of a run without a traceback.
+
+For unusual values, the command prints a report or a one-line error. For a damaged file, the command prints a one-line
+error that names the file.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -46,7 +46,7 @@ class _Page:
 
 @pytest.fixture
 def recorded(run_folder: Path) -> Path:
-    """A finished run with two more validation sets, a diagnosis and a price per hour."""
+    """A finished run with two extra validation sets, a diagnosis and an hourly price."""
     scored = {"hellaswag_items": 10_042, "eval_tokens": 10_485_760}
     for step, loss, accuracy in ((20, 4.6, 0.27), (40, 4.123, 0.3012)):
         further = {"eval_wikitext_loss": loss + 1, "eval_my_prose_loss": loss - 1}

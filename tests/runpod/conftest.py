@@ -119,7 +119,10 @@ class Pod:
         return process.returncode, output
 
     def train(self, *words: object, **variables: str | None) -> tuple[int, str]:
-        """Run run_and_stop.sh with a simulated training; return its exit code and log."""
+        """Run run_and_stop.sh with a simulated training.
+
+        Returns the exit code, and the output and log, of run_and_stop.sh.
+        """
         variables = {"RUN": str(self.workspace / "runs" / "mine")} | variables
         code, said = self.run("run_and_stop.sh", *words, "--", "accelerate", "launch", "train.py", **variables)
         return code, said + self.log("run-*.log")

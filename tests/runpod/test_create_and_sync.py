@@ -59,7 +59,10 @@ def test_the_whole_cost_is_shown(pod) -> None:
 
 
 def test_the_start_command_sets_the_pod_up_or_keeps_the_deadline(pod) -> None:
-    """The pod's start command runs on_start.sh, or stops the pod at the deadline."""
+    """The pod's start command runs on_start.sh.
+
+    If on_start.sh is missing, the start command stops the pod at the deadline.
+    """
     text = options(pod, "--gpu", "A40", "--hours", 1.5, "--volume", "v")["--docker-args"]
     assert text.count("'") == 2  # RunPod splits the text like a shell
     assert "script=/workspace/gpt2/runpod/on_start.sh;" in text

@@ -1,4 +1,4 @@
-"""on_start.sh starts the deadline, sets up the pod, and always exits with 0."""
+"""on_start.sh sets the deadline, sets up the pod, and always exits with 0."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""run_and_stop.sh keeps the files of the run and stops the pod after any failure."""
+"""run_and_stop.sh keeps the run's files and stops the pod, even after a failure."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ def test_everything_comes_in_its_order(pod) -> None:
 def test_a_kept_machine_tells_the_exit_code(pod, words, variables: dict[str, str], code: int, evaluated: bool) -> None:
     """With --keep, the script exits with the code of a failed training or evaluation.
 
-    Only a complete run of a successful training is evaluated.
+    The run is evaluated only if the training exits with 0 and has reached its last step.
     """
     ended, log = pod.train("--keep", *words, **variables)
     assert ended == code and not pod.calls("runpodctl") and not pod.processes("deadline.sh"), log

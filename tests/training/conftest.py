@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: runs and prepared folders."""
+"""Fixtures that several test files share: runs and prepared data."""
 
 import shutil
 from collections.abc import Callable
@@ -30,7 +30,10 @@ def typed(type_warm, tiny_recipe: Path) -> Callable[..., CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def straight(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a finished run with checkpoints 4 and 8, which no test may modify."""
+    """Return a finished run with checkpoints of steps 4 and 8.
+
+    Tests must not modify the run.
+    """
     return train(tmp_path_factory.mktemp("straight") / "run")
 
 
@@ -42,7 +45,10 @@ def finished(straight: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wrapped_recipe(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a recipe whose rows have text of one document and 8 to 32 targets."""
+    """Return a recipe with data in rows of 8 to 32 targets.
+
+    Each row contains text of a single document.
+    """
     folder = tmp_path_factory.mktemp("wrapped")
     recipe = yaml.safe_load(tiny_recipe.read_text())
     recipe["data"] |= {"dataset_dir": str(folder / "data"), "packing": "wrap", "min_length": 8}

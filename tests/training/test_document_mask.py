@@ -60,7 +60,10 @@ def whole(train, kind: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 # Trainer restores weights by name, and the weights of experts have other names on disk.
 @pytest.mark.parametrize("kind", ["mixtral"], indirect=True)
 def test_resumed_run_equals_uninterrupted_run(train, kind, whole: Path, tmp_path: Path) -> None:
-    """Resuming without DeepSpeed restores the weights of experts."""
+    """A resumed run of a mixture-of-experts model equals an uninterrupted run.
+
+    The runs do not use DeepSpeed.
+    """
     run = train(tmp_path / "run", *kind, "--stop_at_step", 4)
     train(run, *kind)
     assert losses(run) == losses(whole)

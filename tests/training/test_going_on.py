@@ -102,7 +102,7 @@ def test_model_card_has_only_measurements_of_its_weights(finished: Path, train, 
 
 
 def test_final_model_keeps_its_own_record(finished: Path, typed) -> None:
-    """The model card of an old final/ does not change when the run continues."""
+    """If a finished run is continued, the model card in final/ does not change."""
     final = finished / "final"
     before = (final / "README.md").read_text()
     # In an earlier version, the old model card then showed the tokens and the loss of the continued run.

@@ -1,4 +1,7 @@
-"""Batches by length and additional validation sets give the expected losses."""
+"""Training with group_by_length gives the expected losses.
+
+Additional validation sets give the expected losses too.
+"""
 
 import json
 from collections.abc import Callable
@@ -59,7 +62,7 @@ def steps(recipe: Path) -> list[list[torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def grouped(recipe: Path, type_warm, steps, tmp_path_factory) -> Callable[..., Path]:
-    """Return a function that trains to two steps before the end of the second epoch.
+    """Return a function that trains until two steps before the end of epoch 2.
 
     The function takes the name of the run directory and options of train.py.
     """

@@ -68,7 +68,7 @@ def test_recipe_settings_are_refused_in_the_launchers_file(name: str, monkeypatc
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that sets the environment of an accelerate launch command."""
+    """Return a function that sets environment variables as accelerate launch does."""
 
     def run(prepare, *words: object) -> None:
         made = prepare(_validate_launch_command(launch_command_parser().parse_args([*map(str, words), "train.py"]))[0])

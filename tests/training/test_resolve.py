@@ -1,4 +1,4 @@
-"""Values that depend on the machine are derived from the recipe."""
+"""Values that a recipe leaves open are derived from the recipe and the machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Training continues if a tracking service fails, disappears or is missing."""
+"""Training continues if a tracking service fails, or if wandb has no API key."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,7 @@
-"""A run validates, scores HellaSwag and samples, on one and on two processes."""
+"""A run validates, generates samples and scores HellaSwag at the right steps.
+
+The HellaSwag scores are the same with one and with two processes.
+"""
 
 import json
 import math
@@ -67,7 +70,7 @@ def test_bad_hellaswag_file_is_refused_and_missing_hub_is_ignored(typed, events,
 @pytest.mark.parametrize("fixed_length", [None, 8])
 @pytest.mark.parametrize("rows", [1, 5, 8, 9])
 def test_processes_make_equal_passes_and_count_each_row_once(rows: int, fixed_length: int | None) -> None:
-    """All processes make the same number of passes, and each row is counted once."""
+    """All processes make equally many forward passes, and each row is counted once."""
     table = Dataset.from_dict({"input_ids": [list(range(n, n + 5)) for n in range(rows)]}).with_format("numpy")
     cut = {"size": 2, "fixed_length": fixed_length}
     shares = [list(validation_batches(table, process=process, processes=3, **cut)) for process in range(3)]

@@ -36,7 +36,7 @@ def control_of(signals: StopSignals | None = None, *, seconds: float = 0.0, last
 
 
 def ask(when: StepControl, step: int = 5, rank: int = 0) -> TrainerControl:
-    """Return the decisions of StepControl, such as to save, at the end of a step.
+    """Return the decisions of StepControl at the end of a step, for example to save.
 
     The run has 10 steps and validates every 5 steps.
     """

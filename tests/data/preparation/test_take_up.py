@@ -1,4 +1,8 @@
-"""Temporary files of an interrupted preparation are reused, refused or deleted."""
+"""An interrupted preparation of data continues with its temporary files.
+
+A command with other options raises an error and keeps the temporary files. A successful preparation deletes the
+temporary files.
+"""
 
 import itertools
 from collections.abc import Callable

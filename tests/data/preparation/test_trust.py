@@ -1,4 +1,7 @@
-"""Faults during a preparation are counted or raise an error; rows stay correct."""
+"""A data preparation counts bad documents. Other faults raise an error.
+
+More bad documents than --max_bad_documents also raise an error. The written rows are always correct.
+"""
 
 import json
 import os

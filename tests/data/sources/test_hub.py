@@ -1,4 +1,7 @@
-"""Hub datasets are listed, downloaded and checked, tested with a local server."""
+"""Datasets of the Hub are listed, downloaded and checked.
+
+A local server acts as the Hub.
+"""
 
 import dataclasses
 import gzip
@@ -42,7 +45,7 @@ class Hub:
     Args:
         files: content of each file, by repository and path.
         faults: the next answers for a file name: an HTTP status, or `broken` to send zeros as content.
-        asked: names of the files that were sent.
+        asked: names of the files that the server has sent, in order. Answers with an HTTP error are not included.
     """
 
     files: dict[str, dict[str, bytes]]

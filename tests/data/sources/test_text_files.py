@@ -45,7 +45,8 @@ def parquet(texts: list[str | None] | pa.Array, kind: pa.DataType | None = None,
 def read(path: Path, form: TextForm | None = None) -> tuple[list[str], list[str]]:
     """Return the documents of a file, and the errors of its bad rows.
 
-    Files named body.* have the text column `body`. Files named line.* or paragraph.* are read with that `sample_by`.
+    For a file named line.* or paragraph.*, `sample_by` is line or paragraph. For a file named body.*, the text column
+    is body. If `form` is given, only `form` is used.
     """
     column = "body" if path.stem == "body" else "text"
     sample_by = path.name.partition(".")[0] if path.name.startswith(("line.", "paragraph.")) else "document"

@@ -1,4 +1,7 @@
-"""`gpt2_repro.diagnose` names a model's defect, and no cause without a defect."""
+"""`gpt2_repro.diagnose` names the defect of a model, and no other defect.
+
+For a model without a defect, `gpt2_repro.diagnose` names no defect.
+"""
 
 import copy
 import functools
@@ -34,7 +37,10 @@ def words_of(slot: str) -> list[str]:
 
 
 def make_documents(count: int, *, seed: int, kind: str = "") -> list[str]:
-    """Return documents of 8 to 30 sentences; `kind` is village, market or "" for both."""
+    """Return documents of 8 to 30 sentences.
+
+    `kind` is the topic of all documents: village or market. If `kind` is empty, the topic of each document is random.
+    """
     source, documents = random.Random(seed), []
     for _ in range(count):
         verb, article, *slots = KINDS[kind or source.choice(list(KINDS))]
