@@ -5,7 +5,7 @@ The manifest has the settings, token counts and file hashes. No GPU is needed. E
 python prepare_data.py                                      FineWeb 10BT from the Hub, for recipes/gpt2_124m.yaml
 python prepare_data.py recipes/own_text.yaml --data_files shakespeare.txt      your own text, into data/shakespeare
 python prepare_data.py recipes/demo.yaml                    Python's documentation, without a network connection
-python prepare_data.py --list_sources                       all named sources with sizes and times
+python prepare_data.py --list_sources                       all named sources, with download sizes and preparation times
 python prepare_data.py --verify --dataset_dir data/books    compare a copied folder with its manifest
 """
 

@@ -81,7 +81,11 @@ def main(argv: list[str]) -> None:
     ids = torch.tensor([start] * args.num_samples, device=model.device)
     lengths = {"max_new_tokens": min(args.max_new_tokens, window - len(start)), "pad_token_id": tokenizer.eos_token_id}
     if lengths["max_new_tokens"] < args.max_new_tokens:
-        logger.warning("The window has %d tokens, so at most %d are generated.", window, lengths["max_new_tokens"])
+        logger.warning(
+            "The model's window has %d tokens, including the prompt. At most %d tokens are generated.",
+            window,
+            lengths["max_new_tokens"],
+        )
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")} | {"do_sample": True}
     torch.manual_seed(args.seed)
     written = model.generate(

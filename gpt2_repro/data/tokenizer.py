@@ -278,7 +278,7 @@ class Encoder:
 
 
 def _is_byte_level_bpe(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Return whether a tokenizer is a byte-level BPE that fastokens was tested with."""
+    """Return whether a tokenizer is a byte-level BPE for which fastokens was tested."""
     # In the tests, fastokens gave the same ids as `tokenizers` for tokenizers of this form.
     step = description.get("pre_tokenizer") or {}
     plain = description.get("normalizer") is None and not description["added_tokens"]

@@ -69,7 +69,11 @@ def compile_loss(model: PreTrainedModel, *, backend: str = "inductor") -> list[G
         except torch._dynamo.exc.TorchDynamoException as error:
             if (kernel := model.config._attn_implementation) == "causal_sdpa":
                 raise
-            logger.warning("%s cannot be compiled (%s). Using causal_sdpa.", kernel, in_a_line(error)[:200])
+            logger.warning(
+                "The attention kernel %s cannot be compiled (%s). The run uses the kernel causal_sdpa instead.",
+                kernel,
+                in_a_line(error)[:200],
+            )
             graphs.clear()
             model.set_attn_implementation("causal_sdpa")
             attention = model.documents.attention(model, input_ids) if model.documents else {}

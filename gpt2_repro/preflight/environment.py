@@ -56,7 +56,11 @@ def _check_package(needed: "Requirement") -> Finding:
         return Finding("✓", needed.name, installed)
     least = SpecifierSet(",".join(str(its) for its in needed.specifier if its.operator == ">="))
     if not least.contains(installed, prereleases=True):
-        return Finding("✗", needed.name, f"{installed} is not {needed.specifier}. Run pip install -r requirements.txt")
+        return Finding(
+            "✗",
+            needed.name,
+            f"{installed} is installed, but needed is {needed.specifier}. Run pip install -r requirements.txt",
+        )
     return Finding("!", needed.name, f"{installed}, but the tests used {str(needed.specifier).removeprefix('==')}")
 
 
@@ -100,7 +104,9 @@ def _check_place(needs: Sequence[Need], volume_bytes: int | None) -> Finding:
         inside = need.folder.resolve()
         if not os.access(_existing(inside), os.W_OK) or any(path.is_file() for path in (inside, *inside.parents)):
             return Finding(
-                "✗", "disk", f"The folder {need.folder} cannot be created or is not writable. Pass another folder"
+                "✗",
+                "disk",
+                f"The folder {need.folder} cannot be created or is not writable. Pass another --dataset_dir or --output_dir",
             )
     # The file system of a network volume reports the free space of the complete storage cluster.
     if volume_bytes is None:

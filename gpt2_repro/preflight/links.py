@@ -127,7 +127,7 @@ def check_all_reduce(processes: int, *, seconds: float) -> Finding:
     about = f"all-reduce over {processes} processes"
     speed, trouble = _attempt(processes, seconds)
     if speed:
-        return Finding("✓", about, f"{speed}, and the results of all all-reduces were correct")
+        return Finding("✓", about, f"{speed}, and every all-reduce gave the correct result")
     fix = "look at `nvidia-smi topo -m` and `dmesg`, or rent another machine"
     if shutil.which("nvidia-smi") and _attempt(processes, seconds, **WITHOUT_P2P)[0]:
         fix = "set NCCL_P2P_DISABLE=1 for the run. All-reduces are then correct, but slower"

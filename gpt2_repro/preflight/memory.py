@@ -78,7 +78,7 @@ class MemoryEstimate(NamedTuple):
 
         Args:
             most: the largest micro-batch to consider, and whether activation checkpointing is required.
-            rows: number of rows per process and optimizer step, a multiple of the returned micro-batch.
+            rows: number of rows per process and optimizer step. Only sizes that divide this number are considered.
         """
         sizes = [size for size in range(min(most.micro_batch, rows), 0, -1) if rows % size == 0]
         trials = [MemoryTrial(size, on) for on in sorted({most.checkpointing, True}) for size in sizes]

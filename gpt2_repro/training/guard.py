@@ -39,10 +39,10 @@ class OutlierDetector:
         self.values: collections.deque[float] = collections.deque(values, maxlen=WINDOW)
 
     def measure(self, value: float) -> float:
-        """Return the z-score of `value`, and store `value` unless it is an outlier.
+        """Return the z-score of `value` relative to the stored values, and store `value`.
 
-        Outliers are stored, too, from the third outlier in a row on. Returns 0 if fewer than 128 values are stored, or
-        if `value` is not finite. A value that is not finite is not stored.
+        The first two outliers in a row are not stored. A value that is not finite is never stored. Returns 0 if fewer
+        than 128 values are stored, or if `value` is not finite.
         """
         # In llm.c (llmc/outlier_detector.h at 19c83f9 and before), a value that is not finite turns the detector
         # off for the rest of the run. There `value` itself is one of the 128 values, so no z-score exceeds 11.3.

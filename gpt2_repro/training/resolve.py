@@ -85,7 +85,7 @@ def resolve_arguments(
     if plan.by_length:
         logger.info("compilation: off, because with group_by_length the batches have different shapes")
     elif not launcher.torch_compile:
-        logger.info("compilation: off, because the launcher %s shards the weights", launcher.name)
+        logger.info("compilation: off, because %s shards the weights", launcher.name)
     return args, plan
 
 

@@ -104,8 +104,8 @@ class CheckpointSaver:
                 "command again to continue from the newest checkpoint."
             )
         logger.error(
-            "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Free disk "
-            "space, because the run ends if %d saves in a row fail.",
+            "NOT SAVED: the checkpoint of step %d needs %.1f MB more disk space in %s. Training continues. Delete "
+            "files: the run ends if %d saves in a row fail.",
             step,
             megabytes,
             self.run,

@@ -73,7 +73,7 @@ class Validation:
             key = f"eval_{name}" if name else "eval"
             found |= {f"{key}_loss": nll / targets, f"{key}_tokens": int(targets)}
             if not math.isfinite(nll):
-                logger.warning("The validation loss is not finite at step %d: %s_loss", step, key)
+                logger.warning("The validation loss %s_loss is not finite at step %d.", key, step)
         if endings is not None and hellaswag is not None:
             found |= hellaswag.score(reduce(endings, reduction="sum"))
         return found

@@ -65,7 +65,9 @@ def read_header(path: Path) -> TokenPart:
         raise UserError(f"Unsupported: {path} ({OTHER_MAGICS[first]}). Pass shards with magic {MAGIC} and uint16 ids.")
     if first != MAGIC:
         if size % 2:
-            raise UserError(f"{path} was cut off: {size:,} bytes do not make complete uint16 ids. Download it again.")
+            raise UserError(
+                f"{path} is cut off: its size of {size:,} bytes is not a multiple of 2 (uint16). Download it again."
+            )
         return TokenPart(str(path), 0, size // 2, size)
     if len(start) < 3 or start[1] != VERSION:
         raise UserError(f"{path} has version {start[1:2]} of llm.c's format. Pass files of version {VERSION}.")

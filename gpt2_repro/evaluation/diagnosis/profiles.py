@@ -186,7 +186,7 @@ def last_words(
 def clustered(values: NDArray[np.floating[Any]], cluster: NDArray[np.int64]) -> tuple[Estimate, int]:
     """Return the mean of clustered values with standard error, and the cluster count.
 
-    Values of the same cluster may depend on each other. The standard error of a single cluster is infinite.
+    Values of the same cluster may depend on each other. If there is only one cluster, the standard error is infinite.
     """
     _, cluster = np.unique(cluster, return_inverse=True)
     mean, counts = values.mean(), np.bincount(cluster)
