@@ -17,7 +17,7 @@ LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/zero1.ya
 # system's packages.
 SYSTEM_TORCH := $(shell python3 -c "import torch" 2>/dev/null && echo --system-site-packages)
 
-.PHONY: help demo test test-all test-faults test-chaos upgrade-check style quality
+.PHONY: help demo test tests test-all test-faults test-chaos upgrade-check style quality
 .DELETE_ON_ERROR:
 
 .DEFAULT:
@@ -65,6 +65,7 @@ quality: $(VENV)/.installed-dev
 	$(VENV)/bin/shellcheck $$(git ls-files '*.sh') .ci/run
 	$(VENV)/bin/mypy
 
+tests: test
 test: quality
 	$(PYTEST)
 

@@ -27,7 +27,7 @@ NEITHER = re.compile(
     r"(per_device|hellaswag|sample|logging|log|save|keep|trackio|dataloader|ddp)_.*"
     r"|(dataset|output)_dir|validation_text|attn_implementation|torch_compile.*|activation_checkpointing.*|use_cpu"
     r"|eval_(steps|on_start|delay)|resume_from.*|allow_resume_change|max_(hours|usd)|usd_per_hour|hang_timeout"
-    r"|report_to|run_name|project|torch_empty_cache_steps|full_determinism|debug|disable_tqdm|skip_memory_metrics"
+    r"|report_to|run_name|project|torch_empty_cache_steps|full_determinism|disable_tqdm|skip_memory_metrics"
 )
 # A run stays on the loss curve of its recipe if only these fields change: another seed, fewer steps or less text.
 SAME_CURVE = {"seed", "stop_at_step", "max_tokens"}

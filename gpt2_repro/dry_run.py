@@ -51,7 +51,8 @@ def dry_run(recipe: TrainingRecipe) -> None:
     bound = "at most " if data.packing == "wrap" and not by_length else ""
     print(f"steps             {max_steps:,} = {bound}{tokens:,} tokens")
     if Path(data.dataset_dir, MANIFEST).is_file():
-        epochs = epochs_of(recipe, PreparedData.read(data.dataset_dir).manifest.counts["train"])
+        opened = PreparedData.open(data, typed=recipe.typed, recipe=recipe.path)
+        epochs = epochs_of(recipe, opened.manifest.counts["train"])
         print(f"epochs            {epochs:,.2f} of {data.dataset_dir}")
     flops = scale.flops_per_token * tokens
     print(f"FLOPs             {scale.flops_per_token / 1e6:,.1f} M per token (6N + 12LCT), {flops:.3g} in total")

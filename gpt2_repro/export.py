@@ -79,6 +79,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--push_to_hub", metavar="ORG/NAME", help="Upload the export to this Hub repository.")
     parser.add_argument("--private", action="store_true", help="Make a newly created repository private.")
     args = parser.parse(argv)
+    if args.private and not args.push_to_hub:
+        raise UserError("--private needs --push_to_hub. Pass --push_to_hub ORG/NAME, or remove --private.")
     args.format = args.format or ("llmc" if args.out and args.out.suffix == ".bin" else "hf")
     if args.out is not None and args.out.suffix in FILES:
         fix = "Pass a folder name for Hugging Face files, or a name that ends in .bin for llm.c."

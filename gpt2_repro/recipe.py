@@ -124,6 +124,8 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
             fix = "Write each field as `key: value`, indented below its section. Quote a value that has a colon."
             if isinstance(error, UnicodeDecodeError):
                 fix = "Save the file as UTF-8."
+            elif any(blank := [line for line in path.read_text().splitlines() if "\u00a0" in line]):
+                fix = f"Replace the non-breaking spaces in this line by spaces: {blank[0].strip()}"
             raise UserError(f"{path} is not YAML: {reason} {fix}") from None
     if not isinstance(document, dict):
         fix = f"Prepare text with: python prepare_data.py --data_files {path}"
@@ -275,6 +277,8 @@ def _typed_fields(flags: Sequence[str], offered: Iterable[type], parser: argpars
         if field in refused:
             raise UserError(f"{name} cannot be set: {refused[field]}")
         if name not in known:
+            if re.match("--no[_-]", name) and f"--{field}" in known:
+                raise UserError(f"{name} is not an option. Pass --{field} false.")
             # The parser also accepts each option with hyphens.
             spelled = [word for word in known if "_" in word or "-" not in word[2:]]
             shown = [word for word in spelled if known[word].help != argparse.SUPPRESS]

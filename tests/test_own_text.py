@@ -71,6 +71,24 @@ def test_files_folders_and_globs_of_all_kinds(here: Path, documents: list[str]) 
         assert PreparedData.read(f"data/{number}").manifest.read.documents == 22
 
 
+def test_a_folder_from_the_hub_is_divided_by_its_file_names(here: Path, documents: list[str], caplog) -> None:
+    """With --split source, test files are not used. A dataset card is not text."""
+    Path("set/old.staging").mkdir(parents=True)
+    Path("set/README.md").write_text("A card.")
+    Path("set/old.staging/request.jsonl").write_text("not JSON")
+    for name, count in (("train", 60), ("validation", 30), ("test", 40)):
+        Path(f"set/{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in documents[:count]))
+    with caplog.at_level(logging.INFO, "gpt2_repro"):
+        prepare_data.main(
+            [RECIPE, "--data_files", "set", "--split", "source", "--sequence_length", "16", "--text_column", "text"]
+        )
+    assert "set/test.jsonl" in caplog.text
+    assert PreparedData.read("data/set").manifest.read.documents == 90
+    with pytest.raises(UserError, match="--dataset_dir data/set"):
+        prepare_data.main([RECIPE, "--data_files", "data/set", "--dataset_dir", "data/again"])
+    assert not list(Path("data").glob("again*"))
+
+
 def test_one_document_is_enough(here: Path, capsys, caplog) -> None:
     prepare_data.main([RECIPE, "--data_files", "plays/hamlet.v1.txt", "--sequence_length", "32"])
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])

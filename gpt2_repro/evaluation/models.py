@@ -58,6 +58,9 @@ def open_model(checkpoint: Checkpoint, load: Load) -> LoadedModel:
     if tokens > vocabulary or vocabulary - tokens > PADDING:
         found = f"{checkpoint.source}: the tokenizer has {tokens:,} tokens, but the model has {vocabulary:,} ids."
         raise UserError(f"{found} Pass a folder with this model and its own tokenizer files.")
+    if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
+        fix = "The log of the training has its validation loss. Prepare data with --separator before to score a model."
+        raise UserError(f"{checkpoint.name} cannot be scored, because its tokenizer has no end-of-text token. {fix}")
     positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 20)
     described = checkpoint.name, checkpoint.source, model.num_parameters(), checkpoint.tokens_trained
     return LoadedModel(ComparedModel(*described, fingerprint(model, tokenizer)), checkpoint, load, positions)

@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     parser.add_argument("--check", action="store_true", help="Check whether the runs are healthy; write no files.")
     options = parser.parse(argv)
+    if options.check and options.output:
+        raise UserError("--check writes no file. Remove --check or --output.")
     runs = [read_run(path) for path in options.runs]
     if options.check:
         found = [sign for run in runs for sign in signs(run, datetime.datetime.now(datetime.UTC))]
@@ -42,7 +44,8 @@ def main(argv: list[str]) -> None:
     if output.is_dir():
         raise UserError(f"{output} is a folder. Pass -o {output / 'report.html'}.")
     if output.suffix not in (".html", ".htm"):
-        raise UserError(f"{output} is not an .html file. Pass -o {output.with_suffix('.html')}.")
+        name = "report.html" if str(output) == "-" else output.with_suffix(".html")
+        raise UserError(f"{output} is not an .html file. Pass -o {name}.")
 
     # Imported here because matplotlib takes a second to load: a wrong path is reported before that.
     from gpt2_repro.report.page import summary, write_page

@@ -140,6 +140,7 @@ class TrainingSection(TrainingArguments):
         **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_strategy"), _PUSH_LATER),
         **dict.fromkeys(("hub_private_repo", "hub_always_push", "hub_revision"), _PUSH_LATER),
         **dict.fromkeys(("use_liger_kernel", "liger_kernel_config"), "Liger has no GPT-2 patch"),
+        "debug": "its checks are for other models. Updates that are not finite are always skipped",
         "remove_unused_columns": "the collator reads the rows itself",
         "fp16": "training uses bf16. Pass --no_bf16 for fp32",
         **dict.fromkeys(("fp16_full_eval", "bf16_full_eval"), "validation uses the precision of training"),

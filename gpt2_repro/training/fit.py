@@ -89,7 +89,9 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
         trainer.guard.settle()
         if when.reason or trainer.state.global_step < trainer.plan.max_steps:
             # If the run had reached stop_at_step in an earlier attempt, no step sets a reason.
-            reason = when.reason or f"--stop_at_step {args.stop_at_step}"
+            if when.reason is None:
+                logger.info("The run has already reached --stop_at_step %d.", args.stop_at_step)
+            reason = when.reason = when.reason or f"--stop_at_step {args.stop_at_step}"
             trainer.record("failed" if when.orphaned else "stopped", reason=reason)
         else:
             with trainer.meter.on("saving"):
@@ -104,7 +106,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
             logger.info("time of the run by activity:\n  %s", "\n  ".join(lines))
             if when.reason:
                 why = f" by {when.reason}" if when.reason.startswith("--") else ""
-                fix = "with a larger limit" if when.reason.startswith("--max_") else "again"
+                fix = "with a larger limit" if when.reason.startswith("--") else "again"
                 logger.info(
                     "Stopped at step %d%s. Run the command %s to continue.", trainer.state.global_step, why, fix
                 )

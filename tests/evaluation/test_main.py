@@ -240,13 +240,16 @@ def test_tasks_may_be_separated_by_commas_and_options_win_over_the_recipe():
         ("runs/tiny --local_data data/tiny --device cpu --baseline broken", "--baseline none"),
         ("nan --local_data data/tiny --device cpu --tasks last_word", "transformer"),
         ("more --local_data data/tiny --device cpu --tasks last_word", "301 tokens"),
+        ("endless --local_data data/tiny --device cpu --tasks last_word", "no end-of-text token"),
+        ("runs/tiny,nan --tasks last_word", "spaces"),
+        ("tiny --tasks last_word", "runs/tiny"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, tokenizer):
     """A user error is reported in one line, and no files are written."""
     Path("broken").mkdir()
     shutil.copy(tiny_run / "final" / "config.json", "broken")
-    for name in ("nan", "more"):
+    for name in ("nan", "more", "endless"):
         shutil.copytree(tiny_run / "final", name)
     weights = load_file("nan/model.safetensors")
     next(iter(weights.values())).view(-1)[3] = float("nan")
@@ -254,6 +257,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(command, words, tiny_run, toke
     other = copy.deepcopy(tokenizer)
     other.add_tokens(["<one more>"])
     other.save_pretrained("more")
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = other.bos_token = None
+    other.save_pretrained("endless")
     with pytest.raises(UserError) as refused:
         main(command.split())
     assert words in str(refused.value) and "\n" not in str(refused.value)

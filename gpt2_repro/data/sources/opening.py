@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import glob
 import json
+import logging
 import re
 import sysconfig
 from pathlib import Path
@@ -25,6 +26,9 @@ from gpt2_repro.manifest import MANIFEST
 SOURCE_NAMES = [*PRESETS, *OTHER_SOURCES]
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^@:]+))?(@(?P<revision>\S+))?")
 _VALIDATION_NAME = re.compile(r"(^|[_.-])(val|valid|validation)([_.-]|$)")
+_TEST_NAME = re.compile(r"(^|[_.-])test([_.-]|$)")
+COLUMNS = {".json", ".jsonl", ".csv", ".parquet"}
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +165,8 @@ class SourceOpener:
             files = repository.resolve(match["config"], split, form)
             described |= {"repository": repository.name, "config": match["config"], "split": split}
             return Source(described | {"revision": repository.revision}, files, [])
-        raise UserError(f"Unknown source {name!r}. {did_you_mean(name, SOURCE_NAMES)}")
+        fix = f"{did_you_mean(name, SOURCE_NAMES)} For a Hub dataset, pass OWNER/NAME."
+        raise UserError(f"Unknown source {name!r}. {fix}")
 
     def _repository(self, name: str, revision: str | None = None) -> Repository:
         folder = None if self.keep_downloads else self.downloads
@@ -204,8 +209,13 @@ class SourceOpener:
                 fix = f"If it is text, rename it to {Path(new).name}. Otherwise, convert it"
                 known = f"{', '.join(KINDS)} (also compressed as .gz or .zst) and .bin"
                 raise UserError(f"The file type of {path} is not supported. Supported are {known}. {fix}.")
-        sizes = {path: path.stat().st_size for path in paths}
-        own = [path for path in paths if self.args.split == "source" or path.suffix == ".bin"]
+        tests = [path for path in paths if self.args.split == "source" and _TEST_NAME.search(path.name)]
+        if tests:
+            logger.info("not used, because --split source keeps test files apart: %s", ", ".join(map(str, tests)))
+        sizes = {path: path.stat().st_size for path in paths if path not in tests}
+        if form.text_column != TextForm().text_column and not {kind_of(path) for path in sizes} & COLUMNS:
+            logger.warning("--text_column %s has no effect, because text files have no columns.", form.text_column)
+        own = [path for path in sizes if self.args.split == "source" or path.suffix == ".bin"]
         validation = [path for path in own if _VALIDATION_NAME.search(path.name)]
         files: dict[Path, SourceFile] = {path: LocalFile(str(path), size, form) for path, size in sizes.items()}
         return Source(
@@ -216,6 +226,13 @@ class SourceOpener:
 
 
 def _text_files_in(folder: Path) -> list[Path]:
-    """Return the text files in a folder and its subfolders, except hidden files."""
-    files = (path for path in folder.rglob("*") if path.is_file() and kind_of(path) in KINDS)
-    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    """Return the text files in a folder and its subfolders.
+
+    Hidden files, prepared folders and, next to data files, dataset cards (README.md) are omitted.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file() and kind_of(path) in KINDS]
+    apart = {path.parent for path in folder.rglob(MANIFEST)} | set(folder.rglob("*.staging"))
+    files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    files = [path for path in files if not apart & set(path.parents)]
+    has_data = any(kind_of(path) in COLUMNS for path in files)
+    return [path for path in files if not (has_data and path.name == "README.md")]
