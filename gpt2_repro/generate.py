@@ -51,7 +51,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         )
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
-    if args.words and (Path(args.words[0]).is_dir() or re.fullmatch(r"checkpoint-\d+|final", args.words[0])):
+    if args.words and re.fullmatch(r"checkpoint-\d+|final|runs/\S*", args.words[0]):
         fix = f"Pass a single one, such as {Path(args.checkpoint, Path(args.words[0]).name)}."
         raise UserError(f"Two checkpoints were passed: {args.checkpoint} and {args.words[0]}. {fix}")
     args.prompt = args.prompt or " ".join(args.words)
