@@ -46,7 +46,7 @@ def read_items(source: str) -> list[Item]:
     elif Path(source).is_file():
         rows = (row for _, row in read_json_lines(Path(source)))
     else:
-        raise UserError(f"--hellaswag_data {source} is not a local file. Pass a local file or a Hub id, {SKIP}.")
+        raise UserError(f"--hellaswag_data {source} is neither a local file nor a Hub id. Pass one of these, {SKIP}.")
     items = [_item(row, f"{source}, item {number}") for number, row in enumerate(rows, start=1)]
     if not items:
         raise UserError(f"{source} contains no items. Pass HellaSwag's validation split as --hellaswag_data, {SKIP}.")

@@ -93,7 +93,9 @@ def check_model(model: ModelArguments, *, packing: str, separator: str) -> None:
         fix = f"Pass --n_head {heads} or --n_embd {model.n_embd // model.n_head * model.n_head + model.n_head}."
         raise UserError(f"--n_embd {model.n_embd} must be a multiple of --n_head {model.n_head}. {fix}")
     if model.document_mask and packing == "wrap":
-        raise UserError("Remove --document_mask. It is useless with --packing wrap, as rows have one document each.")
+        raise UserError(
+            "Remove --document_mask. With --packing wrap each row has a single document, so the mask has no effect."
+        )
     if model.document_mask and separator == "none":
         raise UserError(
             "--document_mask needs rows with separators. Prepare the data again with `--separator before`."

@@ -174,10 +174,10 @@ def fastest(timings: list[Timing], where: str) -> Choice:
 def time_kernels(
     obstacles: dict[str, str | None], config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
 ) -> list[Timing]:
-    """Time each kernel without an obstacle, and check its results.
+    """Time each attention kernel that can be used, and compare its results with causal_sdpa.
 
     Args:
-        obstacles: for each name of an attention implementation, why it is not timed, or None.
+        obstacles: for each kernel, the reason why it cannot be used, or None.
     """
     timings: list[Timing] = []
     expected: list[Tensor] = []

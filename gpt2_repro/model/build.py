@@ -2,7 +2,6 @@
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from gpt2_repro.model.attention import disable_cudnn_attention
 from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
@@ -29,7 +28,6 @@ def build_model(
 
     Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data.
     """
-    disable_cudnn_attention()
     model = stock_model(config, attention=attention)
     if init_from:
         start_from(init_from, model, tokenizer)

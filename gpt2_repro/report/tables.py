@@ -88,8 +88,8 @@ def _median(run: Run, key: str) -> float | None:
 def baseline_losses(run: Run) -> dict[str, float]:
     """Return {name: loss} of a baseline model on the run's validation set.
 
-    The loss is the loss in diagnosis.json, with the name "baseline". If diagnosis.json has no such loss, the loss is
-    the published loss of the GPT-2 model closest in size. If this loss is unknown too, the result is empty.
+    The loss is read from diagnosis.json. If diagnosis.json has no baseline, the loss is the published loss of the
+    GPT-2 model closest in size, or the result is empty.
     """
     losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
     if not losses:

@@ -208,7 +208,7 @@ class PretrainingArguments(TrainingSection):
 
     @property
     def compiles_one_row(self) -> bool:
-        """Whether the loss is compiled and training or validation uses batches of one row."""
+        """Whether a compiled loss gets batches of one row in training or in validation."""
         return self.compile_loss and 1 in (self.per_device_train_batch_size, self.per_device_eval_batch_size)
 
 

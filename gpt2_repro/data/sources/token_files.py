@@ -37,7 +37,7 @@ class TokenPart(Part):
         return map_ids(Path(self.name), self.offset, self.tokens, np.dtype("<u2"))
 
     def lengths(self, end_of_text: int | None, separator: str) -> np.ndarray:
-        """Return an array of shape [documents]: tokens per document, with separators.
+        """Return the number of tokens of each document, including its separator.
 
         If the file has no separators, all its tokens are one document.
         """
