@@ -39,7 +39,7 @@ logger = logging.getLogger("gpt2_repro.evaluation")
 
 
 def main(argv: list[str]) -> None:
-    """Score the checkpoints and the baseline, and write the table: called by evaluate.sh."""
+    """Score checkpoints and the baseline, and write the table (called by evaluate.sh)."""
     options = parse_options(argv, description=__doc__)
     # Import torch after parsing, so that --help and wrong options are answered at once.
     from gpt2_repro.model.export import load_pair

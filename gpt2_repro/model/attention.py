@@ -4,57 +4,25 @@ import copy
 import importlib.util
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark import Timer
 from transformers import AttentionInterface, AutoModelForCausalLM, GPT2Config, PreTrainedConfig
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import is_kernels_available
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.model.document_mask import Documents
+from gpt2_repro.model.pretraining import SDPA
 
 
 logger = logging.getLogger(__name__)
 
 PACKAGE, HUB_KERNEL = "flash_attention_2", "kernels-community/flash-attn2"
-SDPA = ("causal_cudnn", "causal_sdpa", "causal_efficient")
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
-
-
-# Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function. Under
-# torch.compile stock `sdpa` passes a dense [T, T] mask with is_causal=False to the kernel. In eager mode stock `sdpa`
-# costs a host sync per forward (masking_utils.find_packed_sequence_indices, transformers#41856). Needed until
-# create_causal_mask has an option for rows that are not packed.
-AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
-
-
-def _register(name: str, first: SDPBackend) -> None:
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-        if attention_mask is not None or query.shape[2] % 128:
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-        with sdpa_kernel([first, *_OTHERS], set_priority=True):
-            return sdpa_attention_forward(module, query, key, value, None, **kwargs)
-
-    AttentionInterface.register(name, attend)
-
-
-_OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_register("causal_cudnn", SDPBackend.CUDNN_ATTENTION)
-_register("causal_efficient", SDPBackend.EFFICIENT_ATTENTION)
-
-
-def disable_cudnn_attention() -> None:
-    """Turn off cuDNN's kernel for SDPA, except in `causal_cudnn`.
-
-    The kernel is wrong for explicit masks, and for lengths that are not a multiple of 128.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)  # pytorch#196678, #169849, #193893
 
 
 class Machine(NamedTuple):
@@ -174,7 +142,7 @@ def fastest(timings: list[Timing], where: str) -> Choice:
 def time_kernels(
     obstacles: dict[str, str | None], config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
 ) -> list[Timing]:
-    """Time each attention kernel that can be used, and compare its results with causal_sdpa.
+    """Time each usable attention kernel, and compare its results with causal_sdpa's.
 
     Args:
         obstacles: for each kernel, the reason why it cannot be used, or None.

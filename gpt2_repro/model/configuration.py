@@ -9,7 +9,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from gpt2_repro.errors import UserError, did_you_mean, in_a_line
 from gpt2_repro.model.arguments import GPT2, SHAPE, ModelArguments
-from gpt2_repro.model.attention import disable_cudnn_attention
 from gpt2_repro.model_size import padded_size
 
 
@@ -84,7 +83,6 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
 
     Raises UserError for a configuration that transformers cannot build.
     """
-    disable_cudnn_attention()
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:

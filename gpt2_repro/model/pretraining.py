@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     MixtralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
@@ -23,6 +26,37 @@ from gpt2_repro.model.document_mask import Documents
 
 # The largest piece of logits held at a time: 4,096 tokens at 50,304 ids, 0.8 GB in fp32.
 LOGITS_PER_CHUNK = 2**28
+
+
+# Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function.
+# Under torch.compile stock `sdpa` passes a dense [T, T] mask with is_causal=False to the kernel. In eager mode stock
+# `sdpa` costs a host sync per forward (masking_utils.find_packed_sequence_indices, transformers#41856). Needed until
+# create_causal_mask has an option for rows that are not packed.
+AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+
+
+def _register(name: str, first: SDPBackend) -> None:
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+        if attention_mask is not None or query.shape[2] % 128:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        with sdpa_kernel([first, *_OTHERS], set_priority=True):
+            return sdpa_attention_forward(module, query, key, value, None, **kwargs)
+
+    AttentionInterface.register(name, attend)
+
+
+SDPA = ("causal_cudnn", "causal_sdpa", "causal_efficient")
+_OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_register("causal_cudnn", SDPBackend.CUDNN_ATTENTION)
+_register("causal_efficient", SDPBackend.EFFICIENT_ATTENTION)
+
+
+def disable_cudnn_attention() -> None:
+    """Turn off cuDNN's kernel for SDPA, except in `causal_cudnn`.
+
+    The kernel is wrong for explicit masks, and for lengths that are not a multiple of 128.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)  # pytorch#196678, #169849, #193893
 
 
 # transformers' ForCausalLMLoss (5.23) holds the logits of a complete batch in fp32, and includes padding ids of the
