@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,16 +31,21 @@ VIEWS |= {"select", "detach", "alias", "as_strided", "unbind"}
 class Counter(TorchDispatchMode):
     """Count the host syncs (`syncs`) and the tensor operations (`operations`).
 
-    Views are not counted, because views do not move data.
+    Views are not counted, because views do not move data. `places` has the file and line of each host sync outside
+    of torch.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = self.syncs = 0
+        self.places: list[str] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name.split("::")[1]
-        self.syncs += name in ("_local_scalar_dense", "nonzero", "is_nonzero")
+        if name in ("_local_scalar_dense", "nonzero", "is_nonzero"):
+            self.syncs += 1
+            frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
+            self.places.append(f"{frames[-2].filename}:{frames[-2].lineno}")
         self.operations += name not in VIEWS
         return function(*args, **(kwargs or {}))
 
@@ -104,7 +110,8 @@ collectives, passes, counter, training_step = [], [], Counter(), PretrainingTrai
 def counted(function):
     return lambda *args, **kwargs: collectives.append(1) or function(*args, **kwargs)
 def noted(*args, **kwargs):
-    passes.append((counter.syncs, len(collectives)))
+    passes.append((counter.syncs, len(collectives), list(counter.places)))
+    counter.places.clear()
     return training_step(*args, **kwargs)
 
 PretrainingTrainer.training_step = noted
@@ -123,12 +130,17 @@ def test_accumulation_adds_no_wait_and_no_collective(type_command, tiny_recipe, 
     script, out = tmp_path / "counted.py", tmp_path / "passes.json"
     script.write_text(COUNTED_RUN)
     options = ("--per_device_train_batch_size", 1, "--max_steps", 4, "--output_dir", tmp_path / "run")
+    options += ("--logging_steps", 100, "--bf16", "true", "--accept_any_hardware", "true")
     path = os.pathsep.join([str(ROOT), *sys.path])
     done = type_command("launch", 2, script, out, tiny_recipe, *options, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-3000:]
     passes = json.loads(out.read_text())
     # Four passes per step. Only the last one is followed by host syncs and collectives.
     assert len(passes) == 16
-    added = [[now - before for before, now in zip(*pair, strict=True)] for pair in itertools.pairwise(passes)]
+    counts = [each[:2] for each in passes]
+    added = [[now - before for before, now in zip(*pair, strict=True)] for pair in itertools.pairwise(counts)]
     assert [counts for number, counts in enumerate(added, start=1) if number % 4] == [[0, 0]] * 12
     assert all(min(counts) > 0 for counts in added[3::4]), added
+    # The syncs of the second and third step: DeepSpeed checks the gradient norm, and ranks.py reads a CPU tensor.
+    places = [Path(place).name.split(":")[0] for each in passes[5:13] for place in each[2]]
+    assert set(places) == {"utils.py", "ranks.py"}, passes[5:13]

@@ -113,16 +113,17 @@ def fix_restored_optimizer(wrapped: nn.Module, optimizer: torch.optim.Optimizer,
             group["weight_decay"] = decay
 
 
-def zero_gradient_norm(wrapped: nn.Module) -> Callable[[], Any] | None:
-    """Return a function that returns the gradient norm computed by DeepSpeed (ZeRO).
+def zero_gradient_norm(wrapped: nn.Module) -> tuple[Callable[[], Any] | None, bool]:
+    """Return a function that returns DeepSpeed's gradient norm, and a bool.
 
-    Returns None if the run does not use DeepSpeed.
+    Without DeepSpeed, the function is None. The bool is True if DeepSpeed skips updates whose norm is not finite.
     """
     if type(wrapped).__name__ != "DeepSpeedEngine":
-        return None
+        return None, False
     zero: Any = wrapped.optimizer
-    # DeepSpeed computes the norm before it calls torch's optimizer.
-    return lambda: zero._global_grad_norm
+    # DeepSpeed computes the norm before it calls torch's optimizer. In 0.19.8, only this optimizer (ZeRO-1 with bf16)
+    # always checks the norm.
+    return lambda: zero._global_grad_norm, type(zero).__name__ == "BF16_Optimizer"
 
 
 def check_engine(facts: dict[str, Any], plan: BatchPlan, *, max_grad_norm: float, bf16: bool) -> None:

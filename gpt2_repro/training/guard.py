@@ -81,16 +81,19 @@ class UpdateGuard(TrainerCallback):
         self._verdict: str | None = None
         self._decided = False
 
-    def attach(self, optimizer: Any, norm: Callable[[], Any] | None = None) -> None:
+    def attach(self, optimizer: Any, norm: Callable[[], Any] | None = None, *, engine_skips: bool = False) -> None:
         """Check each update of `optimizer` from now on.
 
         Args:
             optimizer: torch's optimizer, without the wrappers of accelerate and DeepSpeed.
             norm: a function that returns the gradient norm. None: the caller passes each norm to `see_norm`.
+            engine_skips: whether the engine itself skips updates that are not finite.
         """
-        self._read_norm = norm
+        limits = any(each.limit for each in self.detectors.values())
+        self._read_norm, self._needs_norm = norm, limits or not engine_skips
+        self._norm = math.nan if self._needs_norm else 0.0
         fused = all(group.get("fused") for group in optimizer.param_groups)
-        self._on_device = fused and norm is None and not any(each.limit for each in self.detectors.values())
+        self._on_device = fused and norm is None and not limits
         # Before the step of torch's optimizer, DDP, DeepSpeed and FSDP have reduced and clipped the gradients.
         optimizer.register_step_pre_hook(self._before_update)
 
@@ -103,7 +106,7 @@ class UpdateGuard(TrainerCallback):
         """Store the gradient norm of the current step, before clipping."""
         if self._on_device:
             self._bad = torch.isfinite(norm).logical_not().float()
-        else:
+        elif self._needs_norm:  # a host sync
             self._norm = float(norm) if norm >= 0 else math.nan  # DeepSpeed may pass -1 if not finite
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -88,7 +88,8 @@ class PretrainingTrainer(Trainer):
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
         facts = engine.describe_engine(self.accelerator, self.model_wrapped, optimizer)
         engine.check_engine(facts, self.plan, max_grad_norm=self.args.max_grad_norm, bf16=self.args.bf16)
-        self.guard.attach(optimizer, engine.zero_gradient_norm(self.model_wrapped))
+        norm, engine_skips = engine.zero_gradient_norm(self.model_wrapped)
+        self.guard.attach(optimizer, norm, engine_skips=engine_skips)
         self.record_engine(facts | {"clip": self.args.max_grad_norm, "compiled": self.args.compile_loss})
         logger.info("engine: %s", ", ".join(f"{key} {value}" for key, value in self.environment.engine.items()))
         return prepared
@@ -153,9 +154,17 @@ class PretrainingTrainer(Trainer):
         self.guard.see_loss(loss)
         return loss
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        self.guard.see_norm(norm := engine.whole(super()._get_grad_norm(*args, **kwargs)))
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if self.is_deepspeed_enabled:
+            # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
+            norm = self.model_wrapped.get_global_grad_norm()
+        else:
+            norm = engine.whole(super()._get_grad_norm(model, grad_norm))
+        self.guard.see_norm(norm)
         return norm
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        return None if self.is_deepspeed_enabled else super()._clip_grad_norm(model)  # DeepSpeed clips in its step
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # total_flos misses 40 % of GPT-2's FLOPs
