@@ -36,10 +36,15 @@ set_up_environment() {
   say "installing the Python environment $venv"
   rm -rf "$venv"
   python -m venv --system-site-packages "$venv" || return 1
-  # Keep an installed torch, even if requirements.txt does not allow its version.
-  torch=$(torch_version "$venv/bin/python") && echo "torch==$torch" >"$venv/constraints.txt" || : >"$venv/constraints.txt"
+  cp "$repository/requirements.txt" "$venv/requirements.txt" || return 1
+  : >"$venv/constraints.txt"
+  if torch=$(torch_version "$venv/bin/python"); then
+    # Keep an installed torch, also outside the range of requirements.txt. The preflight then shows a note.
+    echo "torch==$torch" >"$venv/constraints.txt"
+    sed -i '/^torch[<>=]/d' "$venv/requirements.txt"
+  fi
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$venv/constraints.txt" \
-    --requirement "$repository/requirements.txt" || return 1
+    --requirement "$venv/requirements.txt" || return 1
   touch "$venv/.ok" # written last, so that an interrupted installation is repeated from the start
 }
 

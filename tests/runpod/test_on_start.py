@@ -26,6 +26,9 @@ def test_a_second_start_installs_nothing(pod) -> None:
     assert constraints.read_text() == "torch==2.9.1+cu128\n"
     (install,) = [call for call in first if call.endswith("/requirements.txt")]
     assert f"--constraint {constraints}" in install
+    # pip would refuse a torch outside the range of requirements.txt.
+    required = (constraints.parent / "requirements.txt").read_text()
+    assert "\ntransformers==" in required and "\ntorch" not in required
     # A flash-attn wheel that cannot be imported is uninstalled, and nothing is compiled.
     assert any("pip uninstall" in call and "flash-attn" in call for call in first)
     installed = [call.rpartition("/")[2] for call in first if "pip install" in call]
