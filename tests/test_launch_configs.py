@@ -64,7 +64,8 @@ def test_deepspeed_json_takes_the_numbers_of_every_recipe(path: Path, tmp_path: 
     """The DeepSpeed configuration has each recipe's gradient clipping and bf16."""
     written = json.loads(path.read_text())
     assert written["data_types"]["grad_accum_dtype"] == "fp32"
-    assert isinstance(written["zero_optimization"]["reduce_bucket_size"], int)
+    # BF16_Optimizer (ZeRO-1 with bf16, DeepSpeed 0.19.8) sums the gradients in buckets of a constant size.
+    assert ("reduce_bucket_size" in written["zero_optimization"]) == (path.stem != "zero1")
     assert written["timers"]["throughput"]["enabled"] is False
     for recipe in RECIPES:
         values = values_of(recipe)["training"]
