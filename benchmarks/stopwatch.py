@@ -63,7 +63,8 @@ class Stopwatch:
             return
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("default")
-            self.waits = sum("synchroniz" in str(warning.message) for warning in self.seen)
+            # "called a synchronizing CUDA operation"; a notice about this debug mode is not a sync
+            self.waits = sum("called a synchroniz" in str(warning.message) for warning in self.seen)
         else:
             self.waits = self.counting.count
         self.counting.__exit__(None, None, None)
