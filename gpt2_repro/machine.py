@@ -60,17 +60,13 @@ def check_devices(recipe: TrainingRecipe) -> list[Finding]:
     rows = training.per_device_train_batch_size
     here = hardware.find_accelerator(use_cpu=on_cpu)
     gpus = f"{here.count} x {here.name}, {(here.memory_bytes or 0) / 1e9:.0f} GB each"
-
-    def attend() -> str:
-        choice = choose_attention(model.attn_implementation, machine, config, rows=rows)
-        return "; ".join([str(choice), *(" ".join(line.split()) for line in choice.table if "not used" in line)])
-
+    found = _judge("attention", lambda: str(choose_attention(model.attn_implementation, machine, config, rows=rows)))
     return [
         driver,
         Finding("✓", "device", f"the CPU, {os.cpu_count()} cores" if on_cpu else gpus),
         _judge("precision", lambda: hardware.choose_bf16(training.bf16, **rules)[1]),
         _judge("torch.compile", lambda: "on" if hardware.choose_compile(training.torch_compile, **rules) else "off"),
-        _judge("attention", attend),
+        found,
     ]
 
 

@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import logging
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ PACKAGE, HUB_KERNEL = "flash_attention_2", "kernels-community/flash-attn2"
 TIMING_SECONDS = 1.0  # per kernel, after a warm-up
 # bf16 keeps 8 bits: correct outputs and gradients of unit scale agree within a few percent, wrong ones do not.
 MOST_DIFFERENCE = 0.05
+FAILURES = (ImportError, RuntimeError, ValueError, OSError, AssertionError)
 
 
 class Machine(NamedTuple):
@@ -36,11 +38,10 @@ class Machine(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The attention implementation of a run, the reason, and a table of timings."""
+    """The attention kernel of a run, and the reason."""
 
     name: str
     reason: str
-    table: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name} ({self.reason})"
@@ -48,20 +49,17 @@ class Choice(NamedTuple):
 
 def obstacle(name: str, machine: Machine) -> str | None:
     """Return why the attention kernel `name` cannot be used, or None."""
-    if name in ("causal_sdpa", "eager"):
+    if name in ("causal_sdpa", "eager") or (name == "causal_efficient" and machine.cuda):
         return None
     if not machine.cuda:
         return "there is no GPU"
-    if name == "causal_efficient":
-        return None
     if not machine.bf16:
         return "it needs bf16, which this run does not use"
     if torch.cuda.get_device_capability() < (8, 0):
         return "this GPU is older than Ampere"
     if name == "causal_cudnn":
-        if machine.document_mask:
-            return "cuDNN is wrong with document masks"
-        return "cuDNN is wrong for rows whose length is not a multiple of 128" if machine.length % 128 else None
+        reason = "cuDNN is wrong for document masks and for rows whose length is not a multiple of 128"
+        return reason if machine.document_mask or machine.length % 128 else None
     if machine.one_row_compiled and not machine.document_mask:
         # _is_packed_sequence in transformers 5.23 branches on the position ids. Position ids are not read if the lengths
         # of documents are passed.
@@ -89,9 +87,7 @@ def choose_attention(
     flash = (PACKAGE, HUB_KERNEL)
     if requested != "auto":
         wrong = obstacle(requested, machine)
-        if requested in flash and not wrong:
-            wrong = _disagreement(requested, document_mask=machine.document_mask)
-        if wrong:
+        if wrong := wrong or (_disagreement(requested, machine.document_mask) if requested in flash else None):
             raise UserError(f"{requested} cannot be used: {wrong}. Pass --attn_implementation auto.")
         return Choice(requested, "as requested")
     obstacles = {name: obstacle(name, machine) for name in (*flash, *SDPA)}
@@ -114,51 +110,47 @@ def choose_attention(
     return fastest(timings, f"{rows} rows of {machine.length} tokens on {torch.cuda.get_device_name()}")
 
 
-class Timing(NamedTuple):
-    """Time of one forward and backward pass of a kernel, or why there is none."""
+def fastest(timings: Mapping[str, float | str], where: str) -> Choice:
+    """Return the fastest kernel, or causal_sdpa if no kernel was timed. Log all times.
 
-    name: str
-    milliseconds: float | None
-    obstacle: str | None = None
-
-
-def fastest(timings: list[Timing], where: str) -> Choice:
-    """Return the fastest kernel, or causal_sdpa if no kernel was timed.
-
-    `where` describes the measured shape and the GPU.
+    Args:
+        timings: the result of `time_kernels`.
+        where: description of the measured shape and the GPU.
     """
-    order = sorted(timings, key=lambda timing: timing.milliseconds or math.inf)
-    table = [f"attention, forward and backward, {where}:"]
-    for timing in order:
-        result = f"{timing.milliseconds:.2f} ms" if timing.milliseconds else f"not used: {timing.obstacle}"
-        table.append(f"  {timing.name:<30} {result}")
-    best = order[0]
-    if not best.milliseconds:
-        return Choice("causal_sdpa", "no kernel could be timed", tuple(table))
-    others = ", ".join(f"{each.name} {each.milliseconds:.2f}" for each in order[1:] if each.milliseconds)
-    return Choice(best.name, f"{best.milliseconds:.2f} ms; {others or 'the only kernel'}", tuple(table))
+    times = sorted((time, name) for name, time in timings.items() if not isinstance(time, str))
+    logger.info("attention, forward and backward, %s:", where)
+    for name, result in [*((name, f"{time:.2f} ms") for time, name in times), *timings.items()]:
+        if isinstance(result, str):
+            logger.info("  %-30s %s", name, result)
+    if not times:
+        return Choice("causal_sdpa", "no kernel could be timed")
+    others = ", ".join(f"{name} {time:.2f}" for time, name in times[1:]) or "the only kernel"
+    return Choice(times[0][1], f"{times[0][0]:.2f} ms; {others}")
 
 
 def time_kernels(
-    obstacles: dict[str, str | None], config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
-) -> list[Timing]:
-    """Time each usable attention kernel, and compare its results with causal_sdpa's.
+    obstacles: Mapping[str, str | None], config: PreTrainedConfig, *, rows: int, bf16: bool, device: str
+) -> dict[str, float | str]:
+    """Return each kernel's time of one forward and backward pass, in milliseconds.
+
+    If a kernel cannot be used or gives other results than causal_sdpa, its value is the reason instead.
 
     Args:
         obstacles: for each kernel, the reason why it cannot be used, or None.
     """
-    timings: list[Timing] = []
+    timings: dict[str, float | str] = {}
     expected: list[Tensor] = []
     # causal_sdpa first, because its results are the expected ones.
     for name, reason in sorted(obstacles.items(), key=lambda pair: pair[0] != "causal_sdpa"):
-        if reason is None:
-            try:
-                milliseconds, results = _run_kernel(name, config, rows=rows, bf16=bf16, device=device)
+        try:
+            timings[name] = reason or 0.0
+            if reason is None:
+                timings[name], results = _run_kernel(name, config, rows=rows, bf16=bf16, device=device)
                 expected = expected or results
-                reason = _compare(results, expected)
-            except (ImportError, RuntimeError, ValueError, OSError) as error:
-                reason = f"it fails on this machine ({str(error).splitlines()[0][:200]})"
-        timings.append(Timing(name, None if reason else milliseconds, reason))
+                if (difference := _difference(results, expected)) > MOST_DIFFERENCE:
+                    timings[name] = f"it differs from causal_sdpa by {difference:.3f}"
+        except FAILURES as error:
+            timings[name] = f"it fails on this machine ({str(error).splitlines()[0][:200]})"
     return timings
 
 
@@ -174,15 +166,11 @@ def _run_kernel(
     module = next(each for each in model.modules() if hasattr(each, "is_causal"))
     heads = config.num_attention_heads
     width, length = config.hidden_size // heads, config.max_position_embeddings
-    generator = torch.Generator(device).manual_seed(0)
-
-    def draw(count: int) -> Tensor:
-        drawn = torch.randn(rows, length, count, width, generator=generator, device=device, dtype=dtype)
-        return drawn.transpose(1, 2)
-
+    torch.manual_seed(0)
     groups = getattr(config, "num_key_value_heads", heads)
-    inputs = [draw(count).requires_grad_() for count in (heads, groups, groups)]
-    direction = draw(heads).transpose(1, 2)
+    shapes = [(rows, length, count, width) for count in (heads, groups, groups, heads)]
+    *drawn, direction = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+    inputs = [tensor.transpose(1, 2).requires_grad_() for tensor in drawn]
     attend = AttentionInterface()[model.config._attn_implementation]
 
     def run() -> list[Tensor]:
@@ -193,17 +181,18 @@ def _run_kernel(
     return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=TIMING_SECONDS).median * 1e3, results
 
 
-def _compare(results: list[Tensor], expected: list[Tensor]) -> str | None:
-    differences = [(a - b).abs().max().float() / b.abs().max().float() for a, b in zip(results, expected, strict=True)]
-    worst = float(torch.stack(differences).nan_to_num(math.inf).max())
-    return None if worst < MOST_DIFFERENCE else f"it differs from causal_sdpa by {worst:.3f}"
+def _difference(results: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest difference relative to the largest expected value."""
+    pairs = zip(results, expected, strict=True)
+    differences = torch.stack([(a - b).abs().max().float() / b.abs().max().float() for a, b in pairs])
+    return float(differences.nan_to_num(math.inf).max())
 
 
-def _disagreement(name: str, *, document_mask: bool) -> str | None:
+def _disagreement(name: str, document_mask: bool) -> str | None:
     try:
         difference = attention_difference(name, "sdpa", device="cuda", document_mask=document_mask)
-    except (ImportError, RuntimeError, ValueError, OSError) as error:
-        return f"it fails on this machine ({str(error).splitlines()[0]})"
+    except FAILURES as error:
+        return f"it fails on this machine ({str(error).splitlines()[0][:200]})"
     return None if difference < MOST_DIFFERENCE else f"it differs from SDPA by {difference:.3f}"
 
 
@@ -228,5 +217,4 @@ def attention_difference(one: str, other: str, *, device: str, document_mask: bo
         direction = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(device)
         (hidden * direction).mean().backward()
         results.append([hidden.detach(), model.base_model.h[0].attn.c_attn.weight.grad.float()])
-    differences = torch.stack([(a - b).abs().max() / b.abs().max() for a, b in zip(*results, strict=True)])
-    return float(differences.max()) if differences.isfinite().all() else math.inf
+    return _difference(*results)

@@ -6,7 +6,7 @@ from gpt2_repro.model.compilation import compile_loss
 from gpt2_repro.model.configuration import stock_model
 from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model.initial_weights import start_from
-from gpt2_repro.model.pretraining import disable_cudnn_attention, make_pretraining
+from gpt2_repro.model.pretraining import make_pretraining
 
 
 def build_model(
@@ -28,7 +28,6 @@ def build_model(
 
     Raises UserError if the checkpoint `init_from` cannot be loaded, or does not match the model or the data.
     """
-    disable_cudnn_attention()
     model = stock_model(config, attention=attention)
     if init_from:
         start_from(init_from, model, tokenizer)

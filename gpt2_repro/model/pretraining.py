@@ -37,10 +37,9 @@ AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
 
 def _register(name: str, first: SDPBackend) -> None:
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-        if attention_mask is not None or query.shape[2] % 128:
+        is_simple = attention_mask is None and query.shape[2] % 128 == 0
+        with sdpa_kernel([first, *_OTHERS] if is_simple else _OTHERS, set_priority=True):
             return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-        with sdpa_kernel([first, *_OTHERS], set_priority=True):
-            return sdpa_attention_forward(module, query, key, value, None, **kwargs)
 
     AttentionInterface.register(name, attend)
 
@@ -49,14 +48,6 @@ SDPA = ("causal_cudnn", "causal_sdpa", "causal_efficient")
 _OTHERS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _register("causal_cudnn", SDPBackend.CUDNN_ATTENTION)
 _register("causal_efficient", SDPBackend.EFFICIENT_ATTENTION)
-
-
-def disable_cudnn_attention() -> None:
-    """Turn off cuDNN's kernel for SDPA, except in `causal_cudnn`.
-
-    The kernel is wrong for explicit masks, and for lengths that are not a multiple of 128.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)  # pytorch#196678, #169849, #193893
 
 
 # transformers' ForCausalLMLoss (5.23) holds the logits of a complete batch in fp32, and includes padding ids of the
@@ -212,6 +203,9 @@ def make_pretraining(
         vocab_size: the number of ids without padding.
         documents: if given, tokens attend only to their own document.
     """
+    # cuDNN's attention is wrong for explicit masks and for lengths that are not a multiple of 128 (pytorch#196678,
+    # #169849, #193893). `causal_cudnn` turns it on where it is right.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     model.config.true_vocab_size = vocab_size
     model.documents = documents
     model.balance_loss = balance_loss(model)

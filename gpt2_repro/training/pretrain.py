@@ -81,8 +81,6 @@ def pretrain(recipe: TrainingRecipe, data: PreparedData, *, deviations: dict[str
         attention = choose_attention(
             requested, machine, config, rows=plan.micro_batch_size, earlier=_attention_of(run, use_cpu=args.use_cpu)
         )
-        for line in attention.table:
-            logger.info(line)
     attention = broadcast_object_list([attention])[0]  # timings differ between ranks, so rank 0 decides
     set_seed(args.seed)
     init_from = "" if start.checkpoint else recipe.model.init_from
