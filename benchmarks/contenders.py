@@ -53,6 +53,8 @@ class Setup:
     compile: bool
     bf16: bool
     nanogpt: str = ""
+    logits_per_chunk: int = 0  # of this project's loss; 0: its default
+    profile: str = ""  # JSON file for a profile of the two steps after the windows; "": count their host syncs
 
     @property
     def model(self) -> dict[str, int]:
@@ -244,9 +246,12 @@ def main(name: str, described: str) -> None:
     """Run a contender with a `Setup` in JSON, and print the measurements as JSON."""
     logging.disable(logging.INFO)
     setup = Setup(**json.loads(described))
-    watch = Stopwatch(
-        warmup=setup.warmup, steps=setup.steps, windows=setup.windows, total=setup.total_steps, eager=not setup.compile
-    )
+    counts = {"warmup": setup.warmup, "steps": setup.steps, "windows": setup.windows, "total": setup.total_steps}
+    watch = Stopwatch(**counts, eager=not setup.compile, profile=setup.profile)
+    if setup.logits_per_chunk:
+        from gpt2_repro.model import pretraining
+
+        pretraining.LOGITS_PER_CHUNK = setup.logits_per_chunk
     others: dict[str, Callable[[Setup, Stopwatch], None]] = {
         "bare": bare,
         "nanogpt": nanogpt,

@@ -14,6 +14,7 @@ compared. The contenders do not import datasets, deepspeed or lm_eval, except fo
 import argparse
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -63,14 +64,14 @@ def main() -> None:
     args = parser.parse_args()
     names = args.only or [
         "trainer",
-        *(["ddp"] if gpu else []),
+        *(["zero1"] if importlib.util.find_spec("deepspeed") else []),
         "bare",
         *(["nanogpt"] if args.nanogpt else []),
         "stock",
     ]
     if "nanogpt" in names and not Path(args.nanogpt, "model.py").is_file():
         parser.error("nanogpt needs a checkout with model.py. Pass --nanogpt PATH.")
-    taken = {field.name: getattr(args, field.name) for field in dataclasses.fields(Setup)}
+    taken = {field.name: getattr(args, field.name) for field in dataclasses.fields(Setup) if hasattr(args, field.name)}
     setup = Setup(**taken | {"micro_batch": args.micro_batch or {"124m": 64, "shakespeare": 12}[args.shape]})
 
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}

@@ -1,0 +1,154 @@
+"""Measure everything that needs a GPU, within a time limit.
+
+    python benchmarks/gpu.py --minutes 9 --out DIR [--nanogpt ~/nanoGPT] [--data_files 'books/*.jsonl.gz']
+
+The parts, by value: times of the attention kernels, train_step.py with its contenders, chunk sizes of the loss and
+inductor's coordinate-descent tuning, a profile of two steps, and a real run with kill and resume (real_run.py). A part
+that does not fit into the remaining time is skipped. Every part runs in its own processes, which share one cache of
+compiled code. On a CPU all parts run with a small model, to test this script.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import Setup
+from train_step import ROOT, run, table
+
+
+sys.path.insert(0, str(ROOT))
+
+GPU = torch.cuda.is_available()
+SHAPE, ROWS = ("124m", 64) if GPU else ("shakespeare", 12)
+CHUNKS = (2**27, 2**28, 2**29, 2**30) if GPU else (2**12, 2**16)
+
+
+class Parts:
+    """The parts of the benchmark. Each method yields lines of Markdown."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.out = args, args.out.resolve()
+        counts = {"warmup": 3, "steps": 4, "windows": 2}
+        self.setup = Setup(SHAPE, ROWS, 4, **counts, compile=GPU, bf16=GPU, nanogpt=args.nanogpt)
+        self.ours = "zero1" if importlib.util.find_spec("deepspeed") else "trainer"
+
+    def attention(self, seconds: float) -> Iterator[str]:
+        words = [sys.executable, __file__, "--attention"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        yield done.stdout if done.returncode == 0 else done.stderr[-2000:]
+
+    def train_step(self, seconds: float) -> Iterator[str]:
+        until, results = time.monotonic() + seconds, {}
+        names = ["zero1"] * (self.ours == "zero1") + ["bare"] + ["nanogpt"] * bool(self.args.nanogpt)
+        for name in [*names, "trainer", "stock"]:
+            results[name] = [self.run(name, self.setup, until)]
+            (self.out / "train_step.json").write_text(json.dumps(results, indent=1))
+        yield table(self.setup, results)
+
+    def chunks(self, seconds: float) -> Iterator[str]:
+        until = time.monotonic() + seconds
+        yield "| logits per chunk | coordinate descent | ms per step | peak memory |\n| --- | --- | --- | --- |"
+        for size, tuned in [*((size, False) for size in CHUNKS), (CHUNKS[1], True)]:
+            os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] = str(int(tuned))
+            measured = self.run("bare", dataclasses.replace(self.setup, logits_per_chunk=size), until)
+            found = measured.get("error") or f"{measured['median'] * 1e3:.1f}"
+            yield f"| 2^{size.bit_length() - 1} | {tuned} | {found} | {measured.get('peak_bytes', 0) / 1e9:.1f} GB |"
+        del os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"]
+
+    def run(self, name: str, setup: Setup, until: float) -> dict[str, Any]:
+        """Run one contender, which must end before the time `until`."""
+        left = int(until - time.monotonic())
+        return run(name, setup, processes=1, timeout=left) if left > 0 else {"error": "no time left"}
+
+    def profile(self, seconds: float) -> Iterator[str]:
+        file = self.out / "profile.json"
+        setup = dataclasses.replace(self.setup, profile=str(file))
+        measured = run(self.ours, setup, processes=1, timeout=int(seconds))
+        if "error" in measured:
+            yield measured["error"]
+            return
+        found = json.loads(file.read_text())
+        yield f"two steps of {self.ours}: {found['ms']:.1f} ms, a kernel runs in {found['busy']:.1%} of the time\n"
+        yield "| kernel | ms | calls |\n| --- | --- | --- |"
+        yield from (f"| `{its['kernel'][:90]}` | {its['ms']:.2f} | {its['calls']} |" for its in found["kernels"])
+
+    def real_run(self, seconds: float) -> Iterator[str]:
+        missing = [name for name in ("datasets", "pyarrow", "deepspeed") if not importlib.util.find_spec(name)]
+        if missing or not self.args.data_files:
+            yield f"skipped: needs {', '.join(missing) or '--data_files'}"
+            return
+        small = ["--tokenizer", "train:1024", "--processes", "2", "--eval_tokens", "4096", "--", "--use_cpu"]
+        small += ["--n_layer", "2", "--n_head", "2", "--n_embd", "64", "--sequence_length", "64"]
+        small += ["--tokens_per_step", "2048", "--per_device_train_batch_size", "8", "--warmup_steps", "10"]
+        words = ["--data_files", *self.args.data_files, "--work", str(self.out / "real_run"), "--steps", "40"]
+        command = [sys.executable, "benchmarks/real_run.py", *words, *([] if GPU else small)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        yield done.stdout[-6000:] or done.stderr[-2000:]
+
+
+def time_attention() -> None:
+    """Print the times of all attention kernels for one row shape, as Markdown."""
+    from transformers import GPT2Config
+
+    from gpt2_repro.model.attention import HUB_KERNEL, PACKAGE, Machine, obstacle, time_kernels
+    from gpt2_repro.model.pretraining import SDPA
+
+    length = 1024 if GPU else 128
+    machine = Machine(GPU, bf16=GPU, length=length)
+    config = GPT2Config(n_positions=length, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    obstacles = {name: obstacle(name, machine) for name in (PACKAGE, HUB_KERNEL, *SDPA)}
+    device = "cuda" if GPU else "cpu"
+    timings = time_kernels(obstacles, config, rows=ROWS, bf16=GPU, device=device)
+    print(f"forward and backward, {ROWS} x 12 x {length} x 64\n\n| kernel | ms |\n| --- | --- |")
+    for name, time_ in timings.items():
+        print(f"| {name} | {time_ if isinstance(time_, str) else f'{time_:.2f}'} |")
+
+
+def main() -> None:
+    """Run the parts one after another until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=9, help="Time limit of all parts. (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("gpu"), help="Folder for the results. (default: gpu)")
+    parser.add_argument("--nanogpt", default="", help="Folder of a nanoGPT checkout.")
+    parser.add_argument("--data_files", nargs="+", default=[], help="Text for the real run.")
+    parser.add_argument("--attention", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.attention:
+        return time_attention()
+    began, parts = time.monotonic(), Parts(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(args.out.resolve() / "inductor")
+    # Shares of the time limit. Time that a part does not use is left for the next parts.
+    budget: dict[Callable[[float], Iterator[str]], float] = {
+        parts.attention: 0.06,
+        parts.train_step: 0.44,
+        parts.chunks: 0.17,
+        parts.profile: 0.11,
+        parts.real_run: 0.22,
+    }
+    with (args.out / "gpu.md").open("w", buffering=1) as report:
+        for number, (part, share) in enumerate(budget.items()):
+            left = args.minutes * 60 - (time.monotonic() - began)
+            seconds = left * share / sum(list(budget.values())[number:])
+            report.write(f"\n## {part.__name__}\n\n")
+            start = time.monotonic()
+            try:
+                for line in part(seconds):
+                    report.write(line + "\n")
+            except subprocess.TimeoutExpired:
+                report.write(f"not finished within {seconds:.0f} s\n")
+            report.write(f"\n{time.monotonic() - start:.0f} s\n")
+    print((args.out / "gpu.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
