@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
     from gpt2_repro.training.sizing import follow_data
 
     if recipe.options.dry_run:
-        return dry_run(follow_data(recipe))
+        return dry_run(recipe)
     if recipe.options.diff_recipe is not None:
         return diff_recipe(recipe, recipe.options.diff_recipe)
     data = PreparedData.open(recipe.data, typed=recipe.typed, recipe=recipe.path)

@@ -189,7 +189,9 @@ class OneLineErrors(argparse.ArgumentParser):
             fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
             if surplus[1].lower() in ("true", "false"):
                 fix = "An option such as --no_bf16 takes no value."
-            if Path(surplus[1]).is_dir():
+            if Path(surplus[1]).exists() and "--data_files" in self._option_string_actions:
+                fix = f"Pass --data_files {surplus[1]}."
+            if Path(surplus[1], "manifest.json").is_file():
                 fix = f"Pass --dataset_dir {surplus[1]} to use a prepared folder."
             raise UserError(f"Unexpected argument {surplus[1]!r}. {fix}")
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")

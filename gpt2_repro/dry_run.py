@@ -1,5 +1,6 @@
 """Print the plan of a training run without training: `train.py --dry_run`."""
 
+import dataclasses
 from pathlib import Path
 
 from gpt2_repro.batch_plan import BY_LENGTH
@@ -9,17 +10,18 @@ from gpt2_repro.errors import UserError
 from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.model.scale import scale_of
 from gpt2_repro.training.arguments import TrainingRecipe, count_steps
-from gpt2_repro.training.sizing import epochs_of
+from gpt2_repro.training.sizing import epochs_of, follow_data, rows_per_pass
 from gpt2_repro.training.workload import check_strategy, plan_run, workload_of
 
 
-def dry_run(recipe: TrainingRecipe) -> None:
+def dry_run(requested: TrainingRecipe) -> None:
     """Print the resolved recipe, and the sizes and steps computed from the recipe.
 
     Prepared data is needed only if the tokenizer's name does not determine the vocabulary size.
 
     Raises UserError if the sampling strategy group_by_length does not work with the recipe's other settings.
     """
+    recipe = follow_data(requested)
     data, training = recipe.data, recipe.training
     check_strategy(training, data)
     vocabulary = expected_vocab_size(data.tokenizer)
@@ -38,6 +40,9 @@ def dry_run(recipe: TrainingRecipe) -> None:
     rows = "targets, without padding" if by_length else f"{training.tokens_per_step // length:,} rows x {length:,}"
     print(f"tokens per step   {training.tokens_per_step:,} {'' if by_length else '= '}{rows}")
     for processes in (1, 2, 4, 8):
+        if not requested.training.per_device_train_batch_size:
+            micro_batch = rows_per_pass(training.tokens_per_step / length, processes)
+            training = dataclasses.replace(training, per_device_train_batch_size=micro_batch)
         try:
             plan = plan_run(training, data, num_processes=processes)
         except UserError as error:

@@ -129,7 +129,7 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
             raise UserError(f"{path} is not YAML: {reason} {fix}") from None
     if not isinstance(document, dict):
         fix = f"Prepare text with: python prepare_data.py --data_files {path}"
-        if path.suffix in (".yaml", ".yml"):
+        if path.suffix in (".yaml", ".yml", ".py"):
             fix = f"{DEFAULT} is an example."
         raise UserError(f"{path} is not a recipe. A recipe has the sections {', '.join(SECTIONS)}. {fix}")
     if "compute_environment" in document:

@@ -11,6 +11,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 import prepare_data
 from gpt2_repro.data.arguments import DataArguments
@@ -20,7 +21,7 @@ from gpt2_repro.data.tokenizer import Encoder
 from gpt2_repro.errors import UserError
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.training import sizing
-from gpt2_repro.training.arguments import load_recipe, output_dir_of
+from gpt2_repro.training.arguments import count_steps, load_recipe, output_dir_of
 from gpt2_repro.training.sizing import follow_data
 from tests.sections import ROOT
 
@@ -87,6 +88,36 @@ def test_a_folder_from_the_hub_is_divided_by_its_file_names(here: Path, document
     with pytest.raises(UserError, match="--dataset_dir data/set"):
         prepare_data.main([RECIPE, "--data_files", "data/set", "--dataset_dir", "data/again"])
     assert not list(Path("data").glob("again*"))
+
+
+def test_one_length_of_a_run_replaces_the_other(here: Path, tmp_path: Path) -> None:
+    prepare_data.main([RECIPE, "--data_files", "plays", "--sequence_length", "32"])
+    words = ["--dataset_dir", "data/plays", "--sequence_length", "32"]
+    recipe = Path("recipe.yaml")
+
+    def steps(*options: str, **training: float) -> int:
+        recipe.write_text(yaml.safe_dump({"training": {"tokens_per_step": 256, "warmup_steps": 0, **training}}))
+        return count_steps(follow_data(load_recipe([str(recipe), *words, *options])).training)
+
+    by_epochs = steps(epochs=2)
+    assert by_epochs not in (10, 20) and steps("--epochs", "2", max_steps=10) == by_epochs
+    assert steps("--max_steps", "10", epochs=2) == 10
+    assert steps("--total_tokens", "5120", max_steps=10) == steps("--total_tokens", "5120", epochs=2) == 20
+    with pytest.raises(UserError, match="both epochs and max_steps"):
+        steps(max_steps=10, epochs=2)
+
+
+def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
+    words = [RECIPE, "--data_files", "plays", "--sequence_length", "32", "--dataset_dir"]
+    for name in ("plays", "plays/hamlet.v1.txt"):
+        with pytest.raises(UserError, match="--dataset_dir data/plays"):
+            prepare_data.main([*words, name])
+    Path("data/empty").mkdir(parents=True)
+    prepare_data.main([*words, "data/empty"])
+    with pytest.raises(UserError, match=r"--data_files plays/hamlet\.v1\.txt"):
+        PreparedData.read("plays/hamlet.v1.txt")
+    with pytest.raises(UserError, match="--data_files plays"):
+        prepare_data.main([RECIPE, "plays"])
 
 
 def test_one_document_is_enough(here: Path, capsys, caplog) -> None:

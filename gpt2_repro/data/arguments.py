@@ -103,7 +103,7 @@ def default_folder(data: DataArguments) -> str:
     if data.data_files:
         texts = data.data_files
         if len(texts) > 1 and (len(texts) > 3 or any("/" in text for text in texts)):
-            texts = [os.path.commonpath([Path(text).resolve().parent for text in texts])]
+            texts = [os.path.commonpath([os.path.normpath(Path(text).absolute().parent) for text in texts])]
     names = []
     for text in texts:
         path = Path(re.split(r"[*?[#@:=]", text)[0])

@@ -56,11 +56,14 @@ class PreparedData:
                 raise UserError(f"{folder} does not exist. Did you mean {Path('data', path)}?")
             hint = f"Did you mean {near}? Otherwise, prepare" if (near := nearest(str(folder), others)) else "Prepare"
             raise UserError(f"{folder} does not exist. {hint} the data with `{command}`.")
+        if folder.is_file():
+            files = f"python prepare_data.py recipes/own_text.yaml --data_files {folder}"
+            raise UserError(f"{folder} is a file, not a prepared folder. Prepare it with `{files}`.")
         try:
             return cls(folder, from_json(Manifest, read_object(file)))
         except (TypeError, AttributeError):
             inside = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
-            fix = f"Pass {inside[0] if inside else 'a prepared folder'} as --dataset_dir, or run `{command}`."
+            fix = f"Pass --dataset_dir {inside[0]}." if inside else f"Move or delete {folder}, and run `{command}`."
             raise UserError(f"{file} is missing or damaged, so its folder is not a prepared folder. {fix}") from None
 
     @classmethod
@@ -86,7 +89,9 @@ class PreparedData:
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
             fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
-            raise UserError(f"{args.dataset_dir} was prepared with {key} {holds}, not {value}. {fix}")
+            raise UserError(
+                f"{args.dataset_dir} was prepared with {key} {holds or 'none'}, not {value or 'none'}. {fix}"
+            )
         return data
 
     @property

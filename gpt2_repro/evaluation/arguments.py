@@ -26,7 +26,9 @@ class EvaluationArguments:
         default="openai-community/gpt2",
         help="Model to compare with: Hub id, folder, untrained (the same model with random weights) or none.",
     )
-    max_length: int = HfArg(default=1024, help="Window in tokens. Reduced if a model was trained on shorter rows.")
+    max_length: int = HfArg(
+        default=1024, help="Window in tokens. The default is reduced if a model was trained on shorter rows."
+    )
 
 
 def parse_options(argv: Sequence[str], *, description: str | None) -> argparse.Namespace:

@@ -83,12 +83,19 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
 
     Args:
         requested: the window (the maximum input length) in tokens.
-        explicit: whether the user passed `requested`. The result is then `requested`, unless a model does not accept
-            inputs of this length.
+        explicit: whether the user passed `requested`. The result is then `requested`.
+
+    Raises UserError if `requested` is explicit and a model does not accept inputs of this length.
     """
+    fewest = min(models, key=lambda model: model.positions)
+    if explicit and requested > fewest.positions:
+        fix = f"Pass --max_length {fewest.positions} or less."
+        raise UserError(
+            f"--max_length {requested} is more than the {fewest.positions} positions of {fewest.name}. {fix}"
+        )
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)
-    if explicit and window < requested <= min(model.positions for model in models):
+    if explicit and window < requested:
         logger.warning("Window: %d tokens. In %s, positions after %d are untrained.", requested, shortest.name, window)
         return requested
     if window < requested:

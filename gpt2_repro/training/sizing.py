@@ -51,7 +51,14 @@ def follow_data(
     training, typed = recipe.training, recipe.typed
     if "epochs" in typed and (other := typed & {"total_tokens", "max_steps"}):
         raise UserError(f"--epochs and --{min(other)} both set the length of the run. Pass one of them.")
-    by_epochs = training.epochs > 0 and "total_tokens" not in typed
+    if passed := typed & {"epochs", "max_steps", "total_tokens"}:
+        # A length on the command line replaces the length in the recipe.
+        replaced: dict[str, Any] = {"epochs": 0.0, "max_steps": 0}
+        training = dataclasses.replace(training, **{key: replaced[key] for key in replaced.keys() - passed})
+        recipe = dataclasses.replace(recipe, training=training)
+    elif training.epochs and training.max_steps:
+        raise UserError(f"{recipe.path} sets both epochs and max_steps. Remove one of them.")
+    by_epochs = training.epochs > 0
     sizes = [getattr(recipe.model, name) for name in SHAPE]
     sizes += [training.tokens_per_step, training.total_tokens, training.per_device_train_batch_size]
     try:
@@ -105,17 +112,22 @@ def _derive(recipe: TrainingRecipe, counts: SplitCounts, on_gpu: bool) -> Traini
     total = TokenCount(max(total, FEWEST_STEPS * tokens_per_step))
     training = fill("training", {"tokens_per_step": tokens_per_step, "total_tokens": total})
     if not training.per_device_train_batch_size:  # a stored value may be for another number of processes
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        rows = _power_of_two(min(tokens_per_step / length / processes, MOST_ROWS_PER_PASS))
+        rows = rows_per_pass(tokens_per_step / length, int(os.environ.get("WORLD_SIZE", "1")))
         training = dataclasses.replace(training, per_device_train_batch_size=rows)
     recipe = dataclasses.replace(recipe, model=model, training=training)
     origin = f"as in {run.path}" if stored else f"for {tokens:,} tokens of text on a {'GPU' if on_gpu else 'CPU'}"
     size = f"{model.n_layer} layers of width {model.n_embd}, {parameters / 1e6:.1f} M parameters without embeddings"
-    schedule = f"{training.total_tokens:,} tokens ({training.total_tokens / tokens:.1f} epochs)"
+    planned = training.max_steps * training.tokens_per_step or training.total_tokens
+    schedule = f"{planned:,} tokens ({planned / tokens:.1f} epochs)"
     logger.info(
         "model size %s: %s. Training: %s, %s tokens per step", origin, size, schedule, f"{training.tokens_per_step:,}"
     )
     return recipe
+
+
+def rows_per_pass(rows: float, processes: int) -> int:
+    """Return the micro-batch to derive for steps of `rows` rows on all processes."""
+    return _power_of_two(min(rows / processes, MOST_ROWS_PER_PASS))
 
 
 def _power_of_two(number: float) -> int:

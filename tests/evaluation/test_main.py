@@ -288,5 +288,6 @@ def test_window_is_what_every_model_was_trained_on(caplog):
     assert common_window([whole, short], 1024, explicit=False) == 512
     assert "instead of 1024, because 512" in caplog.text
     assert common_window([whole, short], 1024, explicit=True) == 1024
-    assert common_window([whole, b], 1024, explicit=True) == 512
+    with pytest.raises(UserError, match="512 positions .*--max_length 512"):
+        common_window([whole, b], 1024, explicit=True)
     assert default_output_dir(resolve_checkpoint(GPT2)) == Path("evaluations/openai-community-gpt2")

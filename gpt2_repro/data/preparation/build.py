@@ -279,10 +279,9 @@ def _write_splits(
             rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
             if not rows:
                 needed = args.sequence_length + 1
-                fix = (
-                    "Pass more text, or a smaller --sequence_length or --min_length. For more validation tokens, pass a "
-                    "larger --validation_tokens."
-                )
+                fix = "Pass more text, or a smaller --sequence_length or --min_length."
+                if split == "validation":
+                    fix += " Validation gets at most 10 % of the text."
                 raise UserError(f"The split {split} has {tokens:,} tokens, but a row needs {needed:,}. {fix}")
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"Split {split}: the id {largest} is not in the vocabulary. Set another --tokenizer.")

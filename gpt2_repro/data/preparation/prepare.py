@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2_repro.data.arguments import DataArguments, PreparationOptions
+from gpt2_repro.data.arguments import DataArguments, PreparationOptions, default_folder
 from gpt2_repro.data.preparation.build import REQUEST, build_folder, check_request
 from gpt2_repro.data.prepared import PreparedData, exclusive_lock, first_difference, request_of
 from gpt2_repro.errors import UserError
@@ -43,13 +43,20 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
         raise UserError(f"--dataset_dir {args.dataset_dir} has no folder name. Pass a folder such as data/books.")
     if outer := next((parent for parent in target.resolve().parents if (parent / SPLITS).is_file()), None):
         raise UserError(f"--dataset_dir {target} is inside the prepared folder {outer}. Pass another folder.")
+    if target.is_dir() and not any(target.iterdir()):
+        target.rmdir()  # an empty folder is not replaced but created again
+    if target.exists() and "request" not in read_object(target / MANIFEST):
+        fix = f"Pass another folder, such as --dataset_dir {default_folder(args) or 'data/books'}."
+        if default_folder(args) == str(target):
+            fix = "Move or delete it, or pass another --dataset_dir."
+        raise UserError(f"{target} exists, but it is not a complete prepared folder. {fix}")
     staging = target.with_name(target.name + ".staging")
     if target.exists() and not options.overwrite:
         data = PreparedData.read(target)
         if difference := first_difference(data.manifest.request, request):
             key, holds, value = difference
             fix = "Pass --overwrite to replace it, or another --dataset_dir."
-            raise UserError(f"{target} was prepared with {key} {holds}, not {value}. {fix}")
+            raise UserError(f"{target} was prepared with {key} {holds or 'none'}, not {value or 'none'}. {fix}")
         for split in data.manifest.shards:
             data.check_shards(split)
         logger.info("%s is already prepared with these options", target)
@@ -79,8 +86,6 @@ def _replacement_lock(target: Path) -> Iterator[None]:
     if not target.exists():
         yield
         return
-    if "request" not in read_object(target / MANIFEST):
-        PreparedData.read(target)  # raises
     with exclusive_lock(target, f"A training run reads {target}. Wait until it ends or pass another --dataset_dir."):
         yield
 

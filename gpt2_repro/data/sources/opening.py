@@ -180,6 +180,8 @@ class SourceOpener:
                 names = [path.name for path in Path(pattern).parent.glob("*")]
                 near = difflib.get_close_matches(Path(pattern).name, names, n=1, cutoff=0.8)
                 hint = f"Did you mean {Path(pattern).with_name(near[0])}?" if near else "Check the path."
+                if Path(pattern).is_symlink():
+                    hint = "It is a link to a file that does not exist."
                 if "#" in pattern:
                     hint = "To choose a column, pass --text_column."
                 if "," in pattern:

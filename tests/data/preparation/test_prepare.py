@@ -38,7 +38,7 @@ def test_a_finished_folder_is_found_again_and_changed_files_are_named(
     assert content(tmp_path / "out") == before
     (tmp_path / "out" / "manifest.json").write_text("{")
     for overwrite in (False, True):
-        with pytest.raises(UserError, match=r"manifest\.json"):
+        with pytest.raises(UserError, match="not a complete prepared folder"):
             prepare(arguments(), PreparationOptions(overwrite=overwrite))
 
 
