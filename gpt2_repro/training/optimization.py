@@ -108,6 +108,45 @@ def count_pieces(model: PreTrainedModel) -> dict[Tensor, int]:
     return {weight: 3 if name.endswith("c_attn.weight") else 1 for name, weight in matrices}
 
 
+class _BatchedMuon(torch.optim.Muon):
+    """torch's Muon, with one batch of matrix products for all matrices of a shape."""
+
+    # torch 2.13 orthogonalizes each matrix alone, with 15 products: 1,080 for the 72 matrices of GPT-2 124M.
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            weights: list[Tensor] = []
+            gradients: list[Tensor] = []
+            momenta: list[Tensor] = []
+            self._init_group(group, weights, gradients, momenta)
+            by_shape: dict[torch.Size, list[int]] = {}
+            for number, weight in enumerate(weights):
+                momenta[number].lerp_(gradients[number], 1 - group["momentum"])
+                by_shape.setdefault(weight.shape, []).append(number)
+            for shape, numbers in by_shape.items():
+                # Nesterov momentum
+                stacked = torch.stack([gradients[n].lerp(momenta[n], group["momentum"]) for n in numbers])
+                rate = 0.2 * group["lr"] * math.sqrt(max(shape))  # match_rms_adamw
+                for n, update in zip(numbers, orthogonalize(stacked, group), strict=True):
+                    weights[n].mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+
+
+def orthogonalize(matrices: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Return matrices with the same singular vectors and singular values near 1.
+
+    The Newton-Schulz iteration of torch.optim.Muon in bf16, for a batch of shape [matrices, m, n].
+    """
+    a, b, c = group["ns_coefficients"]
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    result = (matrices.mT if is_tall else matrices).bfloat16()
+    result = result / result.norm(dim=(1, 2), keepdim=True).clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = result @ result.mT
+        result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
+    return result.mT if is_tall else result
+
+
 class MuonWithAdamW(torch.optim.Optimizer):
     """Updates the weights in `pieces` with Muon, and all other weights with AdamW.
 
@@ -140,8 +179,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._inner: dict[str, torch.optim.Optimizer] = {
             # Updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982), so both optimizers use
             # the same learning rate, decay and schedule.
-            MUON: torch.optim.Muon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),
-            "adamw": torch.optim.AdamW(inner["adamw"], lr=lr, **adamw),
+            MUON: _BatchedMuon(inner[MUON], lr=lr, adjust_lr_fn="match_rms_adamw"),
+            "adamw": torch.optim.AdamW(inner["adamw"], lr=lr, fused=True, **adamw),
         }
 
     @torch.no_grad()
