@@ -51,6 +51,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         )
     if args.words and args.prompt:
         raise UserError("Two prompts given. Pass the text either after the checkpoint or with --prompt.")
+    if args.words and not Path(args.checkpoint).exists() and Path(args.words[0]).is_dir():
+        fix = f"Pass {args.words[0]} first: python -m gpt2_repro.generate {args.words[0]} '{args.checkpoint}'"
+        raise UserError(f"{args.checkpoint!r} is not a checkpoint. {fix}")
     if args.words and re.fullmatch(r"checkpoint-\d+|final|runs/\S*", args.words[0]):
         fix = f"Pass a single one, such as {Path(args.checkpoint, Path(args.words[0]).name)}."
         raise UserError(f"Two checkpoints were passed: {args.checkpoint} and {args.words[0]}. {fix}")

@@ -124,7 +124,9 @@ def load_sections(path: Path) -> dict[str, dict[str, Any]]:
             fix = "Write each field as `key: value`, indented below its section. Quote a value that has a colon."
             if isinstance(error, UnicodeDecodeError):
                 fix = "Save the file as UTF-8."
-            elif any(blank := [line for line in path.read_text().splitlines() if "\u00a0" in line]):
+            elif tabbed := [line for line in path.read_text().splitlines() if re.match(r" *\t", line)]:
+                fix = f"Indent with spaces, not with a tab: {tabbed[0].strip()}"
+            elif blank := [line for line in path.read_text().splitlines() if "\u00a0" in line]:
                 fix = f"Replace the non-breaking spaces in this line by spaces: {blank[0].strip()}"
             raise UserError(f"{path} is not YAML: {reason} {fix}") from None
     if not isinstance(document, dict):

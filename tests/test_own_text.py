@@ -118,6 +118,11 @@ def test_a_folder_that_is_not_prepared_is_kept(here: Path) -> None:
         PreparedData.read("plays/hamlet.v1.txt")
     with pytest.raises(UserError, match="--data_files plays"):
         prepare_data.main([RECIPE, "plays"])
+    with pytest.raises(UserError, match="--data_files plays"):
+        PreparedData.read("plays")
+    Path("empty.zip").touch()  # the file is refused before the folder data/empty is compared
+    with pytest.raises(UserError, match=r"empty\.zip is not supported"):
+        prepare_data.main([RECIPE, "--data_files", "empty.zip", "--sequence_length", "32"])
 
 
 def test_one_document_is_enough(here: Path, capsys, caplog) -> None:

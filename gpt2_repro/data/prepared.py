@@ -18,7 +18,7 @@ from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.errors import UserError, in_a_line, nearest
 from gpt2_repro.files import read_object, sha256_of
-from gpt2_repro.manifest import MANIFEST, Manifest, RowForm
+from gpt2_repro.manifest import MANIFEST, SPLITS, Manifest, RowForm
 from gpt2_repro.typed_json import from_json
 
 
@@ -64,6 +64,9 @@ class PreparedData:
         except (TypeError, AttributeError):
             inside = sorted(str(path.parent) for path in folder.glob(f"*/{MANIFEST}"))
             fix = f"Pass --dataset_dir {inside[0]}." if inside else f"Move or delete {folder}, and run `{command}`."
+            if not inside and not (folder / SPLITS).is_file():
+                files = f"python prepare_data.py recipes/own_text.yaml --data_files {folder}"
+                raise UserError(f"{folder} is not a prepared folder. If it has text, run `{files}`.") from None
             raise UserError(f"{file} is missing or damaged, so its folder is not a prepared folder. {fix}") from None
 
     @classmethod

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gpt2_repro.errors import RunFailed
 from gpt2_repro.evaluation.harness import evaluate_launched, evaluate_model, fetch_data
 from gpt2_repro.evaluation.models import LoadedModel
 from gpt2_repro.evaluation.output import file_name
@@ -58,7 +59,11 @@ def score_models(
                 if found is None:
                     loaded = loaded or model.load()
                     model_folder = Path(scratch, str(model.column.revision))
-                    found = _evaluate(*loaded, task, settings, task_folder, model_folder)
+                    try:
+                        found = _evaluate(*loaded, task, settings, task_folder, model_folder)
+                    except OverflowError:
+                        why = f"The perplexity of {model.name} on {task} is too large to compute: the model has diverged."
+                        raise RunFailed(f"{why} Score the other models without it.") from None
                     if cached:
                         stored = {"results": found[0], "scores": [dataclasses.asdict(its) for its in found[1]]}
                         write_whole(_cache_file(key), json.dumps({"key": key, **stored}))

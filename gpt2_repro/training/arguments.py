@@ -1,7 +1,7 @@
 """Define the fields of the recipe section `training:`, with llm.c's defaults."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -235,7 +235,7 @@ def load_recipe(argv: Sequence[str], **parsing: Any) -> TrainingRecipe:
         offered=("data", "model", "training"),
         **parsing,
     )
-    check_warmup(recipe.training)
+    check_warmup(recipe.training, recipe.typed)
     data = name_folder(recipe.data, recipe.typed)
     model = follow_checkpoint(recipe.model, recipe.stated)
     check_model(model, packing=recipe.data.packing, separator=recipe.data.separator)
@@ -254,13 +254,19 @@ def count_steps(training: TrainingSection) -> int:
     return steps
 
 
-def check_warmup(training: TrainingSection) -> None:
-    """Raise UserError if the warm-up is not shorter than the run."""
+def check_warmup(training: TrainingSection, typed: Collection[str]) -> None:
+    """Raise UserError if the warm-up is not shorter than the run.
+
+    Args:
+        typed: names of the options that were passed on the command line.
+    """
     if training.epochs or not (training.tokens_per_step and (training.max_steps or training.total_tokens)):
         return  # the number of steps is not known yet
     steps = count_steps(training)
     if training.warmup_steps >= max(1, steps):
         fix = f"Pass fewer, such as --warmup_steps {steps // 10}."
+        if "warmup_steps" not in typed:
+            fix += " This is a value of the recipe. For your own text, pass recipes/own_text.yaml."
         raise UserError(
             f"--warmup_steps {training.warmup_steps} must be less than the {steps:,} steps of the run. {fix}"
         )

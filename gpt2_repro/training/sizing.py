@@ -79,7 +79,7 @@ def follow_data(
             on_gpu = find_accelerator(use_cpu=training.use_cpu).kind == "cuda"
         recipe = _derive(recipe, counts, on_gpu)
         check_model(recipe.model, packing=recipe.data.packing, separator=recipe.data.separator)
-    check_warmup(recipe.training)
+    check_warmup(recipe.training, typed)
     if (epochs := epochs_of(recipe, counts)) > MANY_EPOCHS:
         message = "The run reads the text %s times, more than %d epochs. Pass --epochs %d or prepare more text."
         logger.info(message, f"{epochs:,.0f}", MANY_EPOCHS, EPOCHS)

@@ -13,6 +13,7 @@ from typing import Any
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions, default_folder
 from gpt2_repro.data.preparation.build import REQUEST, build_folder, check_request
 from gpt2_repro.data.prepared import PreparedData, exclusive_lock, first_difference, request_of
+from gpt2_repro.data.sources.opening import SourceOpener
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, remove_folder, write_whole
 from gpt2_repro.manifest import MANIFEST, SPLITS
@@ -55,6 +56,8 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
         data = PreparedData.read(target)
         if difference := first_difference(data.manifest.request, request):
             key, holds, value = difference
+            if key == "data_files":
+                SourceOpener(args, staging, keep_downloads=False, revisions={}).open_all()  # raises for wrong files
             fix = "Pass --overwrite to replace it, or another --dataset_dir."
             raise UserError(f"{target} was prepared with {key} {holds or 'none'}, not {value or 'none'}. {fix}")
         for split in data.manifest.shards:

@@ -230,11 +230,13 @@ class SourceOpener:
 def _text_files_in(folder: Path) -> list[Path]:
     """Return the text files in a folder and its subfolders.
 
-    Hidden files, prepared folders and, next to data files, dataset cards (README.md) are omitted.
+    Hidden files, prepared folders and, next to other files, README.md are omitted.
     """
     files = [path for path in folder.rglob("*") if path.is_file() and kind_of(path) in KINDS]
     apart = {path.parent for path in folder.rglob(MANIFEST)} | set(folder.rglob("*.staging"))
     files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     files = [path for path in files if not apart & set(path.parents)]
-    has_data = any(kind_of(path) in COLUMNS for path in files)
-    return [path for path in files if not (has_data and path.name == "README.md")]
+    texts = [path for path in files if path.name != "README.md"]
+    if texts and len(texts) < len(files):
+        logger.info("README.md in %s is not used as text", folder)
+    return texts or files
