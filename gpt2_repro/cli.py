@@ -189,7 +189,8 @@ class OneLineErrors(argparse.ArgumentParser):
             fix = f"Quote values with spaces. Pass one recipe, before the options: {self.prog} RECIPE --key value"
             if surplus[1].lower() in ("true", "false"):
                 fix = "An option such as --no_bf16 takes no value."
-            if Path(surplus[1]).exists() and "--data_files" in self._option_string_actions:
+            is_text = Path(surplus[1]).exists() and Path(surplus[1]).suffix not in (".yaml", ".yml")
+            if is_text and "--data_files" in self._option_string_actions:
                 fix = f"Pass --data_files {surplus[1]}."
             if Path(surplus[1], "manifest.json").is_file():
                 fix = f"Pass --dataset_dir {surplus[1]} to use a prepared folder."
@@ -314,6 +315,10 @@ class CommandParser(OneLineErrors):
         takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
         parse = self.parse_known_args if takes_command else self.parse_known_intermixed_args
         options, unknown = parse(argv)
+        if not takes_command:
+            # argparse takes an unknown --option=VALUE for a positional argument if VALUE contains a space.
+            named = (word for word in argv if re.match(r"--[a-z]\w*=", word))
+            unknown = [word for word in named if word.split("=")[0] not in self._option_string_actions] or unknown
         if unknown:
             flag = unknown[0].split("=")[0]
             if not flag.startswith("-"):

@@ -144,6 +144,7 @@ def test_an_empty_corpus(tmp_path: Path) -> None:
         ("evaluation.__main__", "", "evaluate.sh runs/"),
         ("generate", "O_Romeo! --top_k 5", "O_Romeo!"),
         ("generate", "runs/none abc --top_p 2", "--top_p"),
+        ("generate", "runs/none --start=O\u2003Romeo", "--start"),
         ("generate", "runs/none abc --num_samples 1e8", "--num_samples 100000000"),
         ("generate", "runs/none FILE:none.txt", "none.txt"),
         ("diagnose", "runs/a runs/b", "'runs/b'"),
