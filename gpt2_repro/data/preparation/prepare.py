@@ -44,15 +44,14 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
         raise UserError(f"--dataset_dir {args.dataset_dir} has no folder name. Pass a folder such as data/books.")
     if outer := next((parent for parent in target.resolve().parents if (parent / SPLITS).is_file()), None):
         raise UserError(f"--dataset_dir {target} is inside the prepared folder {outer}. Pass another folder.")
-    if target.is_dir() and not any(target.iterdir()):
-        target.rmdir()  # an empty folder is not replaced but created again
-    if target.exists() and "request" not in read_object(target / MANIFEST):
+    exists = target.exists() and not (target.is_dir() and not any(target.iterdir()))  # an empty folder may be used
+    if exists and "request" not in read_object(target / MANIFEST):
         fix = f"Pass another folder, such as --dataset_dir {default_folder(args) or 'data/books'}."
         if default_folder(args) == str(target):
             fix = "Move or delete it, or pass another --dataset_dir."
         raise UserError(f"{target} exists, but it is not a complete prepared folder. {fix}")
     staging = target.with_name(target.name + ".staging")
-    if target.exists() and not options.overwrite:
+    if exists and not options.overwrite:
         data = PreparedData.read(target)
         if difference := first_difference(data.manifest.request, request):
             key, holds, value = difference
