@@ -25,6 +25,7 @@ except ModuleNotFoundError:
 
 from gpt2_repro.errors import RunFailed, UserError, did_you_mean, in_a_line
 from gpt2_repro.launchers import check_variables
+from gpt2_repro.manifest import MANIFEST
 from gpt2_repro.supervision import MISTAKE, note
 
 
@@ -192,7 +193,7 @@ class OneLineErrors(argparse.ArgumentParser):
             is_text = Path(surplus[1]).exists() and Path(surplus[1]).suffix not in (".yaml", ".yml")
             if is_text and "--data_files" in self._option_string_actions:
                 fix = f"Pass --data_files {surplus[1]}."
-            if Path(surplus[1], "manifest.json").is_file():
+            if Path(surplus[1], MANIFEST).is_file():
                 fix = f"Pass --dataset_dir {surplus[1]} to use a prepared folder."
             raise UserError(f"Unexpected argument {surplus[1]!r}. {fix}")
         raise UserError(f"{message.removeprefix('argument ')}. Pass --help to list the options.")
