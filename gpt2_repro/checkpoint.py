@@ -73,7 +73,7 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         return _open_folder(newest)
     if not path.exists() and is_run(Path("runs", name)):
         raise UserError(f"Checkpoint not found: {name}. Did you mean runs/{name}?")
-    if "," in name:
+    if not path.exists() and "," in name:
         raise UserError(f"Checkpoint not found: {name}. Separate several checkpoints with spaces.")
     if path.exists() or name.startswith("runs/") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?/?", name):
         raise UserError(f"Checkpoint not found: {name}. Pass a run directory, a checkpoint-N/, a final/ or a Hub id.")
