@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         launcher = item.callspec.params.get("launcher") if hasattr(item, "callspec") else None
         several = isinstance(launcher, tuple) and len(launcher) == 2 and launcher[1] > 1
-        if several and item.path.name != "test_launchers.py":
+        if several:
             item.add_marker(pytest.mark.slow)
 
 
