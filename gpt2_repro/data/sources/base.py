@@ -18,7 +18,7 @@ class TextForm:
 
     Args:
         text_column: key or column with the text.
-        sample_by: what is one document in a .txt file: the complete file (document), a line or a paragraph.
+        sample_by: the unit of a .txt file that is one document: the complete file ("document"), a line or a paragraph.
         first_row: a .parquet row that begins and ends with this string starts a document. The document continues until
             the next such row. With "", each row is a document.
     """
@@ -65,7 +65,7 @@ class SourceFile(abc.ABC):
     size: int  # bytes
 
     def identity(self) -> tuple[str, ...]:
-        """Return a key; two objects with the same key stand for the same file."""
+        """Return a key that is equal for two objects of the same file."""
         return (self.name,)
 
     def fetch(self) -> None:  # noqa: B027 - most files are local

@@ -97,8 +97,8 @@ def _judged(buckets: Sequence[Bucket]) -> list[Bucket]:
 def _reference(domains: Sequence[Bucket], home: str | None) -> Bucket | None:
     """Return the domain (kind of text) to compare other domains with.
 
-    Domains with too few documents are ignored. The result is the domain `home`. Without the domain `home`, the result
-    is the domain with the smallest loss difference, or None if there is no domain.
+    Domains with too few documents are ignored. The result is the domain `home` or, without it, the domain with the
+    smallest loss difference. The result is None without any domain.
     """
     judged = _judged(domains)  # without domains that have too few documents
     at_home = next((bucket for bucket in judged if bucket.label == home), None)
