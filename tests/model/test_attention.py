@@ -14,7 +14,7 @@ from transformers.integrations import hub_kernels
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gpt2_repro.errors import UserError
-from gpt2_repro.model import attention
+from gpt2_repro.model import attention, pretraining
 from gpt2_repro.model.arguments import ModelArguments
 from gpt2_repro.model.attention import (
     HUB_KERNEL,
@@ -203,6 +203,17 @@ def test_kernels_of_sdpa_give_the_same_loss(name: str) -> None:
     assert torch.equal(loss_of(name), loss_of("causal_sdpa"))
     assert torch.allclose(loss_of(name, compiled=True), loss_of("causal_sdpa"), rtol=1e-4)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_cudnn_is_tried_only_where_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    backends = torch.nn.attention._cur_sdpa_kernel_backends
+    monkeypatch.setattr(pretraining, "sdpa_attention_forward", lambda *_, **__: seen.append(backends()))
+    attend = AttentionInterface()["causal_cudnn"]
+    for length, mask in ((128, None), (100, None), (128, torch.zeros(128, 128))):
+        tensor = torch.zeros(1, 1, length, 8)
+        attend(None, tensor, tensor, tensor, mask)
+    assert [torch.nn.attention.SDPBackend.CUDNN_ATTENTION in each for each in seen] == [True, False, False]
 
 
 def test_a_kernel_that_cannot_be_compiled_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
