@@ -20,7 +20,7 @@ CONTRACT: dict[str, tuple[str, ...]] = {
         (
             *("_created_lr_scheduler", "_get_grad_norm", "_get_output_dir"),
             *("_globalstep_last_logged", "_init_training_state", "_load_from_checkpoint", "_prepare_for_training"),
-            *("_run_epoch", "_save_checkpoint", "_tr_loss"),
+            *("_maybe_log_save_evaluate", "_run_epoch", "_save_checkpoint", "_tr_loss"),
         ),
         (TRAINER,),
     ),
@@ -58,6 +58,10 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
 PARAMETERS = {
     "_get_output_dir": ["self", "trial"],
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
+    "_maybe_log_save_evaluate": [
+        *("self", "tr_loss", "grad_norm", "model", "trial"),
+        *("epoch", "ignore_keys_for_eval", "start_time", "learning_rate"),
+    ],
     "_save_checkpoint": ["self", "model", "trial"],
     "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
     "log": ["self", "logs", "start_time"],

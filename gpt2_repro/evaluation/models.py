@@ -96,7 +96,7 @@ def common_window(models: Sequence[LoadedModel], requested: int, *, explicit: bo
     shortest = min(models, key=lambda model: model.trained_window)
     window = min(requested, shortest.trained_window)
     if explicit and window < requested:
-        logger.warning("Window: %d tokens. In %s, positions after %d are untrained.", requested, shortest.name, window)
+        logger.warning("Window: %d tokens. %s: positions after %d are untrained.", requested, shortest.name, window)
         return requested
     if window < requested:
         logger.warning(

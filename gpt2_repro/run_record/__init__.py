@@ -69,11 +69,7 @@ class RunRecord:
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
         """Return the losses of the last validation, or of the validation at `step`."""
-        losses: dict[str, float] = {}
-        for event in events.read(self.metrics)[0]:
-            if "eval_loss" in event and step in (None, event.get("step")):
-                losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
-        return losses
+        return events.validation_losses(self.metrics, step)
 
     def final_defect(self) -> str | None:
         """Return why `final/` is not complete, or None if it is complete.

@@ -12,8 +12,9 @@ from typing import Any
 
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sha256_of, sync, write_whole
+from gpt2_repro.run_record import events
 from gpt2_repro.run_record.environment import TrainingRecord
-from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, STAGING, TRASH, checkpoints, step_of
+from gpt2_repro.run_record.layout import ENVIRONMENT, MANIFEST, METRICS, STAGING, TRASH, checkpoints, step_of
 from gpt2_repro.typed_json import from_json
 
 
@@ -165,7 +166,8 @@ def training_record(checkpoint: Path) -> TrainingRecord | None:
     if "environment" not in manifest:  # a checkpoint-N uses the environment of its run
         run, known = read_object(checkpoint.parent / ENVIRONMENT), "run_identity" in manifest
         manifest["environment"] = run | {"run_identity": manifest["run_identity"]} if run and known else {}
-        manifest |= {"step": step_of(checkpoint), "losses": {"eval_loss": manifest.get("eval_loss")}}
+        step = step_of(checkpoint)
+        manifest |= {"step": step, "losses": events.validation_losses(checkpoint.parent / METRICS, step)}
     return from_json(TrainingRecord, manifest, tolerant=True) if "run_identity" in manifest["environment"] else None
 
 
@@ -187,9 +189,11 @@ def rotate(run: Path, *, keep: int, keep_every: int = 0, keep_best: bool = False
     if keep_every:
         kept.update(path for path in complete if step_of(path) % keep_every == 0)
     if keep_best:
-        # Only a checkpoint that was saved right after a validation has an eval_loss.
-        losses = {path: read_manifest(path).get("eval_loss") for path in complete}
-        measured = {path: loss for path, loss in losses.items() if loss is not None and math.isfinite(loss)}
+        validated = [event for event in events.read(run / METRICS)[0] if isinstance(event.get("eval_loss"), float)]
+        losses = {event.get("step"): event["eval_loss"] for event in validated}
+        measured = {
+            path: losses[step] for path in complete if math.isfinite(losses.get(step := step_of(path), math.nan))
+        }
         kept.update([min(measured, key=measured.__getitem__)] if measured else [])
     for path in complete:
         if path not in kept:

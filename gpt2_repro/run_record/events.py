@@ -35,6 +35,15 @@ def read(path: Path) -> tuple[list[Event], int]:
     return [event for event in events if event is not None], events[:-1].count(None)
 
 
+def validation_losses(path: Path, step: int | None = None) -> dict[str, float]:
+    """Return the losses of the last validation, or of the validation at `step`."""
+    losses: dict[str, float] = {}
+    for event in read(path)[0]:
+        if "eval_loss" in event and step in (None, event.get("step")):
+            losses |= {key: value for key, value in event.items() if key.endswith("_loss")}
+    return losses
+
+
 def rewind(path: Path, step: int, *, validates_again: bool) -> None:
     """Delete the events after `step` and all damaged lines from a file.
 

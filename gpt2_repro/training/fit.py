@@ -61,7 +61,7 @@ def fit(trainer: PretrainingTrainer, start: Start) -> None:
     when.signals.install()
     add_callbacks(trainer)
     if start.checkpoint is not None:
-        trainer.restore(start.manifest)
+        trainer.restore(start.manifest, step=start.step)
     if trainer.is_world_process_zero():
         checkpoints.sweep(run.path)
         for remark in start.remarks:

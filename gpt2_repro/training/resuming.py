@@ -21,7 +21,7 @@ from gpt2_repro.batch_plan import BatchPlan, extend_plan
 from gpt2_repro.errors import UserError
 from gpt2_repro.launchers import current_launcher, launcher_of_checkpoint
 from gpt2_repro.manifest import Manifest
-from gpt2_repro.run_record import RunRecord, checkpoints, layout
+from gpt2_repro.run_record import RunRecord, checkpoints, events, layout
 from gpt2_repro.training.arguments import PretrainingArguments
 from gpt2_repro.training.when import validates_at_start
 
@@ -54,11 +54,13 @@ class Start:
     Args:
         checkpoint: None to start at step 0.
         manifest: the manifest of the checkpoint, or {} without a checkpoint.
+        is_validated: whether metrics.jsonl has the validation at the step of the checkpoint.
         remarks: one message for each checkpoint that was skipped, with the reason.
     """
 
     checkpoint: Path | None = None
     manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_validated: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
@@ -101,7 +103,8 @@ def _look(run: Path, name: str) -> Start:
     if "run_identity" not in manifest:
         raise UserError(f"{chosen} was written by an earlier version of train.py. Pass another --output_dir.")
     refuse_code(chosen, manifest["files"])
-    return Start(chosen, manifest, tuple(skipped))
+    is_validated = bool(events.validation_losses(run / layout.METRICS, layout.step_of(chosen)))
+    return Start(chosen, manifest, is_validated, tuple(skipped))
 
 
 def refuse_code(checkpoint: Path, files: Collection[str]) -> None:
@@ -155,8 +158,7 @@ def choose_start(
     plan, extensions = extend_plan(plan, args.extend_to, extensions=extensions, step=start.step)
     args = copy.copy(args)
     args.max_steps = plan.max_steps
-    is_validated = start.manifest.get("eval_loss") is not None
-    args.eval_on_start = validates_at_start(args, start.step, is_validated=is_validated)
+    args.eval_on_start = validates_at_start(args, start.step, is_validated=start.is_validated)
     if start.checkpoint is None:
         if run.final.exists():
             raise UserError(

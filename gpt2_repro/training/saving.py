@@ -40,6 +40,7 @@ class CheckpointSaver:
         self.run, self.accelerator, self.args = run, accelerator, args
         self.expected, self.alive = expected, alive
         self.skipped = 0
+        self.saved_step = -1  # of the newest checkpoint
         self.seconds = 0.0  # duration of the last save
 
     @property
@@ -78,16 +79,22 @@ class CheckpointSaver:
         self.alive()
         self.accelerator.wait_for_everyone()
         _wait_until_visible(target)
-        self.seconds = time.perf_counter() - began
+        self.saved_step, self.seconds = step, time.perf_counter() - began
         if self.accelerator.is_main_process:
             megabytes = checkpoints.size(target) / 1e6
             logger.info("saved %s: %s MB in %.1f s", target, f"{megabytes:,.1f}", self.seconds)
-            self._rotate(keep=self.args.keep_checkpoints)
+            self.rotate()
         self.accelerator.wait_for_everyone()
         return True
 
-    def _rotate(self, *, keep: int) -> None:
+    def rotate(self, *, at_most: int | None = None) -> None:
+        """Delete checkpoints that the recipe does not keep. Call this on rank 0 only.
+
+        Args:
+            at_most: keep no more than this number of newest checkpoints.
+        """
         args = self.args
+        keep = args.keep_checkpoints if at_most is None else min(at_most, args.keep_checkpoints)
         checkpoints.rotate(self.run, keep=keep, keep_every=args.keep_every_steps, keep_best=args.keep_best_checkpoint)
 
     def _make_room_or_skip(self, step: int, stops: str | None) -> bool:
@@ -122,7 +129,7 @@ class CheckpointSaver:
         complete = checkpoints.complete_checkpoints(self.run)
         needed = SPARE * (checkpoints.size(complete[0]) if complete else self.expected)
         if shutil.disk_usage(self.run).free < needed:
-            self._rotate(keep=min(1, self.args.keep_checkpoints))
+            self.rotate(at_most=1)
             if gone := len(complete) - len(checkpoints.complete_checkpoints(self.run)):
                 logger.warning("deleted %d older checkpoints to free disk space for the next one", gone)
         return (needed - shutil.disk_usage(self.run).free) / 1e6

@@ -10,6 +10,7 @@ import io
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class PretrainingTrainer(Trainer):
         self.saver = CheckpointSaver(run.path, self.accelerator, self.args, expected=size, alive=self.watchdog.arm)
         self._restored_losses: dict[str, Any] | None = None
         self.eval_losses: dict[str, float] = {}  # the losses and the step of the last validation
+        self._held_reports: list[Callable[[], None]] | None = None
         self.remove_callback(DefaultFlowCallback)  # StepControl replaces it
         for own in (self.guard, self.when, self.watchdog):
             self.add_callback(own)
@@ -125,12 +127,13 @@ class PretrainingTrainer(Trainer):
         load_result.missing_keys[:] = set(load_result.missing_keys) - set(self.model.all_tied_weights_keys)
         super()._issue_warnings_after_load(load_result)
 
-    def restore(self, manifest: dict[str, Any]) -> None:
+    def restore(self, manifest: dict[str, Any], *, step: int) -> None:
         """Restore the update guard and the sum of losses since the last log line.
 
         Args:
-            manifest: the manifest of a checkpoint.
+            manifest: the manifest of the checkpoint of `step`.
         """
+        self.saver.saved_step = step
         self.guard.load_state(manifest["guard"])
         self._restored_losses = manifest["loss_window"]
 
@@ -204,7 +207,27 @@ class PretrainingTrainer(Trainer):
                 self.record("running")
         if "loss" in logs or "eval_loss" in logs:
             self._write_event(self.state.global_step, logs)
-        super().log(logs, start_time)
+        report = functools.partial(super().log, logs, start_time)
+        if self._held_reports is None:
+            report()
+        else:
+            self._held_reports.append(report)
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Any, grad_norm: Any, model: Any, trial: Any, *args: Any, **kw: Any
+    ) -> None:
+        # Trainer reports and validates before it saves, so a crash there would lose all steps since the last checkpoint.
+        validates, self.control.should_evaluate = self.control.should_evaluate, False
+        self._held_reports = []
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kw)
+        reports, self._held_reports = self._held_reports, None
+        for report in reports:
+            report()
+        if validates:
+            self.evaluate()
+        if self.control.should_save:  # a signal interrupted a validation at a step that was not saved
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _write_event(self, step: int, event: dict[str, Any]) -> None:
         if self.is_world_process_zero():
@@ -220,17 +243,23 @@ class PretrainingTrainer(Trainer):
         if eval_dataset is not None or metric_key_prefix != "eval":
             raise ValueError("evaluate() accepts no eval_dataset or prefix. Prepare other sets as validation_<name>.")
         with self.meter.on("validation"):
-            engine.require_same_weights(self.model, step=self.state.global_step)
+            is_saved = self.saver.saved_step == self.state.global_step
+            if not is_saved:
+                engine.require_same_weights(self.model, step=self.state.global_step)
             report = self.callback_handler.on_prediction_step
             after_batch = functools.partial(report, self.args, self.state, self.control)
             # Trainer would average the means of batches and count padded duplicates.
             metrics = self.validation.measure(self.model.eval(), step=self.state.global_step, after_batch=after_batch)
             if metrics is None:
                 self.when.stop(self.when.interruption(), self.control)
+                self.control.should_save = not is_saved
                 return {}
             self.log(metrics | {"tokens": self.tokens_trained})
             losses = {key: value for key, value in metrics.items() if key.endswith("_loss")}
             self.eval_losses = losses | {"step": self.state.global_step}
+            self.record("running")
+            if is_saved and self.is_world_process_zero():
+                self.saver.rotate()  # this validation decides whether the best checkpoint is another one
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -248,12 +277,10 @@ class PretrainingTrainer(Trainer):
 
     def _describe_checkpoint(self) -> dict[str, Any]:
         losses = self.accelerator.gather(self._tr_loss.reshape(1)).tolist()
-        validated = self.eval_losses.get("step") == self.state.global_step
         return {
             "run_identity": self.environment.run_identity,
             "deepspeed_processes": self.args.world_size if self.is_deepspeed_enabled else None,
             "tokens": self.tokens_trained,
-            "eval_loss": self.eval_losses["eval_loss"] if validated else None,
             "loss_window": {"since": self._globalstep_last_logged, "sums": losses},
             "guard": self.guard.state(),
             "time_breakdown": self.run.time_breakdown(),

@@ -151,7 +151,7 @@ def validates_at_start(args: PretrainingArguments, step: int, *, is_validated: b
 
     Args:
         step: the step of the checkpoint, or 0 for a new run.
-        is_validated: whether the checkpoint contains a validation loss.
+        is_validated: whether the run was already validated at `step`.
     """
     if not step:
         return args.eval_on_start

@@ -44,7 +44,7 @@ def tiny_run(model, tokenizer, documents, tmp_path, monkeypatch) -> Path:
     (run / "run_status.json").write_text(json.dumps({"tokens": 9000}))  # the run has continued since
     (run / "environment.json").write_text(json.dumps({"seed": 42}))
     seal(run / "final", {}, tokens=5000, losses={}, environment={"run_identity": {"seed": 42}})
-    seal(run / "checkpoint-3", {}, tokens=1536, run_identity={}, eval_loss=None)
+    seal(run / "checkpoint-3", {}, tokens=1536, run_identity={})
     Path("data/tiny/text").mkdir(parents=True)
     lines = [json.dumps({"text": document}) for document in documents]
     Path("data/tiny/text/validation.jsonl").write_text("\n".join(lines))
@@ -186,7 +186,7 @@ def test_all_checkpoints_are_a_trend(tiny_run, model, tokenizer):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if step < 24:  # the last checkpoint is not complete
-            seal(folder, {}, tokens=512 * step, run_identity={}, eval_loss=None)
+            seal(folder, {}, tokens=512 * step, run_identity={})
     comparison = evaluate("--all_checkpoints --baseline untrained")
     assert [m["tokens_trained"] for m in comparison["models"]] == [1536, 3072, 6144, 5000, 0]
     assert "| model | tokens trained | document_perplexity" in Path("out/comparison.md").read_text()

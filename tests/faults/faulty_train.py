@@ -25,6 +25,7 @@ from gpt2_repro import cli
 
 
 FIRST, _, LAST = os.environ["FAULT_AT"].partition("-")
+RUN = Path(sys.argv[sys.argv.index("--output_dir") + 1])
 STEPS = range(int(FIRST), int(LAST or FIRST) + 1)
 
 
@@ -38,6 +39,10 @@ def saves(*args: Any, **kwargs: Any) -> bool:
 
 def kill(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(original: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
 def tear(original: Callable[[], Any], path: Path, **kwargs: Any) -> None:
@@ -62,11 +67,14 @@ def fill_memory(original: Callable[[], Any], self: Any, model: Any, inputs: Any,
 
 def inject(fault: str) -> None:
     """Patch a function so that calling the function on rank FAULT_RANK causes a fault."""
+    from gpt2_repro.evaluation.hellaswag import HellaSwag
     from gpt2_repro.run_record import checkpoints
     from gpt2_repro.training.callbacks import ProgressBar
     from gpt2_repro.training.hashing import _HashedFile
+    from gpt2_repro.training.samples import TextSampler
     from gpt2_repro.training.saving import CheckpointSaver
     from gpt2_repro.training.trainer import PretrainingTrainer
+    from gpt2_repro.training.validation import Validation
     from gpt2_repro.training.when import StepControl
 
     always = lambda *_, **__: True  # noqa: E731
@@ -76,6 +84,15 @@ def inject(fault: str) -> None:
     is_shard = lambda self, file: "optim_states" in file.name and saves(file.name)  # noqa: E731
     term = lambda original, *_, **__: (os.kill(os.getpid(), signal.SIGTERM), original())  # noqa: E731
     slow = lambda original, *_, **__: (time.sleep(0.5), original())  # noqa: E731
+    samples = lambda self, args, step, *_, **__: step in STEPS  # noqa: E731
+    validates = lambda *_, step, **__: step in STEPS  # noqa: E731
+    is_saved = lambda *_, **__: any((RUN / f"checkpoint-{step}").is_dir() for step in STEPS)  # noqa: E731
+    after_the_save: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+        "validation": (Validation, "measure", validates),
+        "hellaswag": (HellaSwag, "collate", is_saved),
+        "sampling": (TextSampler, "_sample", samples),
+        "tracking": (TextSampler, "on_log", ends_at),  # guarded like the callback of wandb
+    }
     faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[..., bool]]] = {
         "kill_after_the_model": (PretrainingTrainer, "_save_optimizer_and_scheduler", kill, saves),
         "kill_before_a_shard": (_HashedFile, "__init__", kill, is_shard),
@@ -90,6 +107,8 @@ def inject(fault: str) -> None:
         "small_device": (PretrainingTrainer, "training_step", fill_memory, always),
         "slow_validation": (ProgressBar, "on_prediction_step", slow, always),
     }
+    for place, (owner, name, when) in after_the_save.items():
+        faults |= {f"kill_in_{place}": (owner, name, kill, when), f"fail_in_{place}": (owner, name, fail, when)}
     owner, name, replacement, when = faults[fault]
     original = getattr(owner, name)
 

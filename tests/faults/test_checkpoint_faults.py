@@ -46,8 +46,35 @@ def test_a_signal_while_saving_stops_after_the_save(train, fault, golden, tmp_pa
     run = tmp_path / "run"
     code, text = fault("term_while_saving", 4, run, *SAVES)
     assert code == 0 and status(run)["state"] == "stopped", text
-    assert {path.name for path in run.glob("checkpoint-*")} >= {"checkpoint-4", "checkpoint-5"}
+    # The validation after the save is interrupted, and the checkpoint is not saved again.
+    assert {path.name for path in run.glob("checkpoint-*")} >= {"checkpoint-4"} and text.count("saved ") == 2
     assert losses(train(run, *SAVES)) == losses(golden(*SAVES))
+
+
+@pytest.fixture(scope="module")
+def hellaswag_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with one HellaSwag item."""
+    path = tmp_path_factory.mktemp("hellaswag") / "items.jsonl"
+    path.write_text(json.dumps({"ctx": "abc", "endings": ["de fg", "hij a", "b", "c d e"], "label": 1}))
+    return path
+
+
+@pytest.mark.parametrize("fault_kind", ["kill", "fail"])
+@pytest.mark.parametrize("place", ["validation", "hellaswag", "sampling", "tracking"])
+def test_a_fault_after_the_save_of_a_step_loses_no_step(
+    place: str, fault_kind: str, train, fault, golden, hellaswag_file: Path, tmp_path: Path
+) -> None:
+    """A crash in a validation, a sample or a tracking service costs no training step."""
+    scored = ("--hellaswag_steps", 2, "--hellaswag_data", hellaswag_file, "--sample_steps", 2, "--sample_tokens", 4)
+    options, run = (*SAVES, "--max_steps", 8, *scored), tmp_path / "run"
+    code, text = fault(f"{fault_kind}_in_{place}", 4, run, *options)
+    if place in ("sampling", "tracking") and fault_kind == "fail":
+        assert code == 0 and status(run)["state"] == "complete", text
+    else:
+        assert code != 0 and newest_complete(run)[0] == run / "checkpoint-4", text
+        train(run, *options)
+    straight = golden(*options)
+    assert weights(run) == weights(straight) and losses(run) == losses(straight)
 
 
 def test_a_disk_that_fills_up_while_writing_costs_no_checkpoint(train, fault, golden, small_disk: Path) -> None:

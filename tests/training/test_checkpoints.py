@@ -19,6 +19,7 @@ from gpt2_repro.run_record.checkpoints import (
     seal,
     training_record,
 )
+from gpt2_repro.run_record.events import append
 from gpt2_repro.training.resuming import refuse_code
 
 
@@ -32,7 +33,8 @@ def save(tmp_path: Path):
         (staged / f"global_step{step}").mkdir(parents=True)
         (staged / "model.safetensors").write_bytes(b"weights" * step)
         (staged / f"global_step{step}" / "optimizer.pt").write_bytes(b"moments" * step)
-        seal(staged, {}, run_identity=TRAJECTORY, eval_loss=eval_loss)
+        seal(staged, {}, run_identity=TRAJECTORY)
+        append(tmp_path / "metrics.jsonl", {"step": step, "eval_loss": eval_loss} if eval_loss else {"step": step})
         publish(staged, tmp_path / f"checkpoint-{step}")
         return tmp_path / f"checkpoint-{step}"
 
@@ -40,20 +42,22 @@ def save(tmp_path: Path):
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} - {"staging"}
+    return {path.name for path in folder.iterdir()} - {"staging", "metrics.jsonl"}
 
 
 def test_manifest_records_run_identity_and_files(save) -> None:
     save(5).joinpath("left").write_text("from a damaged save, which the next save replaces")
     checkpoint = save(5, 3.0)
     manifest = read_manifest(checkpoint)
-    assert (manifest["run_identity"], manifest["eval_loss"]) == (TRAJECTORY, 3.0)
+    assert manifest["run_identity"] == TRAJECTORY
     assert manifest["files"].keys() == {"model.safetensors", "global_step5/optimizer.pt"}
     assert checkpoints.size(checkpoint) == 7 * 5 * 2
     assert defect(checkpoint, read_files=True) is None and names(checkpoint.parent) == {"checkpoint-5"}
+    assert training_record(checkpoint) is None  # the run has no environment.json
     # The record is read from the checkpoint, not from the run directory, and only if it is intact.
     (checkpoint.parent / "environment.json").write_text('{"plan": {}}')
-    assert training_record(checkpoint).environment.run_identity == TRAJECTORY
+    record = training_record(checkpoint)
+    assert record.environment.run_identity == TRAJECTORY and record.losses == {"eval_loss": 3.0}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run_identity": {"seed": 2}}))
     assert training_record(checkpoint) is None
 

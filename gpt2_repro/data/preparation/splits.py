@@ -85,7 +85,7 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         trained |= files.keys()
     of_training = [source.description["name"] for source in sources.training]
     for name, source in sources.validation_sets.items():
-        problem = f"The validation set {name} and the training sources have the same text"
+        problem = f"The validation set {name!r} and the training sources have the same text"
         for file in source.validation_files or source.files:
             if file.identity() in trained:
                 raise UserError(f"{problem} ({file.name}). Pass another source for {name}.")
