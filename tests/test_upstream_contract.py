@@ -53,6 +53,7 @@ UNDOCUMENTED: dict[str, tuple[str, ...]] = {
     "pytorch_model_fsdp": ("accelerate.utils.constants",),
     "_model_states": ("deepspeed.runtime.engine",),
     "found_inf": ("torch.optim.adamw",),
+    "is_lomo_available": ("accelerate.optimizer",),
 }  # fmt: skip
 # The parameters of the methods that we override or call.
 PARAMETERS = {

@@ -202,7 +202,7 @@ class RunRecord:
         return {name: round(self._earlier[name] + measured.get(name, 0.0), 2) for name in PARTS}
 
     def add_redone_steps(self, step: int, at_checkpoint: Mapping[str, float]) -> None:
-        """Count the time of the steps that this attempt repeats as "redone".
+        """Move the time of repeated steps to the activity "redone" of the time breakdown.
 
         These are the steps after `step` that earlier attempts trained.
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import accelerate.optimizer
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
@@ -36,6 +37,20 @@ def prepare_deepspeed(*, use_cpu: bool) -> None:
     # Use gloo between CPU processes. DeepSpeed would compile an operator, which takes 26 s and needs a compiler. After
     # a killed compilation, the next compilation waits forever for a lock (deepspeed/comm/torch.py, 0.19.8).
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def skip_repeated_work(wrapped: nn.Module, model: nn.Module) -> None:
+    """Make `train()` of the training engine return at once in training mode.
+
+    Args:
+        wrapped: the training engine, such as the DDP, DeepSpeed or FSDP wrapper around the model.
+        model: the model without wrapper.
+    """
+    # Trainer calls train() before each micro-batch, which visits every module. accelerate (1.15) searches for the
+    # package lomo_optim twice per step. Together, both take 2 ms of host time.
+    train = wrapped.train
+    wrapped.train = lambda mode=True: wrapped if mode and model.training else train(mode)
+    accelerate.optimizer.is_lomo_available = lambda: False
 
 
 def describe_engine(accelerator: Any, wrapped: nn.Module, inner: Any) -> dict[str, Any]:

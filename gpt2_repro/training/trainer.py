@@ -85,6 +85,7 @@ class PretrainingTrainer(Trainer):
         # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(*args, **kwargs)
+        engine.skip_repeated_work(self.model_wrapped, self.model)
         follow(self.lr_scheduler, self.args.learning_rate)
         optimizer = engine.innermost_optimizer(self.model_wrapped, self.optimizer)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)

@@ -1,11 +1,11 @@
-"""Optimizer state that DeepSpeed restores incorrectly is corrected."""
+"""DeepSpeed's restored optimizer state is corrected; train() is called only if needed."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gpt2_repro.training.engine import fix_restored_optimizer
+from gpt2_repro.training.engine import fix_restored_optimizer, skip_repeated_work
 
 
 # The fused optimizer needs step counts on the device of the weights. DeepSpeed restores a universal checkpoint with
@@ -36,3 +36,18 @@ def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, group
     fix_restored_optimizer(engine, optimizer, weight_decay=0.1)
     assert engine.optimizer.clip_grad == 0.1
     assert [group["weight_decay"] for group in optimizer.param_groups] == decays
+
+
+def test_training_mode_is_set_again_after_a_validation() -> None:
+    """The engine sets the mode of all modules if the inner model is in evaluation mode, and only then."""
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5))
+    wrapped = torch.nn.Sequential(model)
+    visits = []
+    original = wrapped.train
+    wrapped.train = lambda mode=True: (visits.append(mode), original(mode))[1]
+    skip_repeated_work(wrapped, model)
+    assert wrapped.train() is wrapped and not visits
+    model.eval()
+    assert not model[0].training and wrapped.train() is wrapped and model[0].training and visits == [True]
+    wrapped.eval()
+    assert not model[0].training and visits == [True, False]
