@@ -1,4 +1,4 @@
-"""DeepSpeed's restored optimizer state is corrected; train() is called only if needed."""
+"""The engine state is corrected after a resume; train() is called only if needed."""
 
 from types import SimpleNamespace
 
