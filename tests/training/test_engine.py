@@ -1,4 +1,4 @@
-"""The engine state is corrected after a resume; train() is called only if needed."""
+"""Wrong optimizer state is corrected after a resume."""
 
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ def test_restored_optimizer_has_the_recipes_clipping_and_decay(stage: int, group
 
 
 def test_training_mode_is_set_again_after_a_validation() -> None:
-    """The engine sets the mode of all modules if the inner model is in evaluation mode, and only then."""
+    """The engine sets training mode only if the inner model is in evaluation mode."""
     model = torch.nn.Sequential(torch.nn.Dropout(0.5))
     wrapped = torch.nn.Sequential(model)
     visits = []
