@@ -87,12 +87,14 @@ def train(
         batch = rows[step * rows_per_step : (step + 1) * rows_per_step]
         loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()
+        weights = list(model.parameters())
+        norm = torch.stack([weight.grad.double().norm() for weight in weights]).norm()
+        nn.utils.clip_grads_with_norm_(weights, clip, norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-        yield {"loss": loss.item(), "grad_norm": norm, "learning_rate": rate}
+        yield {"loss": loss.item(), "grad_norm": norm.item(), "learning_rate": rate}
 
 
 def write_llmc_shard(path: Path, ids: np.ndarray) -> Path:

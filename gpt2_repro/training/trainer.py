@@ -9,6 +9,7 @@ import functools
 import io
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -163,12 +164,13 @@ class PretrainingTrainer(Trainer):
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
             norm = self.model_wrapped.get_global_grad_norm()
         else:
-            norm = engine.whole(super()._get_grad_norm(model, grad_norm))
+            norm = engine.whole(engine.clip_gradients(model, math.inf) if grad_norm is None else grad_norm)
         self.guard.see_norm(norm)
         return norm
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        return None if self.is_deepspeed_enabled else super()._clip_grad_norm(model)  # DeepSpeed clips in its step
+        # DeepSpeed clips in its step.
+        return None if self.is_deepspeed_enabled else engine.clip_gradients(model, self.args.max_grad_norm)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # total_flos misses 40 % of GPT-2's FLOPs
