@@ -71,6 +71,8 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--dropout 1.5", ["--dropout 1.5"]),
         ("--learning_rate 0", ["--learning_rate 0.0006"]),
         ("--learning_rate -1e-3", ["--learning_rate -0.001", "--learning_rate 0.0006"]),
+        ("--learning_rate 6e4", ["--learning_rate 60000.0", "--learning_rate 0.0006"]),
+        ("--learning_rate 1", ["--learning_rate 0.0006"]),
         ("--weight_decay=-0.1", ["--weight_decay 0.1"]),
         ("--adam_beta2 1", ["--adam_beta2 0.95"]),
         ("--final_learning_rate_fraction 2", ["--final_learning_rate_fraction 0.0"]),
