@@ -8,6 +8,7 @@ python -m gpt2_repro.diagnose somebody/gpt2-small --dataset_dir data/fineweb-10b
 import functools
 import json
 import logging
+import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,11 +135,22 @@ def _baseline(passed: str | None, run: Path | None) -> str:
     """Return the baseline from the command line, or else from the run's recipe."""
     baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
-        raise UserError(
-            f"The diagnosis needs a trained baseline, not {baseline}. "
-            "Pass --baseline with a run, a folder or a Hub id."
-        )
+        fix = "Train another run on the same data, and pass it as --baseline."
+        if others := _runs_with_tokenizer_of(run) if run else []:
+            fix = f"Pass another run with this tokenizer, such as --baseline {others[0]}."
+        raise UserError(f"The diagnosis needs a trained model with the same tokenizer, not {baseline}. {fix}")
     return baseline
+
+
+def _runs_with_tokenizer_of(run: Path) -> list[str]:
+    """Return the finished runs next to `run` that have its tokenizer."""
+    others = [RunRecord(path) for path in sorted(run.resolve().parent.iterdir()) if path != run.resolve()]
+    sha256 = RunRecord(run).environment().data.get("tokenizer_sha256")
+    return [
+        os.path.relpath(other.path)
+        for other in others
+        if other.final.is_dir() and other.environment().data.get("tokenizer_sha256") == sha256
+    ]
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:
