@@ -54,6 +54,8 @@ def main(argv: list[str]) -> None:
     _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
     recipe = RunRecord(checkpoint.run).recipe() if checkpoint.run else {}
     own_data = Path(name) if (name := recipe.get("data", {}).get("dataset_dir")) else None
+    if checkpoint.run and own_data and not options.dataset_dir:
+        RunRecord(checkpoint.run).check_data(own_data, "--dataset_dir")
     dataset_dir = options.dataset_dir or (own_data if own_data and own_data.is_dir() else None)
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
 
