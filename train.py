@@ -15,7 +15,7 @@ from typing import Any
 
 from gpt2_repro import cli
 from gpt2_repro.data.prepared import PreparedData
-from gpt2_repro.training.launcher import end_with_launcher
+from gpt2_repro.training.launcher import check_cores, end_with_launcher
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -41,6 +41,7 @@ HELP = {
 def main(argv: list[str]) -> None:
     """Train from a recipe, or only print the output of --dry_run or --diff_recipe."""
     end_with_launcher()
+    check_cores(argv)
     # Imports take seconds, so each mistake is reported before the next import.
     from gpt2_repro.training.arguments import load_recipe
 

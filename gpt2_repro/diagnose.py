@@ -8,6 +8,7 @@ python -m gpt2_repro.diagnose somebody/gpt2-small --dataset_dir data/fineweb-10b
 import functools
 import json
 import logging
+import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,8 @@ def main(argv: list[str]) -> None:
     _check_vocabulary(load_tokenizer(baseline.source), tokenizer, f"--baseline {baseline.name}")
     recipe = RunRecord(checkpoint.run).recipe() if checkpoint.run else {}
     own_data = Path(name) if (name := recipe.get("data", {}).get("dataset_dir")) else None
+    if checkpoint.run and own_data and not options.dataset_dir:
+        RunRecord(checkpoint.run).check_data(own_data, "--dataset_dir")
     dataset_dir = options.dataset_dir or (own_data if own_data and own_data.is_dir() else None)
     domains, counts = _read_texts(dataset_dir, options, tokenizer)
 
@@ -134,11 +137,22 @@ def _baseline(passed: str | None, run: Path | None) -> str:
     """Return the baseline from the command line, or else from the run's recipe."""
     baseline = passed or arguments_of_run(run).baseline
     if baseline in ("none", "untrained"):
-        raise UserError(
-            f"The diagnosis needs a trained baseline, not {baseline}. "
-            "Pass --baseline with a run, a folder or a Hub id."
-        )
+        fix = "Train another run on the same data, and pass it as --baseline."
+        if others := _runs_with_tokenizer_of(run) if run else []:
+            fix = f"Pass another run with this tokenizer, such as --baseline {others[0]}."
+        raise UserError(f"The diagnosis needs a trained model with the same tokenizer, not {baseline}. {fix}")
     return baseline
+
+
+def _runs_with_tokenizer_of(run: Path) -> list[str]:
+    """Return the finished runs next to `run` that have its tokenizer."""
+    others = [RunRecord(path) for path in sorted(run.resolve().parent.iterdir()) if path != run.resolve()]
+    sha256 = RunRecord(run).environment().data.get("tokenizer_sha256")
+    return [
+        os.path.relpath(other.path)
+        for other in others
+        if other.final.is_dir() and other.environment().data.get("tokenizer_sha256") == sha256
+    ]
 
 
 def _read_texts(folder: Path | None, options: Namespace, tokenizer: Any) -> tuple[list[Domain], Counts | None]:

@@ -43,17 +43,14 @@ class Launcher(NamedTuple):
     deepspeed_json: str = ""
     torch_compile: bool = True  # not with sharded weights, which are gathered and freed while the loss is computed
     muon: bool = False  # needs complete (not sharded) weight matrices
-    torchrun_on_cpu: bool = False  # because accelerate launch would need mpirun
 
     @property
     def config(self) -> str:
         """Path of the config for `accelerate launch --config_file`."""
         return f"accelerate_configs/{self.name}.yaml"
 
-    def command(self, num_processes: int, *, use_cpu: bool = False) -> list[str]:
+    def command(self, num_processes: int) -> list[str]:
         """Return the part of the command line that comes before the training script."""
-        if use_cpu and self.torchrun_on_cpu:
-            return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
         config = ["--config_file", str(ROOT / self.config), "--num_processes", str(num_processes)]
         return [sys.executable, "-m", "accelerate.commands.launch", *config]
 
@@ -63,7 +60,7 @@ LAUNCHERS = {
     launcher.name: launcher
     for launcher in (
         Launcher("zero1", ZERO, "zero1.json"),
-        Launcher("ddp", PLAIN, muon=True, torchrun_on_cpu=True),
+        Launcher("ddp", PLAIN, muon=True),
         Launcher("zero2", ZERO, "zero2.json"),
         Launcher("zero3", ZERO3, "zero3.json", torch_compile=False),
         Launcher("fsdp2", FSDP2, torch_compile=False),

@@ -232,7 +232,7 @@ def find_micro_batch(recipe: TrainingRecipe, work: Workload, memory_bytes: float
     rows = training.tokens_per_step // length // cards
     say = functools.partial(print, file=sys.stderr, flush=True)
     say("Searching for the largest micro-batch. Each attempt is a new process and takes 2 to 3 minutes (assumed).")
-    launcher = recommended_launcher(muon=training.optim == MUON).command(cards, use_cpu=training.use_cpu)
+    launcher = recommended_launcher(muon=training.optim == MUON).command(cards)
     with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
         run, path = Path(scratch, "run"), Path(scratch, "probe.yaml")
         path.write_text(recipe.to_yaml())

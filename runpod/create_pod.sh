@@ -3,7 +3,7 @@
 #   bash runpod/create_pod.sh --gpu "NVIDIA A100-SXM4-80GB" --n 8 --volume VOLUME_ID --hours 4
 #   bash runpod/create_pod.sh --cpu --volume VOLUME_ID --hours 8    a machine without a GPU, to prepare the data
 #
-#   --gpu NAME          RunPod's id of the GPU, such as "NVIDIA H100 80GB HBM3"
+#   --gpu NAME          the GPU, such as "RTX 4090" or "H100 SXM", or RunPod's id, such as "NVIDIA RTX A6000"
 #   --n N               number of GPUs (default: 1)
 #   --cpu               rent a pod without a GPU
 #   --volume ID         attach this network volume. It is kept when the pod is terminated. Works only in the data
@@ -66,10 +66,31 @@ else
   mistake "Pass --volume ID or --volume_gb N. Without a volume the run is lost when the pod stops."
 fi
 
+# Replace a short name in $gpu by RunPod's id (docs.runpod.io/references/gpu-types).
+resolve_gpu() {
+  local line card name words word known="" found="" id="" count=0 prices
+  prices=$(<"$tables/gpu_prices.yaml")
+  shopt -s nocasematch
+  while IFS= read -r line; do
+    [[ $line =~ ^-\ \{card:\ ([^,]+),\ name:\ ([^,]+), ]] || continue
+    card=${BASH_REMATCH[1]} name=${BASH_REMATCH[2]}
+    [[ $prices == *"card: $card, provider: RunPod"* ]] || continue
+    known+=", $card" words=" NVIDIA GeForce $card $name ${name//-/ } "
+    for word in $gpu; do [[ $words == *" $word "* ]] || continue 2; done
+    count=$((count + 1)) found+=", $card" id="NVIDIA $name"
+    [[ $name != RTX* ]] || id="NVIDIA GeForce $name"
+  done <"$tables/cards.yaml"
+  shopt -u nocasematch
+  ((count <= 1)) || mistake "--gpu $gpu can be one of: ${found#, }. Pass one of these names."
+  ((count)) || mistake "--gpu $gpu is unknown. Pass one of: ${known#, }; or RunPod's id of another GPU, such as \"NVIDIA L4\"."
+  gpu=$id
+}
+tables=$repository/gpt2_repro/preflight
+((cpu)) || [[ $gpu == NVIDIA\ * ]] || resolve_gpu
+
 # Print the list price of $gpu per hour and the date of the price, if gpu_prices.yaml contains them.
 list_price() {
   local line card=""
-  local tables=$repository/gpt2_repro/preflight
   while IFS= read -r line; do
     [[ $line =~ ^-\ \{card:\ ([^,]+),\ name:\ ([^,]+), ]] || continue
     [[ " ${gpu//-/ } " == *" ${BASH_REMATCH[2]//-/ } "* ]] && card=${BASH_REMATCH[1]} && break

@@ -13,7 +13,8 @@
 #
 # Ctrl-C or SIGTERM ends the training with a complete checkpoint. The script then continues as after a failure.
 # Closing the terminal has no effect. All output is written to $WORKSPACE/logs/run-<UTC time>.log (or to /tmp), which
-# the terminal shows. The log is copied to console.log in the run directory. A pod can have only one run_and_stop.sh.
+# the terminal shows. Without a terminal, only the last errors are printed. The log is copied to console.log in the run
+# directory. A pod can have only one run_and_stop.sh.
 set -euo pipefail
 # shellcheck source=runpod/stop_pod.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stop_pod.sh"
@@ -53,10 +54,12 @@ log=$(log_file "run-$(date -u +%Y%m%dT%H%M%SZ).log")
 note=$temporary/run_and_stop.$$ # the supervisor writes the path of the run directory to this file
 rm -f "$note" 2>/dev/null || :
 say "log: $log"
-if [[ -t 1 ]]; then tail -n +1 -f -s 0.2 --pid=$$ "$log" 2>/dev/null 9>&- & fi
+# Descriptor 8 gets the last errors. A terminal shows the complete log instead.
+exec 8>/dev/null
+if [[ -t 1 ]]; then tail -n +1 -f -s 0.2 --pid=$$ "$log" 2>/dev/null 9>&- & else exec 8>&1; fi
 exec >>"$log" 2>&1 </dev/null
 trap '' HUP
-if ((stops)); then bash runpod/deadline.sh "$hours" $$ 9>&- || exit 1; fi
+if ((stops)); then bash runpod/deadline.sh "$hours" $$ 8>&- 9>&- || exit 1; fi
 
 set +eu # from here on the script must not end before it has stopped the pod: failures are logged instead
 # shellcheck disable=SC2329  # called by the trap
@@ -68,7 +71,7 @@ main() { # a function is read completely before it runs: the file may change dur
   told=0 training=""
   trap tell INT TERM
   # A new session: the signals of a terminal (Ctrl-C, hang-up) go to all processes of its session.
-  GPT2_REPRO_RUN_NOTE=$note setsid "${PYTHON:-python}" -m gpt2_repro.supervise -- "$@" &
+  GPT2_REPRO_RUN_NOTE=$note setsid "${PYTHON:-python}" -m gpt2_repro.supervise -- "$@" 8>&- &
   training=$!
   ((told)) && kill -TERM "$training"
   while kill -0 "$training" 2>/dev/null; do wait "$training"; done # a signal ends the wait, not the training
@@ -103,10 +106,13 @@ main() { # a function is read completely before it runs: the file may change dur
   if [[ -n $run ]]; then
     if ((copied)) || [[ -n ${RUNPOD_VOLUME_ID:-} && $(realpath -m "$run") == "$(realpath -m "$workspace")"/* ]]; then safe=1; fi
   fi
+  if ((code)); then
+    { grep -E '^(error|[A-Za-z_.]+Error): ' "$log" | tail -n 2; say "exit code $code, see $log"; } 2>/dev/null >&8
+  fi
   ((stops)) || exit "$code"
   if ((code || !complete)); then
     say "the pod will be stopped in $grace minutes (to keep the pod until the deadline, run: kill -KILL $$)"
-    rest "$(seconds "$grace" 60)" 9>&-
+    rest "$(seconds "$grace" 60)" 8>&- 9>&-
   fi
   if ((safe)); then stop_pod; else stop_pod stop; fi # terminating the pod would delete a run that was not copied
   exit

@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[1]
 
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
-LAUNCHERS = {"launch": "zero1", "zero2": "zero2", "zero3": "zero3", "fsdp2": "fsdp2"}
+LAUNCHERS = {"launch": "zero1", "ddp": "ddp", "zero2": "zero2", "zero3": "zero3", "fsdp2": "fsdp2"}
 
 
 def start_command(words: tuple[object, ...], environment: dict[str, str], **streams: Any) -> subprocess.Popen[str]:
     """Start a command in the root folder of the project, as a user would.
 
     `words` starts with `python`, `bash`, or a launcher and its number of processes. The launchers are `launch`
-    (accelerate with ZeRO-1), `zero2`, `zero3`, `fsdp2` and `torchrun`. `environment` is added to the current
+    (accelerate with ZeRO-1), `ddp`, `zero2`, `zero3`, `fsdp2` and `torchrun`. `environment` is added to the current
     environment variables. `streams` contains further arguments of subprocess.Popen.
     """
     return subprocess.Popen(

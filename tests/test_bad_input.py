@@ -71,6 +71,8 @@ def refused(tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--dropout 1.5", ["--dropout 1.5"]),
         ("--learning_rate 0", ["--learning_rate 0.0006"]),
         ("--learning_rate -1e-3", ["--learning_rate -0.001", "--learning_rate 0.0006"]),
+        ("--learning_rate 6e4", ["--learning_rate 60000.0", "--learning_rate 0.0006"]),
+        ("--learning_rate 1", ["--learning_rate 0.0006"]),
         ("--weight_decay=-0.1", ["--weight_decay 0.1"]),
         ("--adam_beta2 1", ["--adam_beta2 0.95"]),
         ("--final_learning_rate_fraction 2", ["--final_learning_rate_fraction 0.0"]),
@@ -97,7 +99,15 @@ def test_a_source_that_does_not_fit(refused, tiny_recipe: Path, tmp_path: Path) 
     assert "--tokens_per_step 256" in refused(*typed, recipe=tmp_path / "changed.yaml")
 
 
+def test_many_more_processes_than_cpu_cores(refused, monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for processes, told in (("4", "--logging_steps 10"), ("5", "--num_processes 2")):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert told in refused("--use_cpu", "--logging_steps", 0)
+
+
 def test_more_processes_than_gpus(refused, monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")

@@ -114,7 +114,8 @@ SHOWN = [code.partition(" train.py") for page in PAGES for code in code_of(page)
 
 
 @pytest.mark.parametrize(
-    "options", [options for launcher, story, options in SHOWN if story and "single_gpu" not in launcher]
+    "options",
+    [words for launcher, story, words in SHOWN if story and "single_gpu" not in launcher and "--use_cpu" not in words],
 )
 def test_every_training_that_is_shown_is_one_for_8_gpus(options: str) -> None:
     words = shlex.split(options)

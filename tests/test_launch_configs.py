@@ -19,7 +19,7 @@ GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("runs.json").rea
 
 
 @pytest.mark.parametrize(
-    "launcher", [(name, 2) for name in ("torchrun", "launch", "zero2", "zero3", "fsdp2")], ids=lambda its: its[0]
+    "launcher", [(name, 2) for name in ("ddp", "launch", "zero2", "zero3", "fsdp2")], ids=lambda its: its[0]
 )
 def test_two_processes_are_one(launcher, type_command, type_warm, tiny_recipe: Path, events, tmp_path: Path) -> None:
     """Training with two processes has the same losses as with one process."""

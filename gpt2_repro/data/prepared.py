@@ -92,6 +92,8 @@ class PreparedData:
             key, holds, value = difference
             option = f" --{key} {value}" if key in typed else ""
             fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
+            if passed and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
+                fix = f"Pass {fitting}, the recipe with the settings of this folder, or --{key} {holds}."
             raise UserError(
                 f"{args.dataset_dir} was prepared with {key} {holds or 'none'}, not {value or 'none'}. {fix}"
             )
@@ -213,6 +215,19 @@ def request_of(args: DataArguments) -> dict[str, Any]:
     request = {k: v for k, v in dataclasses.asdict(args).items() if k not in ("dataset_dir", "source")}
     # Converted through JSON, like the request in a manifest.
     return json.loads(json.dumps({"source": "files" if args.data_files else args.source, **request}))
+
+
+def _recipe_of(manifest: Manifest) -> Path | None:
+    """Return the recipe in recipes/ with which a folder was prepared, if any matches."""
+    from gpt2_repro.recipe import DEFAULT, read_section
+
+    for path in sorted(DEFAULT.parent.glob("*.yaml"), key=lambda path: path != DEFAULT):
+        with contextlib.suppress(UserError):  # a recipe with a mistake
+            section = request_of(read_section(path, "data", DataArguments))
+            section.pop("data_files")
+            if first_difference(manifest.request, section) is None:
+                return path
+    return None
 
 
 def first_difference(recorded: dict[str, Any], requested: dict[str, Any]) -> tuple[str, Any, Any] | None:

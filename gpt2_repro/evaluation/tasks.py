@@ -90,12 +90,17 @@ def find_local_files(local_data: Path, tasks: Iterable[str]) -> dict[str, Path]:
 def own_documents(run: Path | None, tasks: Iterable[str]) -> Path | None:
     """Return a run's prepared folder if a task needs documents from this folder.
 
-    The result is None if no task needs documents, or if the folder has no documents.
+    The result is None if no task needs documents, or if the folder has no documents. Raises UserError if the folder
+    was prepared again after the training.
     """
-    name = (
-        RunRecord(run).recipe().get("data", {}).get("dataset_dir") if run and OWN_TASKS.keys() & set(tasks) else None
-    )
-    return Path(name) if name and any(Path(name, file).is_file() for file in DOCUMENT_FILES) else None
+    if not run or not OWN_TASKS.keys() & set(tasks):
+        return None
+    record = RunRecord(run)
+    name = record.recipe().get("data", {}).get("dataset_dir")
+    if not name or not any(Path(name, file).is_file() for file in DOCUMENT_FILES):
+        return None
+    record.check_data(Path(name), "--local_data")
+    return Path(name)
 
 
 def check_tasks(tasks: Iterable[str], local: Collection[str]) -> None:

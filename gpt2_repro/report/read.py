@@ -52,6 +52,11 @@ class Run:
         return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
 
     @property
+    def validated(self) -> list[Row]:
+        """The validation results that include the loss of the main validation set."""
+        return [row for row in self.validation if is_number(row.get("eval_loss"))]
+
+    @property
     def hellaswag(self) -> list[Row]:
         """The validation results that include a HellaSwag accuracy."""
         return [row for row in self.validation if is_number(row.get("hellaswag_acc"))]

@@ -42,8 +42,8 @@ def progress(run: Run) -> str:
 
 def key_numbers(run: Run) -> list[KeyNumber]:
     """Return the numbers shown at the top of a report. Unknown numbers are omitted."""
-    losses = values([dict(run.status.losses), *run.validation], "eval_loss")
-    last, best = next(reversed(losses), None), min(losses, default=None)
+    last = run.validated[-1] if run.validated else {}
+    best = min(run.validated, key=lambda row: row["eval_loss"], default={})
     further = {name: values(run.validation, f"eval_{name}_loss") for name in run.further_sets}
     hellaswag = run.hellaswag[-1] if run.hellaswag else {}
     compared = ", ".join(f"{name} {value:.4f}" for name, value in hellaswag_lines(run).items())
@@ -52,8 +52,8 @@ def key_numbers(run: Run) -> list[KeyNumber]:
     usd = seconds / 3600 * price if seconds is not None and price else None
     planned = f"of {count(run.total_tokens)} planned" if run.total_tokens not in (0, run.status.tokens) else ""
     numbers: list[tuple[str, Any, Callable[[Any], str], str]] = [
-        ("validation loss (nats/token)", last, "{:.3f}".format, ""),
-        ("best validation loss", None if best == last else best, "{:.3f}".format, ""),
+        ("validation loss (nats/token)", last.get("eval_loss"), "{:.3f}".format, _at_step(last)),
+        ("best validation loss", None if best == last else best["eval_loss"], "{:.3f}".format, _at_step(best)),
         *((f"loss of {name}", next(reversed(found), None), "{:.3f}".format, "") for name, found in further.items()),
         ("HellaSwag", hellaswag.get("hellaswag_acc"), "{:.4f}".format, compared or items),
         ("parameters", run.environment.parameters or None, count, ""),
@@ -65,7 +65,13 @@ def key_numbers(run: Run) -> list[KeyNumber]:
         ("cost", usd, "${:,.2f}".format, f"at ${price:,.2f} an hour"),
     ]
     known = [KeyNumber(label, form(value), [Cell(note)]) for label, value, form, note in numbers if value is not None]
-    return known if last is None else [known[0]._replace(notes=_against(last, run.reference_losses)), *known[1:]]
+    if last:
+        known[0] = known[0]._replace(notes=[*known[0].notes, *_against(last["eval_loss"], run.reference_losses)])
+    return known
+
+
+def _at_step(validation: Row) -> str:
+    return f"at step {validation['step']:,}" if validation else ""
 
 
 def _against(loss: float, references: Mapping[str, float]) -> list[Cell]:
@@ -91,7 +97,7 @@ def baseline_losses(run: Run) -> dict[str, float]:
     The loss is read from diagnosis.json. If diagnosis.json has no baseline, the loss is the published loss of the
     GPT-2 model closest in size, or the result is empty.
     """
-    losses = [row for row in run.validation if is_number(row.get("eval_loss"))]
+    losses = run.validated
     if not losses:
         return {}
     for domain in run.diagnosis.get("domains", []):
@@ -224,7 +230,11 @@ def deviation_table(run: Run) -> Table:
 
 def run_table(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Return a table of the key numbers of several runs, one run per row."""
-    texts = [{number.label: number.text for number in key_numbers(run)} for run in runs]
+    texts = [
+        {"last validation": _at_step(run.validated[-1]) if run.validated else "–"}
+        | {number.label: number.text for number in key_numbers(run)}
+        for run in runs
+    ]
     columns = list(dict.fromkeys(name for row in texts for name in row))
     rows = [
         [Cell(label), Cell(str(run.status.state)), *(Cell(row.get(name, "–"), "number") for name in columns)]

@@ -15,7 +15,7 @@ import yaml
 from gpt2_repro.errors import UserError
 from gpt2_repro.files import read_object, sync, write_whole
 from gpt2_repro.formatting import now
-from gpt2_repro.manifest import SPLITS
+from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
@@ -66,6 +66,21 @@ class RunRecord:
     def status(self) -> RunStatus:
         """Return the content of run_status.json. Missing and damaged values are None."""
         return RunStatus.from_json(read_object(self.path / layout.STATUS))
+
+    def check_data(self, folder: Path, option: str) -> None:
+        """Raise UserError if the run was trained on other rows than those of `folder`.
+
+        A folder without a manifest is accepted.
+
+        Args:
+            option: the option with which the user can pass the folder nevertheless.
+        """
+        trained, here = self.environment().data.get("sha256"), read_object(folder / MANIFEST).get("sha256")
+        if trained and here and trained != here:
+            raise UserError(
+                f"{folder} was prepared again after {self.path} was trained, so its validation text may be training "
+                f"text of the run. Pass {option} {folder} to score it nevertheless."
+            )
 
     def validation_losses(self, step: int | None = None) -> dict[str, float]:
         """Return the losses of the last validation, or of the validation at `step`."""

@@ -25,8 +25,9 @@ _LOSSES_ONLY = "validation computes losses only"
 RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
     "more than 0": (
         lambda value: value > 0,
-        ("learning_rate", "adam_epsilon", "per_device_eval_batch_size", "logging_steps"),
+        ("adam_epsilon", "per_device_eval_batch_size", "logging_steps"),
     ),
+    "more than 0 and less than 1": (lambda value: 0 < value < 1, ("learning_rate",)),
     "at least 0": (
         lambda value: value >= 0,
         (

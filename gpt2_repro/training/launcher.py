@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, LAUNCHER_DIED)
     if os.getppid() != launcher:  # the launcher died before prctl was called
         os.kill(os.getpid(), LAUNCHER_DIED)
+
+
+def check_cores(argv: Sequence[str]) -> None:
+    """Raise UserError if the launcher started far too many processes for a CPU."""
+    processes, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), os.cpu_count() or 1
+    # Without torch, which these processes would import at the same time.
+    finding = "" if "--use_cpu" in argv else "No GPU found: "
+    if processes > 2 * cores and not (finding and any(Path("/dev").glob("nvidia[0-9]*"))):
+        fix = f"Pass --num_processes {cores} to accelerate launch."
+        raise UserError(f"{finding}{processes} processes for {cores} CPU cores. {fix}")
 
 
 def adopt_orphans() -> None:

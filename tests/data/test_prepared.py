@@ -12,6 +12,8 @@ from gpt2_repro.data.arguments import DataArguments
 from gpt2_repro.data.preparation.prepare import prepare
 from gpt2_repro.data.prepared import PreparedData
 from gpt2_repro.errors import UserError
+from gpt2_repro.recipe import read_section
+from tests.commands import ROOT
 
 
 def open_for(args: DataArguments, *typed: str) -> PreparedData:
@@ -35,6 +37,20 @@ def test_another_form_is_refused_even_for_a_typed_folder(arguments) -> None:
     path.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="python prepare_data.py"):
         open_for(args)
+
+
+def test_the_recipe_that_fits_a_typed_folder_is_named(corpus, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    own_text, default = Path("recipes/own_text.yaml"), DataArguments(dataset_dir=str(tmp_path / "data"))
+    prepare(
+        dataclasses.replace(
+            read_section(own_text, "data", DataArguments), data_files=[str(corpus[0])], dataset_dir=default.dataset_dir
+        )
+    )
+    for recipe, is_named in ((Path("recipes/gpt2_124m.yaml"), True), (own_text, False)):
+        with pytest.raises(UserError, match="--sequence_length 256") as refused:
+            PreparedData.open(default, typed=["dataset_dir"], recipe=recipe)
+        assert (f"Pass {own_text}" in str(refused.value)) == is_named
 
 
 @pytest.mark.parametrize("form", [{}, {"packing": "wrap", "min_length": 5}], ids=["concat", "wrap"])

@@ -17,11 +17,30 @@ from gpt2_repro.evaluation.scores import EvaluationSettings, read_scores
 from gpt2_repro.evaluation.tasks import (
     check_tasks,
     find_local_files,
+    own_documents,
     stock_task_names,
     with_completion,
     write_task_files,
 )
 from gpt2_repro.files import read_json_lines
+
+
+def test_documents_of_a_folder_that_was_prepared_again_are_refused(tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "data"
+    for path, text in (
+        (run / "recipe.yaml", f"data: {{dataset_dir: {data}}}"),
+        (run / "environment.json", '{"data": {"sha256": {"validation": "a"}}}'),
+        (data / "text" / "validation.jsonl", ""),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for manifest in ({"sha256": {"validation": "a"}}, {}):
+        (data / "manifest.json").write_text(json.dumps(manifest))
+        assert own_documents(run, ["last_word"]) == data
+    (data / "manifest.json").write_text('{"sha256": {"validation": "b"}}')
+    assert own_documents(run, ["wikitext"]) is None
+    with pytest.raises(UserError, match=f"--local_data {data}"):
+        own_documents(run, ["last_word"])
 
 
 def score(model, tokenizer, tasks, folder, *, max_length, limit=None):

@@ -107,9 +107,8 @@ def test_the_memory_probe_is_launched_as_the_optimizer_needs(
     monkeypatch.setattr(machine.memory, "attempt_command", attempt)
     for words in ((), ("--use_cpu", "false")):
         assert "✓ memory" in look(tiny_recipe, "--memory", "--optim", optim, *words)[1]
-    on_cpu, on_gpu = (attempt.call_args_list[number].args[0] for number in (0, -1))
-    assert on_gpu[on_gpu.index("--config_file") + 1].endswith(f"accelerate_configs/{launcher}.yaml")
-    assert ("torch.distributed.run" in on_cpu) == (optim == "muon")
+    for command in (attempt.call_args_list[number].args[0] for number in (0, -1)):
+        assert command[command.index("--config_file") + 1].endswith(f"accelerate_configs/{launcher}.yaml")
 
 
 def test_a_machine_without_a_gpu(look, monkeypatch: pytest.MonkeyPatch) -> None:

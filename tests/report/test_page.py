@@ -18,7 +18,7 @@ from gpt2_repro.report import plots
 from gpt2_repro.report.__main__ import main
 from gpt2_repro.report.page import label_runs
 from gpt2_repro.report.read import read_run
-from gpt2_repro.report.tables import key_numbers, recipe_differences, sample_text, why_not_comparable
+from gpt2_repro.report.tables import key_numbers, recipe_differences, run_table, sample_text, why_not_comparable
 from tests.report.conftest import SAMPLE, add, change, write_run
 
 
@@ -133,7 +133,16 @@ def test_a_loss_is_compared_with_the_models_that_count(run_folder: Path) -> None
         change(run_folder / "run_status.json", eval_loss=loss)
         add(run_folder, step=40, tokens=40 * 8192, eval_loss=loss)
         first = key_numbers(read_run(run_folder))[0]
-        assert first.text == f"{loss:.3f}" and [note.kind for note in first.notes] == kinds
+        assert first.text == f"{loss:.3f}" and [note.kind for note in first.notes] == ["", *kinds]
+
+
+def test_the_step_of_the_last_validation_is_shown(run_folder: Path) -> None:
+    add(run_folder, step=41, eval_loss=4.2)
+    change(run_folder / "run_status.json", step=45)
+    run = read_run(run_folder)
+    for number, loss, step in zip(key_numbers(run), ("4.200", "4.123"), ("41", "40"), strict=False):
+        assert number.text == loss and step in number.notes[0].text
+    assert "at step 41" in [cell.text for cell in run_table([run], ["demo"]).rows[0]]
 
 
 def test_a_sample_has_no_two_blank_lines_in_a_row() -> None:

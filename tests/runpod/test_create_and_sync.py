@@ -47,6 +47,30 @@ def test_a_pod_is_rented_only_when_that_is_typed(pod) -> None:
     assert pod.run("create_pod.sh", *GPU, "--yes", STUB_runpodctl="3")[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("4090", "NVIDIA GeForce RTX 4090"),
+        ("rtx 5090", "NVIDIA GeForce RTX 5090"),
+        ("H100 SXM", "NVIDIA H100 80GB HBM3"),
+        ("a100-sxm4-80gb", "NVIDIA A100-SXM4-80GB"),
+        ("A100 PCIe", "NVIDIA A100 80GB PCIe"),
+        ("l40s", "NVIDIA L40S"),
+        ("NVIDIA RTX A4000", "NVIDIA RTX A4000"),
+        ("H100", "H100 SXM, H100 NVL, H100 PCIe"),
+        ("L40", "RTX 4090"),
+        ("*", "RTX 4090"),
+    ],
+)
+def test_a_short_name_becomes_the_id_of_runpod(pod, name: str, told: str) -> None:
+    """A name that fits no card or several cards is refused with a list."""
+    if told.startswith("NVIDIA"):
+        assert options(pod, "--gpu", name, *GPU[2:])["--gpu-id"] == told
+    else:
+        code, said = pod.run("create_pod.sh", "--gpu", name, *GPU[2:])
+        assert code == 2 and told in said
+
+
 def test_the_whole_cost_is_shown(pod) -> None:
     for card in card_table():
         for cloud, volume in (("secure", "--volume"), ("community", "--volume_gb")):

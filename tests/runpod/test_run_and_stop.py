@@ -101,6 +101,13 @@ def test_nobody_is_asked_for_a_password(pod) -> None:
     assert pod.train("--keep", "--sync", "me@host:")[0] == 0
 
 
+def test_without_a_terminal_the_last_errors_are_printed(pod) -> None:
+    for training, shown in (("echo some words; echo error: no recipe >&2; exit 2", True), ("echo error: x", False)):
+        code, said = pod.run("run_and_stop.sh", "--keep", *TRAIN, TRAINING=training, RUN="")
+        assert code == (2 if shown else 0) and "some words" not in said
+        assert ("\nerror: no recipe\n" in said) == ("exit code" in said) == shown
+
+
 def test_without_a_run_folder_the_logs_are_copied(pod) -> None:
     code, _ = pod.train("--keep", *BUCKET, RUN="", TRAINING="echo there is no recipe; exit 2")
     (copy,) = pod.calls("hf sync")

@@ -47,14 +47,14 @@ def test_sample_from_infinite_logits_does_not_end_the_run(typed, events, tmp_pat
     """A sample from logits that are not finite does not end the run."""
     # In an earlier version, the sampler raised an exception before UpdateGuard ended the run. The run then ended with
     # a traceback instead of the state `diverged`, at the same step after every restart.
-    run, words = tmp_path / "run", ("--learning_rate", 1e38, "--warmup_steps", 1, "--max_grad_norm", 0)
+    run, words = tmp_path / "run", ("--config_overrides", "initializer_range=1e38")
     done = typed(run, *words, "--eval_steps", 1, "--max_steps", 12, "--sample_steps", 1)
     status = json.loads((run / "run_status.json").read_text())
     assert (done.returncode, status["state"]) == (1, "diverged")
     assert done.stdout.count("TextSampler") == FAILURES_ALLOWED and "Traceback" not in done.stderr
-    assert "eval_loss is not finite at step 1" in done.stdout + done.stderr  # the loss is logged too
+    assert "eval_loss is not finite at step 0" in done.stdout + done.stderr  # the loss is logged too
     assert not math.isfinite([event["eval_loss"] for event in events(run) if "eval_loss" in event][1])
-    assert len((run / "samples.jsonl").read_text().splitlines()) == 1  # the sample of step 0
+    assert not (run / "samples.jsonl").exists()
 
 
 def test_bad_hellaswag_file_is_refused_and_missing_hub_is_ignored(typed, events, tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 from gpt2_repro.cli import Progress
 from gpt2_repro.data.arguments import DataArguments, PreparationOptions
-from gpt2_repro.data.preparation.splits import Group, check_split, count_documents, stage_groups, streams_of
+from gpt2_repro.data.preparation.splits import (
+    MOST_HELD_OUT,
+    Group,
+    check_split,
+    count_documents,
+    stage_groups,
+    streams_of,
+)
 from gpt2_repro.data.preparation.tokenizing import EXAMPLES, DamagedTokens, is_held_out
 from gpt2_repro.data.preparation.workers import STREAMS, stage
 from gpt2_repro.data.preparation.writing import split_hash, write_split
@@ -278,17 +285,25 @@ def _write_splits(
             shards[split] = write_split(folder / split, spans, group.streams, args, tokens=tokens, dtype=encoder.dtype)
             rows, targets = sum(shard.rows for shard in shards[split]), sum(shard.targets for shard in shards[split])
             if not rows:
-                needed = args.sequence_length + 1
-                fix = "Pass more text, or a smaller --sequence_length or --min_length."
-                if split == "validation":
-                    fix += " Validation gets at most 10 % of the text."
-                raise UserError(f"The split {split} has {tokens:,} tokens, but a row needs {needed:,}. {fix}")
+                option = "sequence_length" if args.packing == "concat" else "min_length"
+                needed, text = getattr(args, option) + 1, sum(of_stream["tokens"] for of_stream in found.values())
+                fix = "Pass more text"
+                if split == "validation" and args.split != "source":
+                    fix = f"Pass a larger --validation_{'tokens' if args.split == 'head' else 'fraction'}"
+                    if needed > MOST_HELD_OUT * text:
+                        fix = f"Pass at least {needed / MOST_HELD_OUT:,.0f} tokens of text"
+                raise UserError(
+                    f"The split {split} has {tokens:,} of {text:,} tokens, but a row needs {needed:,}. {fix}, or a smaller "
+                    f"--{option}."
+                )
             if (largest := max(shard.largest_id for shard in shards[split])) >= encoder.vocab_size:
                 raise UserError(f"Split {split}: the id {largest} is not in the vocabulary. Set another --tokenizer.")
             # The first id of the split (concat) or of each document (wrap) is not a target.
             dropped = tokens - (1 if args.packing == "concat" else total["documents"]) - targets
             of_rows = {"rows": rows, "row_tokens": targets, "dropped_tokens": dropped}
             counts[split] = SplitCounts(**total, **of_rows, sources=of_sources)
+        if group.remark:
+            logger.info(group.remark)
     return counts, shards
 
 

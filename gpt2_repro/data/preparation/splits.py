@@ -9,7 +9,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -55,12 +54,14 @@ class Group:
         streams: for each source, the tokenized parts of its files.
         names: names of the sources.
         spans: function that yields the documents of all sources in order.
+        remark: how the validation split departs from the request, or "".
     """
 
     splits: list[str]
     streams: list[list[StagedPart]]
     names: list[str]
     spans: Callable[[], Iterator[DocumentSpan]]
+    remark: str = ""
 
 
 def check_split(args: DataArguments, sources: Sources) -> None:
@@ -135,11 +136,10 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
         tokens = [sum(part.facts["tokens"] for part in parts) for parts in train]
         total = min(below, *(count / weight for count, weight in zip(tokens, weights, strict=True)))
         both = functools.partial(ordered, SPLITS)
+        head, cut, remark = None, False, ""
         if args.split == "head" or _hash_needs_cut(train, both, args):
-            both = functools.partial(both, **_choose_head(both, args, total))
-        else:
-            both = functools.partial(both, head=None)
-        groups = [Group(SPLITS, train, names, both)]
+            head, cut, remark = _choose_head(both, args, total)
+        groups = [Group(SPLITS, train, names, functools.partial(both, head=head, cut=cut), remark)]
     for source, stream in zip(sources.validation_sets.values(), further, strict=True):
         parts = [stage(stream)]
         spans = functools.partial(order_documents, parts, [1.0], [stream.name], below=stream.limit)
@@ -147,22 +147,24 @@ def stage_groups(sources: Sources, args: DataArguments, stage: Callable[[Stream]
     return groups
 
 
-def _choose_head(order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float) -> dict[str, Any]:
-    """Return the keyword arguments `head` and `cut` for `order_documents`.
+def _choose_head(
+    order: Callable[..., Iterator[DocumentSpan]], args: DataArguments, total: float
+) -> tuple[float, bool, str]:
+    """Return the arguments `head` and `cut` for `order_documents`, and a remark.
 
     With these arguments, the first documents go to validation. `total` is the number of tokens of all documents.
     """
+    remark = "there are too few documents for --split hash, so " if args.split == "hash" else ""
     wanted = args.validation_tokens if args.split == "head" else args.validation_fraction * total
     most = MOST_HELD_OUT * total
     head = min(wanted, most)
     # A document that starts in the head and ends after it goes to validation completely. But it is cut in two if
     # validation would otherwise have more than 10 % of all tokens, or if more than 10 % was requested.
     if not total or (wanted <= most and sum(int(span.lengths.sum()) for span in order(head=head, below=head)) <= most):
-        return {"head": head}
+        return head, False, remark and f"{remark}validation has the first documents"
     less = f" ({wanted:,.0f} tokens were requested)" if wanted > head else ""
-    text = "validation has the first %s of %s tokens (%.1f %%) and ends in the middle of a document%s"
-    logger.info(text, f"{head:,.0f}", f"{total:,.0f}", 100 * head / total, less)
-    return {"head": head, "cut": True}
+    share = f"the first {head:,.0f} of {total:,.0f} tokens ({head / total:.1%})"
+    return head, True, f"{remark}validation has {share} and ends in the middle of a document{less}"
 
 
 def _hash_needs_cut(

@@ -96,6 +96,25 @@ def test_a_mistake_is_named_and_leaves_nothing(arguments, changes: dict, named: 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_short_text_has_one_message_and_a_single_document_is_cut(arguments, tmp_path: Path, caplog) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "one.txt").write_text("one two")
+    one = {"data_files": [str(tmp_path / "one.txt")]}
+    for changes, told in (({}, "330 tokens"), ({"split": "hash"}, "330 tokens")):
+        with pytest.raises(UserError, match=told):
+            prepare(arguments(**one, **changes))
+    (tmp_path / "one.txt").write_text("one two " * 400)
+    for changes, told in (
+        ({"validation_tokens": 9}, "--validation_tokens"),
+        ({"split": "hash"}, "--validation_fract"),
+    ):
+        with pytest.raises(UserError, match=told):
+            prepare(arguments(**one, **changes))
+    assert "validation" not in caplog.text and [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+    prepare(arguments(**one, split="hash", validation_fraction=0.05))
+    assert "--split hash" in caplog.text
+
+
 def test_a_name_with_brackets_is_a_file_and_a_file_by_two_names_is_read_once(
     arguments, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

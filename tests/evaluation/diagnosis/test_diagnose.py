@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,17 @@ def test_both_files_hold_the_same_numbers(run, tmp_path: Path, capsys) -> None:
     later = [[its for its in found[name] if its["label"] != "1"] for name in ("starts", "bare", "start_cost")]
     starts, bare, cost = (sum(bucket["ours"] * bucket["tokens"] for bucket in its) for its in later)
     assert cost == pytest.approx(starts - bare, rel=1e-6)
+
+
+def test_without_a_trained_baseline_a_run_with_the_same_tokenizer_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, tokenizer in (("a", "1"), ("b", "2"), ("c", "1")):
+        Path(name, "final").mkdir(parents=True)
+        Path(name, "recipe.yaml").write_text("evaluation: {baseline: untrained}")
+        Path(name, "environment.json").write_text(json.dumps({"data": {"tokenizer_sha256": tokenizer}}))
+    for run, told in (("a", "--baseline c."), ("b", "as --baseline.")):
+        with pytest.raises(UserError, match=re.escape(told)):
+            diagnose._baseline(None, Path(run))
 
 
 def test_mistakes_are_one_line(planted, local_data: Path, model, tokenizer, tmp_path: Path) -> None:
