@@ -93,7 +93,7 @@ class PreparedData:
             option = f" --{key} {value}" if key in typed else ""
             fix = f"Pass --{key} {holds}, or run `python prepare_data.py {recipe}{option}` with another --dataset_dir."
             if passed and (fitting := _recipe_of(data.manifest)) not in (None, recipe):
-                fix = f"Pass {fitting}, the recipe with the settings of this folder, or --{key} {holds}."
+                fix = f"Pass {fitting}, which has the settings of this folder, or --{key} {holds}."
             raise UserError(
                 f"{args.dataset_dir} was prepared with {key} {holds or 'none'}, not {value or 'none'}. {fix}"
             )
@@ -218,14 +218,14 @@ def request_of(args: DataArguments) -> dict[str, Any]:
 
 
 def _recipe_of(manifest: Manifest) -> Path | None:
-    """Return the recipe in recipes/ with which a folder was prepared, if any matches."""
+    """Return the first recipe with the source, tokenizer and rows of a folder."""
     from gpt2_repro.recipe import DEFAULT, read_section
 
     for path in sorted(DEFAULT.parent.glob("*.yaml"), key=lambda path: path != DEFAULT):
         with contextlib.suppress(UserError):  # a recipe with a mistake
-            section = request_of(read_section(path, "data", DataArguments))
-            section.pop("data_files")
-            if first_difference(manifest.request, section) is None:
+            section = read_section(path, "data", DataArguments)
+            text = {"source": section.source, "tokenizer": section.tokenizer}
+            if first_difference(manifest.request, form_of(section) | text) is None:
                 return path
     return None
 
