@@ -86,7 +86,7 @@ class PretrainingTrainer(Trainer):
         # DeepSpeed prints a dozen lines about memory here, at any log level (runtime/bf16_optimizer.py, 0.19.8).
         with contextlib.redirect_stdout(io.StringIO()):
             prepared = super()._prepare_for_training(*args, **kwargs)
-        engine.skip_repeated_work(self.model_wrapped, self.model)
+        engine.skip_repeated_work(self.model_wrapped, self.model, self.optimizer)
         follow(self.lr_scheduler, self.args.learning_rate)
         optimizer = engine.innermost_optimizer(self.model_wrapped, self.optimizer)
         engine.fix_restored_optimizer(self.model_wrapped, optimizer, weight_decay=self.args.weight_decay)
@@ -164,13 +164,13 @@ class PretrainingTrainer(Trainer):
             # Trainer and accelerate would convert the norm to a float in every step, and so wait for the device.
             norm = self.model_wrapped.get_global_grad_norm()
         else:
-            norm = engine.whole(engine.clip_gradients(model, math.inf) if grad_norm is None else grad_norm)
+            norm = engine.whole(engine.clip_gradients(self.optimizer, math.inf) if grad_norm is None else grad_norm)
         self.guard.see_norm(norm)
         return norm
 
     def _clip_grad_norm(self, model: Any) -> Any:
         # DeepSpeed clips in its step.
-        return None if self.is_deepspeed_enabled else engine.clip_gradients(model, self.args.max_grad_norm)
+        return None if self.is_deepspeed_enabled else engine.clip_gradients(self.optimizer, self.args.max_grad_norm)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # total_flos misses 40 % of GPT-2's FLOPs

@@ -2,6 +2,7 @@
 
 import faulthandler
 import logging
+import math
 import os
 import signal
 import time
@@ -137,7 +138,8 @@ class StepControl(DefaultFlowCallback):
     def _wish(self, *, main: bool) -> int:
         if self.signals.received or not main:
             return self._signal()
-        args, hours = self.args, self.clock() / 3600
+        args = self.args
+        hours = self.clock() / 3600 if args.max_hours or args.max_usd else 0.0
         if args.max_hours and hours >= args.max_hours:
             return MAX_HOURS
         if args.max_usd and hours * args.usd_per_hour >= args.max_usd:
@@ -169,10 +171,13 @@ class Watchdog(TrainerCallback):
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._armed = -math.inf
 
     def arm(self, *args: Any, **kwargs: Any) -> None:
         """Restart the timer, because the process has made progress."""
-        if self.seconds:
+        # Each restart creates a thread, so it is done at most once per second, or ten times per time limit.
+        if self.seconds and (now := time.monotonic()) - self._armed > min(1.0, self.seconds / 10):
+            self._armed = now
             # A C thread, which a waiting collective, a slow disk or the interpreter lock cannot block.
             faulthandler.dump_traceback_later(self.seconds, exit=True)
 
@@ -181,3 +186,4 @@ class Watchdog(TrainerCallback):
     def disarm(self) -> None:
         """Stop the timer that would end this process."""
         faulthandler.cancel_dump_traceback_later()
+        self._armed = -math.inf

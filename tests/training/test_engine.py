@@ -45,9 +45,13 @@ def test_training_mode_is_set_again_after_a_validation() -> None:
     visits = []
     original = wrapped.train
     wrapped.train = lambda mode=True: (visits.append(mode), original(mode))[1]
-    skip_repeated_work(wrapped, model)
+    weight = torch.nn.Parameter(torch.ones(2))
+    skip_repeated_work(wrapped, model, torch.optim.SGD([weight]))
     assert wrapped.train() is wrapped and not visits
     model.eval()
     assert not model[0].training and wrapped.train() is wrapped and model[0].training and visits == [True]
     wrapped.eval()
     assert not model[0].training and visits == [True, False]
+    weight.sum().backward()
+    wrapped.zero_grad()
+    assert weight.grad is None

@@ -1,6 +1,7 @@
 """A run saves, validates, samples, scores HellaSwag and stops at the right steps."""
 
 import faulthandler
+import itertools
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerCallback, TrainerControl
 
+from gpt2_repro.training import when
 from gpt2_repro.training.when import SIGNALS, StepControl, StopSignals, Watchdog, validates_at_start
 
 
@@ -143,6 +145,8 @@ def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None
     calls: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, exit: calls.append((seconds, exit)))
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: calls.append("cancelled"))
+    seconds = itertools.count(0, 2)
+    monkeypatch.setattr(when.time, "monotonic", lambda: next(seconds))
     signs = {name for name in vars(Watchdog) if name.startswith("on_")}
     assert signs >= {"on_substep_end", "on_step_end", "on_prediction_step", "on_save", "on_evaluate"}
     assert signs <= set(dir(TrainerCallback))
@@ -151,3 +155,8 @@ def test_progress_restarts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None
             getattr(watchdog, sign)(None, None, None)
         watchdog.disarm()
     assert calls == [(600, True)] * len(signs) + ["cancelled"] * 2
+    monkeypatch.setattr(when.time, "monotonic", lambda: 100.0)
+    watchdog = Watchdog(600)
+    watchdog.arm()
+    watchdog.arm()  # less than a second later
+    assert calls[-2:] == ["cancelled", (600, True)]
