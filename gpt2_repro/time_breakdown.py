@@ -20,15 +20,24 @@ PARTS = {
 STEPS = ("training", "data")  # the parts that contain the time of optimizer steps
 
 
+def goodput(parts: Mapping[str, float]) -> float:
+    """Return the share of a run's time in optimizer steps, without repeated steps.
+
+    The result is 0 if no time has passed. Start-up, validation, saving and idle time do not count.
+    """
+    return sum(parts.get(name, 0.0) for name in STEPS) / (sum(parts.values()) or 1.0)
+
+
 def breakdown(parts: Mapping[str, float], *, usd_per_hour: float | None) -> list[list[str]]:
-    """Return table rows: name, time and share of each part of a run, then the total.
+    """Return table rows: name, time and share of each part, the total, the goodput.
 
     Args:
         parts: the seconds of each part. The keys are the keys of PARTS, such as "startup".
         usd_per_hour: price of the complete machine. If known, each row also contains the cost in dollars.
     """
     total = sum(parts.values())
-    accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()} | {"total": total}
+    accounts = {name: parts.get(key, 0.0) for key, name in PARTS.items()}
+    accounts |= {"total": total, "goodput": goodput(parts) * total}
     rows = [[name, duration(its), f"{its / total:.1%}"] for name, its in accounts.items() if its]
     if usd_per_hour:
         rows = [[*row, f"${accounts[row[0]] / 3600 * usd_per_hour:,.2f}"] for row in rows]

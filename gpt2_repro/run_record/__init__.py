@@ -19,7 +19,7 @@ from gpt2_repro.manifest import MANIFEST, SPLITS
 from gpt2_repro.run_record import checkpoints, events, layout
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import RunStatus, process_seconds, time_of_earlier_attempts
-from gpt2_repro.time_breakdown import PARTS, STEPS
+from gpt2_repro.time_breakdown import PARTS, STEPS, goodput
 from gpt2_repro.typed_json import from_json
 
 
@@ -178,7 +178,8 @@ class RunRecord:
         Other fields keep their values. If the disk is full, only a warning is logged.
         """
         parts = self.time_breakdown()
-        written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts, "updated": now()}
+        written = {"state": state, "seconds": round(sum(parts.values()), 2), "time_breakdown": parts}
+        written |= {"goodput": round(goodput(parts), 4), "updated": now()}
         path = self.path / layout.STATUS
         self._written = time.monotonic()
         try:

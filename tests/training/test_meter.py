@@ -8,7 +8,7 @@ from gpt2_repro.batch_plan import BatchPlan
 from gpt2_repro.hardware import Accelerator
 from gpt2_repro.run_record.environment import Environment
 from gpt2_repro.run_record.status import process_seconds
-from gpt2_repro.time_breakdown import PARTS
+from gpt2_repro.time_breakdown import PARTS, breakdown, goodput
 from gpt2_repro.training.meter import Meter
 
 
@@ -61,3 +61,12 @@ def test_speed_counts_training_time_only(precision: str, peak: float | None, mfu
     assert meter.read(13_000) == {"tokens_per_second": 1000.0, "data_wait": 0.25, **mfu}
     clock[0] += 8
     assert meter.read(21_000) == {"tokens_per_second": 1000.0, "data_wait": 0.0, **mfu}
+
+
+def test_goodput_counts_only_the_steps_that_were_kept() -> None:
+    parts = {"startup": 20, "training": 100, "data": 20, "redone": 40, "saving": 20}
+    assert goodput(parts) == 0.6 and goodput({}) == 0
+    assert breakdown(parts, usd_per_hour=3.6)[-2:] == [
+        ["total", "3 min 20 s", "100.0%", "$0.20"],
+        ["goodput", "2 min", "60.0%", "$0.12"],
+    ]
