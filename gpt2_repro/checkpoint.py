@@ -68,8 +68,10 @@ def resolve_checkpoint(name: str, *, unfinished: bool = False) -> Checkpoint:
         if not (newest := next(iter(complete_checkpoints(path)), None)):
             raise UserError(f"The run {name} has no complete checkpoint. Continue its training, or pass another run.")
         if not unfinished:
-            raise UserError(f"The run {name} is not finished and has no final/. Pass its newest checkpoint, {newest}.")
-        logger.info("Run %s is not finished. Using its newest complete checkpoint: %s", name, newest.name)
+            raise UserError(
+                f"The run {name} has no final/. Pass its newest checkpoint, {newest}, or finish its training."
+            )
+        logger.info("Run %s has no final/. Using its newest complete checkpoint: %s", name, newest.name)
         return _open_folder(newest)
     if not path.exists() and is_run(Path("runs", name)):
         raise UserError(f"Checkpoint not found: {name}. Did you mean runs/{name}?")

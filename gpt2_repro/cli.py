@@ -81,6 +81,11 @@ def run(main: Callable[[list[str]], None]) -> None:
             if "pip install" not in str(error):
                 raise
             raise UserError(in_a_line(error)) from None  # an optional package, such as bitsandbytes
+        except Exception as error:
+            if "os error 28" not in str(error) or isinstance(error, UserError | RunFailed):
+                raise
+            # The libraries tokenizers and safetensors raise other exceptions than OSError.
+            raise UserError("The disk is full. Free some space, or pass a folder on another disk.") from None
         sys.stdout.flush()
     except (UserError, RunFailed) as error:
         message = str(error).rpartition("UserError: ")[2].strip()  # DataLoader workers add a traceback
@@ -315,11 +320,12 @@ class CommandParser(OneLineErrors):
         # Before Python 3.12.8, parse_known_args refuses positional arguments on both sides of an option.
         takes_command = any(action.nargs == argparse.REMAINDER for action in self._actions)
         parse = self.parse_known_args if takes_command else self.parse_known_intermixed_args
-        options, unknown = parse(argv)
-        if not takes_command:
-            # argparse takes an unknown --option=VALUE for a positional argument if VALUE contains a space.
-            named = (word for word in argv if re.match(r"--[a-z]\w*=", word))
-            unknown = [word for word in named if word.split("=")[0] not in self._option_string_actions] or unknown
+        # An unknown option is reported first: argparse would report a missing argument, and it takes an unknown
+        # --option=VALUE for a positional argument if VALUE contains a space.
+        named = [] if takes_command else [word for word in argv if re.match(r"--[a-z]\w*(=|$)", word)]
+        unknown = [word for word in named if word.split("=")[0] not in self._option_string_actions]
+        if not unknown:
+            options, unknown = parse(argv)
         if unknown:
             flag = unknown[0].split("=")[0]
             if not flag.startswith("-"):

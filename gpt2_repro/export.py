@@ -92,7 +92,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if args.push_to_hub is not None and not os.environ.get("HF_TOKEN"):
         raise UserError("To upload to the Hub, set HF_TOKEN to a token with write access.")
     if args.out is not None and args.out.exists():
-        raise UserError(f"{args.out} already exists. Delete it, or pass another OUT.")
+        raise UserError(f"{args.out} already exists. Pass a new path as OUT.")
     return args
 
 

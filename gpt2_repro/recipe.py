@@ -252,7 +252,10 @@ def _check_keys(path: Path, section: str, keys: Mapping[str, Any], cls: type, se
             for owner, other in sections.items():
                 if key in {field.name for field in dataclasses.fields(other)}:
                     raise UserError(f"{path}: {key} is a key of the section {owner}, not of {section}. Move the key.")
-            raise UserError(f"{path}: {section} has no key {str(key)!r}. {did_you_mean(str(key), valid)}")
+            hint = other_name(f"--{key}", {f"--{name}" for name in valid}) or did_you_mean(str(key), valid)
+            raise UserError(
+                f"{path}: {section} has no key {str(key)!r}. {hint.replace('Pass --', 'Write --').replace('--', '')}"
+            )
 
 
 def _to_tokens(path: Path, keys: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[str]:

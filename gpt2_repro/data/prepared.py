@@ -114,10 +114,11 @@ class PreparedData:
         """
         from transformers import AutoTokenizer
 
+        self.check_tokenizer()
         try:
             return AutoTokenizer.from_pretrained(str(self.path / "tokenizer"))
         except Exception as error:  # `tokenizers` raises plain Exception
-            fix = "Copy the folder again or prepare it again."
+            fix = "Copy the folder again, or prepare it with --overwrite."
             raise UserError(f"{self.path}/tokenizer cannot be read ({in_a_line(error)}). {fix}") from None
 
     def rows(self, split: str) -> "Rows":
@@ -130,7 +131,9 @@ class PreparedData:
         self.check_shards(split)
         rows, expected = open_rows(self.path / split, self.manifest.largest_id), self.manifest.counts[split].rows
         if len(rows) != expected:
-            raise UserError(f"{self.path}/{split} has {len(rows):,} rows, not {expected:,}. Prepare the folder again.")
+            raise UserError(
+                f"{self.path}/{split} has {len(rows):,} rows, not {expected:,}. Prepare the folder with --overwrite."
+            )
         return rows
 
     def validation(self, *, eval_tokens: int = 0) -> dict[str, "Rows"]:
@@ -172,7 +175,16 @@ class PreparedData:
                 recorded = f"records {expected[name]:,} bytes" if name in expected else "does not list it"
                 found = f"has {here[name]:,} bytes" if name in here else "is missing"
                 file = self.path / split / name
-                raise UserError(f"{file} {found}, but the manifest {recorded}. Copy or prepare the folder again.")
+                raise UserError(
+                    f"{file} {found}, but the manifest {recorded}. Copy the folder again, or prepare it with --overwrite."
+                )
+
+    def check_tokenizer(self) -> None:
+        """Raise UserError if a file of the tokenizer is missing."""
+        for name in self.manifest.files:
+            if name.startswith("tokenizer/") and not (self.path / name).is_file():
+                fix = "Copy the folder again, or prepare it with --overwrite."
+                raise UserError(f"{self.path / name} is missing. {fix}")
 
     def verify(self) -> None:
         """Read every file, and raise UserError if a hash differs from the manifest."""
@@ -183,7 +195,9 @@ class PreparedData:
         for name, sha256 in Progress(expected.items(), desc="verify", unit="file"):
             file = self.path / name
             if not file.is_file() or sha256_of(file) != sha256:
-                raise UserError(f"{file} is missing or differs from the manifest. Copy or prepare the folder again.")
+                raise UserError(
+                    f"{file} is missing or differs from the manifest. Copy the folder again, or prepare it with --overwrite."
+                )
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ def obtain_tokenizer(
         size = size or str(vocabulary_for(text_bytes()))
         if not size.isdecimal():
             raise UserError(f"The tokenizer {name} must end with a number. For example, pass --tokenizer train:4096.")
-        logger.info("training a BPE tokenizer with %s ids", size)
+        logger.info("training a BPE tokenizer with at most %s ids", size)
         train_tokenizer(_beginning(documents()), int(size), partial, sequence_length=sequence_length)
     elif name == "char":
         count_characters(documents(), partial, sequence_length=sequence_length)

@@ -86,7 +86,8 @@ def stock_model(config: PreTrainedConfig, *, attention: str) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except FAILURES as error:
-        raise UserError(f"transformers cannot build this {config.model_type} model: {in_a_line(error)}") from None
+        fix = " Pass a smaller --n_embd or --n_layer." if "alloc" in str(error) else ""
+        raise UserError(f"transformers cannot build this {config.model_type} model: {in_a_line(error)}{fix}") from None
 
 
 def own_keys(config: PreTrainedConfig) -> set[str]:

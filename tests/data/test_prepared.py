@@ -107,5 +107,5 @@ def test_a_folder_without_its_tokenizer(arguments) -> None:
     data = prepare(arguments())
     for path in (data.path / "tokenizer").iterdir():
         path.unlink()
-    with pytest.raises(UserError, match="tokenizer .*prepare it again"):
+    with pytest.raises(UserError, match="tokenizer.* --overwrite"):
         _ = data.tokenizer

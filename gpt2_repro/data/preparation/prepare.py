@@ -61,6 +61,7 @@ def prepare(args: DataArguments, options: PreparationOptions | None = None) -> P
             raise UserError(f"{target} was prepared with {key} {holds or 'none'}, not {value or 'none'}. {fix}")
         for split in data.manifest.shards:
             data.check_shards(split)
+        data.check_tokenizer()
         logger.info("%s is already prepared with these options", target)
         _warn_of_changes(data, args)
         _clear_away(target, staging)

@@ -79,7 +79,9 @@ def check_split(args: DataArguments, sources: Sources) -> None:
         if args.split == "hash" and tokens:
             raise UserError(f"{name} has tokens, but --split hash needs text. Pass --split source or --split head.")
         if args.validation_text and tokens:
-            raise UserError(f"{name} contains tokens, so its text cannot be written. Pass --validation_text false.")
+            raise UserError(
+                f"{source.files[0].name} contains tokens, so its text cannot be written. Pass --validation_text false."
+            )
         files = {file.identity(): file.name for file in source.files}
         if twice := files.keys() & trained:
             raise UserError(f"Two sources of the mixture contain {files[min(twice)]}. Pass this file only once.")
