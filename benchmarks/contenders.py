@@ -53,7 +53,7 @@ class Setup:
     compile: bool
     bf16: bool
     nanogpt: str = ""
-    logits_per_chunk: int = 0  # of this project's loss; 0: its default
+    tokens_per_chunk: int = 0  # of this project's loss; 0: its default
     profile: str = ""  # JSON file for a profile of the two steps after the windows; "": count their host syncs
 
     @property
@@ -248,10 +248,10 @@ def main(name: str, described: str) -> None:
     setup = Setup(**json.loads(described))
     counts = {"warmup": setup.warmup, "steps": setup.steps, "windows": setup.windows, "total": setup.total_steps}
     watch = Stopwatch(**counts, eager=not setup.compile, profile=setup.profile)
-    if setup.logits_per_chunk:
+    if setup.tokens_per_chunk:
         from gpt2_repro.model import pretraining
 
-        pretraining.LOGITS_PER_CHUNK = setup.logits_per_chunk
+        pretraining.chunk_size = lambda weight: setup.tokens_per_chunk
     others: dict[str, Callable[[Setup, Stopwatch], None]] = {
         "bare": bare,
         "nanogpt": nanogpt,

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 GPU = torch.cuda.is_available()
 SHAPE, ROWS = ("124m", 64) if GPU else ("shakespeare", 12)
-CHUNKS = (2**27, 2**28, 2**29, 2**30) if GPU else (2**12, 2**16)
+CHUNKS = (2048, 4096, 8192, 16_384) if GPU else (32, 512)  # tokens
 
 
 class Parts:
@@ -56,12 +56,12 @@ class Parts:
 
     def chunks(self, seconds: float) -> Iterator[str]:
         until = time.monotonic() + seconds
-        yield "| logits per chunk | coordinate descent | ms per step | peak memory |\n| --- | --- | --- | --- |"
-        for size, tuned in [*((size, False) for size in CHUNKS), (CHUNKS[1], True)]:
+        yield "| tokens per chunk | coordinate descent | ms per step | peak memory |\n| --- | --- | --- | --- |"
+        for size, tuned in [*((size, False) for size in CHUNKS), (CHUNKS[-1], True)]:
             os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"] = str(int(tuned))
-            measured = self.run("bare", dataclasses.replace(self.setup, logits_per_chunk=size), until)
+            measured = self.run("bare", dataclasses.replace(self.setup, tokens_per_chunk=size), until)
             found = measured.get("error") or f"{measured['median'] * 1e3:.1f}"
-            yield f"| 2^{size.bit_length() - 1} | {tuned} | {found} | {measured.get('peak_bytes', 0) / 1e9:.1f} GB |"
+            yield f"| {size:,} | {tuned} | {found} | {measured.get('peak_bytes', 0) / 1e9:.1f} GB |"
         del os.environ["TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"]
 
     def run(self, name: str, setup: Setup, until: float) -> dict[str, Any]:
