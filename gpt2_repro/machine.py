@@ -142,17 +142,23 @@ def check_sum(cards: int | None) -> Finding:
 def estimate_memory(
     recipe: TrainingRecipe, work: Workload, memory_bytes: float | None, cards: int
 ) -> memory.MemoryEstimate:
-    """Return the memory estimate for a recipe's model, loss and optimizer."""
+    """Return the memory estimate for a recipe's model, loss and optimizer.
+
+    The estimate is for the recommended launcher on `cards` GPUs with `memory_bytes` of memory each.
+    """
     model, training = recipe.model, recipe.training
     return memory.MemoryEstimate(
+        model_type=model.model_type,
         parameters=work.parameters,
-        ranks=1 if training.optim == MUON else cards,
+        ranks=cards,
+        sharded=training.optim != MUON,
         n_layer=model.n_layer,
         n_embd=model.n_embd,
         sequence_length=recipe.data.sequence_length,
         vocab_size=work.vocab_size,
         chunk=tokens_per_chunk(work.vocab_size, memory_bytes or 0),
-        saved=memory.SAVED_BYTES[model.model_type] * (1 if training.bf16 else 2),
+        bf16=training.bf16,
+        compiled=training.torch_compile is not False,
     )
 
 
