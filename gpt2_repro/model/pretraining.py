@@ -25,6 +25,10 @@ from gpt2_repro.model.document_mask import Documents
 from gpt2_repro.model_size import tokens_per_chunk
 
 
+# The compiler of torch 2.9 has no products of bf16 matrices with an fp32 result (pytorch#163393).
+FP32_PRODUCTS = torch.__version__ >= (2, 10)
+
+
 # Attention without a mask tensor: transformers (5.23) creates no mask for an attention name without a mask function.
 # Under torch.compile stock `sdpa` passes a dense [T, T] mask with is_causal=False to the kernel. In eager mode stock
 # `sdpa` costs a host sync per forward (masking_utils.find_packed_sequence_indices, transformers#41856). Needed until
@@ -57,6 +61,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden: list[Tensor] = []
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if any(ctx.needs_input_grad) else None
+        # Not on a CPU, where torch.mm has no out_dtype.
+        unrounded = {"out_dtype": torch.float32} if hidden.is_cuda and FP32_PRODUCTS else {}
         for part, target in zip(hidden.split(chunk), labels.split(chunk), strict=True):
             counted = (target != IGNORED).unsqueeze(1)
             target = target.clamp_min(0).unsqueeze(1)
@@ -72,7 +78,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_weight is not None:
                 gradient = _minus_one_at(odds.div_(normalizer), target).mul_(counted).to(hidden.dtype)
                 grad_hidden.append(gradient @ weight)
-                grad_weight += gradient.T @ part
+                grad_weight += torch.mm(gradient.T, part, **unrounded)
         if grad_weight is not None:
             ctx.save_for_backward(torch.cat(grad_hidden), grad_weight.to(weight.dtype))
         return total

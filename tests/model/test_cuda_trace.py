@@ -87,3 +87,9 @@ def test_flops_of_gpt2(stub: Path) -> None:
     expected = flops_per_token(parameters=parameters, **shape, sequence_length=LENGTH) - 12 * LAYERS * WIDTH * LENGTH
     flops = trace(stub, 4, *GPT2)["flops"]
     assert (flops["mm"] + flops["addmm"]) / (4 * LENGTH) == pytest.approx(expected, rel=0.002)  # no biases and norms
+
+
+def test_the_gradient_of_the_head_is_summed_without_rounding(stub: Path) -> None:
+    # On a GPU of 24 GB, 8 rows are two chunks of 4,096 tokens. A rounded product would be converted to fp32.
+    product = ["aten.mm.dtype", "aten.add.Tensor"]
+    assert trace(stub, 8, *GPT2)["head"] == ["aten.full.default", *product, *product]
